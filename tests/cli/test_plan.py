@@ -116,6 +116,43 @@ def test_a_plan_whose_file_names_no_nodes_is_on_those_of_the_cluster(
     assert told[0]["seconds_per_step"] == told[1]["seconds_per_step"]
 
 
+@pytest.mark.parametrize(
+    ("device", "model", "tokens", "again", "told"),
+    [
+        (
+            "H100",
+            "smollm2-135m",
+            16_384,
+            False,
+            "16,384 tokens, whose activations are kept for the backward, as they fit",
+        ),
+        (
+            "A100-40G",
+            "llama-2-7b",
+            4_096,
+            True,
+            "4,096 tokens, whose activations are recomputed in the backward, as they fit",
+        ),
+    ],
+)
+def test_a_plan_is_foretold_with_what_a_run_finds_for_its_memory(
+    device: str, model: str, tokens: int, again: bool, told: str, recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the second what it is foretold to take where the recipe says so itself."""
+    asked = ("simulate", recipe, "--cluster", f"4x{device}", "--plan", "colocated", "--lengths", "64:128")
+    asked = (*asked, "--model", model, "--critic.model", "smollm2-135m")
+    _, out, _ = run(capsys, *asked, "--json")
+    found = json.loads(out)
+    assert (found["micro_batch_tokens"], found["checkpoint_activations"]) == (tokens, again)
+    stated = ("--micro_batch_tokens", tokens, "--checkpoint_activations", str(again).lower())
+    _, out, _ = run(capsys, *asked, *stated, "--json")
+    told_by_recipe = json.loads(out)
+    for key in ("seconds_per_step", "memory", "calls", "micro_batch_tokens", "checkpoint_activations"):
+        assert found[key] == told_by_recipe[key], key
+    _, out, _ = run(capsys, *asked)
+    assert f"training micro-batches of up to {told}" in " ".join(out.split())
+
+
 def test_plans_of_others_take_what_they_take_by_themselves(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     """And what each of them spends more or less time on is said, whether the plan was found or given."""
     place = ("--cluster", "2xH200", "--lengths", "64:128", "--model", "smollm2-135m", "--json")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import pytest
 
 from plait.cost.device_memory import memory_by_device
 from plait.cost.idle_away import POOL_MARGIN, with_idle_away, with_pools
 from plait.cost.lengths import Lengths, SampleLengths
-from plait.cost.placed import Facts
+from plait.cost.placed import Facts, Placed
 from plait.cost.spent_memory import WAYS, with_memory_spent
 from plait.recipes.recipe import Recipe
 from tests.cost.test_device_memory import facts_of, named
@@ -135,3 +136,19 @@ def test_a_cpu_has_what_its_recipe_says() -> None:
     facts = facts_of(named("colocated", 1))
     assert with_memory_spent(facts, 1e15, may_leave=True) is facts.recipe
     assert way_of(facts.recipe) == (4_096, False)
+
+
+def test_what_is_kept_of_one_way_is_that_of_the_others() -> None:
+    """Whatever `Placed` keeps, made for one way and carried on to another, is what that one would make."""
+    facts = replace(facts_of(named("split", 2), **KEYS), lengths=SAMPLES)
+    kept = [name for name, member in vars(Placed).items() if isinstance(member, cached_property)]
+    assert len(kept) >= 6
+    for name in kept:
+        getattr(facts, name)
+    for way in WAYS:
+        fresh = with_way(facts, way)
+        carried = facts.spending(fresh.recipe)
+        assert carried.recipe is fresh.recipe
+        assert memory_by_device(carried) == memory_by_device(fresh)
+        assert [carried.__dict__[name] is facts.__dict__[name] for name in kept] == [True] * len(kept)
+        assert (carried.alike, carried.connected, carried.moved) == (fresh.alike, fresh.connected, fresh.moved)

@@ -10,6 +10,7 @@ from plait.cli.placement_text import unlike
 from plait.cost.corrections import Correction, carried_record
 from plait.dataflow import CallKind
 from plait.recipes.engine_checks import of_engines
+from plait.recipes.open_keys import MEMORY_KEYS
 from plait.recipes.turn_checks import said_of_rounds
 from plait.runtime.prediction.choosing import Choice, Foretold
 from plait.runtime.prediction.guesses import Guesses, guesses_of_run
@@ -82,6 +83,7 @@ class Report:
             "tokens_per_s": self.tokens_per_s,
             "price_of_1000_steps": self.price_of_1000_steps,
             "feasible": prediction.feasible,
+            **{key: getattr(self.planning.followed(self.plan).recipe, key) for key in MEMORY_KEYS},
             "calls": [row for call in prediction.calls if is_call(call) for row in _call_rows(call)],
             "moves": [
                 {

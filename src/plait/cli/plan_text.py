@@ -13,6 +13,7 @@ from plait.cli.plan_report import Report, carried_in, guesses_of
 from plait.cli.ranks_text import few_ranks_text
 from plait.cost.corrections import with_carried
 from plait.cost.estimate import human_bytes
+from plait.cost.spent_memory import is_open, spent_text
 from plait.dataflow import CallKind
 from plait.models.files.known_shapes import is_shape
 from plait.recipes.engine_checks import said_of_no_guesses, said_of_program
@@ -76,6 +77,9 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         lengths += ", as long as they may be: `--lengths` states others"
     yield from _line("lengths", lengths, width)
     yield from _line("numbers", f"{_numbers(report)}; nothing of this was run", width)
+    if planning.recipe.device == "cuda":
+        found = ", as they fit" if is_open(planning.recipe) else ""
+        yield from _line("training", f"{spent_text(planning.followed(report.plan).recipe)}{found}", width)
     if cluster.num_devices > 1:
         hidden = planning.nothing_to_hide(report.plan)
         text = f"nothing to hide: {hidden}" if hidden else "scoring may begin beside generation"

@@ -71,6 +71,11 @@ def with_idle_away(facts: Facts, room_bytes: float) -> Plan:
     return needed[min(needed)]
 
 
+def with_all_kept(plan: Plan) -> Plan:
+    """The plan as it was before anything left."""
+    return replace(plan, placements=tuple(replace(placement, after="keep") for placement in plan.placements))
+
+
 def leaving_text(plan: Plan) -> str:
     """What of a plan leaves its device, in words; empty where nothing does."""
     leaving = dict.fromkeys(f"{p.call} ({p.mode})" for p in plan.placements if p.after == "offload")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from plait.cost.aliasing import Aliasing
@@ -113,9 +113,18 @@ class Facts(Placed):
     flow: Dataflow
     lengths: SampleLengths
 
+    def spending(self, recipe: Recipe) -> Facts:
+        """The same of a recipe with other `MEMORY_KEYS`: nothing that is kept here depends on these."""
+        facts = replace(self, recipe=recipe)
+        facts.__dict__.update({name: value for name, value in self.__dict__.items() if name not in _FIELDS})
+        return facts
+
     def together(self, role: str) -> tuple[str, ...]:
         """The roles that train when this one does."""
         return self.places[role].trains_with
+
+
+_FIELDS = frozenset(field.name for field in fields(Facts))
 
 
 def _kind(rank: int, placed: Placed) -> tuple[object, ...]:

@@ -6,15 +6,13 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
 
 from plait.cost.calibration import VENDORS, Calibration, uncorrected
 from plait.cost.cluster import ClusterSpec
 from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.engine_memory import engine_bytes
 from plait.cost.fusion_times import with_fusion_times
-from plait.cost.idle_away import with_idle_away, with_pools_kept
-from plait.cost.layer_kinds import layer_kinds
+from plait.cost.idle_away import with_all_kept, with_idle_away, with_pools_kept
 from plait.cost.lengths import SampleLengths
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_parameters import parameters_of
@@ -23,26 +21,26 @@ from plait.cost.offload_policy import OffloadPolicy
 from plait.cost.placed import Facts, Placed
 from plait.cost.placement import check_layouts, check_sharded, on_cluster, on_nodes, planned_models, with_room
 from plait.cost.shape_parameters import parameters_of_shape
+from plait.cost.spent_memory import is_open, with_memory_spent
 from plait.cost.workload import Workload
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, LayoutError
 from plait.layout.params import Parameters
-from plait.layout.shards import layer_sizes, most_tp
 from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
 from plait.planner.plan_baselines import MAKERS
-from plait.planner.plan_problem import MOST_STAGES, PlanProblem, RoleFacts
+from plait.planner.plan_problem import PlanProblem
 from plait.planner.plan_search import Budget, SearchResult, search
 from plait.planner.plan_space import PlanSpace
 from plait.policy.fusion_gate import LEAST_SHARE
 from plait.recipes.engine_checks import abilities, check_engine_plan, of_engines
 from plait.recipes.plan_files import EVERY_NAME, plan_file
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, is_reward, optimizer_of, unchanging
+from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, is_reward, unchanging
 from plait.runtime.prediction.foretellable import Coming
 from plait.runtime.prediction.guesses import NOTHING_STATED, Acceptance, guesses_of_run
+from plait.runtime.prediction.search_facts import joint_pairs, role_facts
 from plait.schedule.completion import complete
-from plait.schedule.joint_training import check_calls
 from plait.schedule.kept_pools import pools_stay
 from plait.schedule.named_plans import AUTO, NAMES, Cut, named_plan
 from plait.schedule.plan import FUSION, SHARES, Plan, PolicyChoice
@@ -147,32 +145,12 @@ class Planning:
         tokens = self.recipe.micro_batch_tokens
         halves = (tokens // 2, tokens // 4)[: 1 + self.recipe.finds_lengths] if tokens >= 1024 else ()
         costs = BoundedMoves(self.costs, self.costs.shapes) if self.cluster.num_devices > LARGE else self.costs
-        facts = {model.role: self._facts(model) for model in self.models}
-        return PlanProblem(self.graph, costs, facts, halves, pairs=self._pairs, stage_works=self.costs.stage_works)
-
-    @property
-    def _pairs(self) -> tuple[tuple[str, str], ...]:
-        """Roles that may train together, two and two."""
-        pairs = []
-        for pair in combinations([model.role for model in self.models if model.trained], 2):
-            has_stages = not any(optimizer_of(role, self.recipe).shard_gradients for role in pair)
-            with contextlib.suppress(ConfigError):
-                check_calls(self.flow, pair)
-                pairs += [pair] if has_stages else []
-        return () if self.recipe.lora.rank > 0 else tuple(pairs)
-
-    def _facts(self, model: RoleModel) -> RoleFacts:
-        shape, adapted = self.shapes[model.name], self.recipe.lora.rank > 0
-        sharded = model.trained and optimizer_of(model.role, self.recipe).shard_gradients
-        return RoleFacts(
-            (1.0,) * shape.layers,
-            last=shape.head_in_layers(1 if model.scalar else shape.vocabulary),
-            layer_sizes=() if len(layer_kinds(shape)) == 1 else layer_sizes(self.parameters[model.role]),
-            max_tp=1 if adapted else most_tp(self.parameters[model.role]),
-            max_pp=1 if adapted or sharded else MOST_STAGES,
-            whole_layers=self.recipe.sampling.exact,
-            may_drop=not adapted,
-        )
+        facts = {
+            model.role: role_facts(self.recipe, model, self.shapes[model.name], self.parameters[model.role])
+            for model in self.models
+        }
+        pairs = joint_pairs(self.recipe, self.flow, self.models)
+        return PlanProblem(self.graph, costs, facts, halves, pairs=pairs, stage_works=self.costs.stage_works)
 
     @cached_property
     def space(self) -> PlanSpace:
@@ -206,7 +184,8 @@ class Planning:
             placed = Placed(recipe, self.models, self.shapes, self.parameters, plan)
             plan = self._completed(with_room(self.flow, models, placed, memory), label)
         if recipe.device == "cuda":
-            plan = self._with_pools_kept(with_idle_away(self._memory_facts(plan), memory))
+            run = self.followed(plan)
+            plan = run._with_pools_kept(with_idle_away(run._memory_facts(plan), memory))
         return plan
 
     def _memory_facts(self, plan: Plan) -> Facts:
@@ -248,18 +227,32 @@ class Planning:
         return self._completed(on_cluster(plan_file(name, EVERY_NAME), self.cluster, label), label)
 
     def predict(self, plan: Plan) -> Prediction:
-        """Play a completed plan; with scoring in parts, where it lets a run have that, and the recipe or what is
-        foretold says so. On GPUs whose pools stay nothing is captured: a step is none of the first."""
-        if self.recipe.device == "cuda" and not self.pools_stay and pools_stay(plan):
-            return self._keeping.predict(plan)
+        """Play a completed plan as a run would follow it; with scoring in parts, where it lets a run have that, and the
+        recipe or what is foretold says so."""
+        if (run := self.followed(plan)) is not self:
+            return run.predict(plan)
         rule = self.recipe.fusion_rule
         fused = plan.fuses(rule) and (rule.is_stated or self._gains_by_fusion(plan))
         return predict(plan, replace(self.graph, fuses=fused, gathers=plan.fuses(rule)), self.costs)
 
+    def followed(self, plan: Plan) -> Planning:
+        """The planning of a run that follows a completed plan: its recipe states what memory of GPUs is spent on; where
+        pools stay nothing is captured, as a step is none of the first."""
+        recipe, by_name = self.recipe, plan.name in NAMES  # from a plan by name nothing has left when a run spends
+        stays = self.pools_stay or (recipe.device == "cuda" and pools_stay(plan))
+        if is_open(recipe):
+            facts = self._memory_facts(with_all_kept(plan) if by_name else plan)
+            room_bytes, is_alike = self.cluster.device.memory_bytes, not self.cluster.kinds
+            recipe = with_memory_spent(facts, room_bytes, may_leave=by_name, is_alike=is_alike)
+        elif stays == self.pools_stay:
+            return self
+        key = recipe.micro_batch_tokens, recipe.checkpoint_activations, stays
+        return self._followed.setdefault(key, replace(self, recipe=recipe, pools_stay=stays))
+
     @cached_property
-    def _keeping(self) -> Planning:
-        """The planning of the same steps, with pools that stay."""
-        return replace(self, pools_stay=True)
+    def _followed(self) -> dict[tuple[int, bool, bool], Planning]:
+        """Kept, as each has costs of its own."""
+        return {}
 
     def search(self, budget: Budget, seed: int = 0) -> SearchResult:
         """Baselines are the named plans, and those that others would make."""
@@ -276,8 +269,9 @@ class Planning:
         if any(p.dp > 1 and p.mode in ("train", "score") for p in completed.placements):
             names.append(SHARES)
         completed = self._completed(replace(completed, policies=tuple(map(PolicyChoice, names))), f"plan {name}")
-        completed = self._with_pools_kept(completed)
-        return with_fusion_times(completed, self.costs, self._scores_with_copies(completed))
+        run = self.followed(completed)
+        completed = run._with_pools_kept(completed)
+        return with_fusion_times(completed, run.costs, self._scores_with_copies(completed))
 
     def _may_fuse(self, plan: Plan) -> bool:
         """Whether a run of the plan may score in parts on ranks that generate."""

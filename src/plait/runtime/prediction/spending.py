@@ -10,14 +10,13 @@ from plait.cost.lengths import SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts
 from plait.cost.placement import device_bytes, num_devices
-from plait.cost.spent_memory import WAYS, with_memory_spent
+from plait.cost.spent_memory import is_open, sparing, spent_text, with_memory_spent
 from plait.errors import cause_of
 from plait.models.shape import ModelShape
 from plait.observe.loading import loading
 from plait.observe.screen import say
 from plait.recipes.engine_checks import said_of_idle_keys
 from plait.recipes.flow_checks import said_of_unread_options
-from plait.recipes.open_keys import MEMORY_KEYS
 from plait.recipes.recipe import Recipe
 from plait.runtime.inputs.prepared import Outline
 from plait.schedule.named_plans import AUTO, NAMES
@@ -33,25 +32,17 @@ def spending(run: Outline, plan: Plan, lengths: SampleLengths, *, is_alike: bool
         is_alike: all GPUs of the run are as those of this machine.
     """
     recipe = run.recipe
-    if recipe.device != "cuda" or all(map(recipe.states, MEMORY_KEYS)):
+    if not is_open(recipe):
         return run
-    if not is_alike:
-        return replace(run, recipe=_sparing(recipe))
     try:
         facts = Facts(recipe, run.models, run.shapes, parameters_of(run.models), plan, run.flow, lengths)
         room_bytes = device_bytes(recipe, plan.cluster.devices)
-        found = with_memory_spent(facts, room_bytes, may_leave=_is_by_name(recipe))
+        found = with_memory_spent(facts, room_bytes, may_leave=_is_by_name(recipe), is_alike=is_alike)
     except Exception as error:
         say(f"what fits on a GPU is not known: {type(error).__name__}: {cause_of(error)}", file=sys.stderr)
-        found = _sparing(recipe)
-    how = "recomputed in the backward" if found.checkpoint_activations else "kept for the backward"
-    loading(f"micro-batches of up to {found.micro_batch_tokens} tokens, whose activations are {how}")
+        found = sparing(recipe)
+    loading(spent_text(found))
     return replace(run, recipe=found)
-
-
-def _sparing(recipe: Recipe) -> Recipe:
-    """In the way that takes least."""
-    return recipe.with_found(**dict(zip(MEMORY_KEYS, WAYS[-1], strict=True)))
 
 
 def is_searched(recipe: Recipe) -> bool:
