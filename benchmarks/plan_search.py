@@ -32,6 +32,7 @@ from plait.cost.lengths import Lengths, SampleLengths
 from plait.errors import PlaitError
 from plait.planner.plan_search import BETAS, Budget, SearchResult, search
 from plait.recipes.recipe_file import load_recipe
+from plait.runtime.prediction.choosing import searched
 from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import outline
 
@@ -94,7 +95,7 @@ def planning_of(devices: int, *, tiny: bool) -> Planning:
 
 def compare(planning: Planning, options: argparse.Namespace) -> None:
     print(f"{planning.cluster.name}, simulated")
-    first = planning.search(Budget(options.evaluations))
+    first = searched(planning, Budget(options.evaluations), 0)
     for title, budget in (
         (f"{options.evaluations:,} evaluations", Budget(options.evaluations)),
         (f"{options.seconds:g} s", Budget(10**9, options.seconds, time.process_time)),

@@ -8,9 +8,9 @@ import pytest
 
 from plait.cost.call_memory import working_rows
 from plait.cost.device_memory import memory_by_device
-from plait.cost.idle_away import POOL_MARGIN, leaving_text, with_idle_away, with_pools_kept
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.placed import Facts
+from plait.cost.spent_memory import POOL_MARGIN, leaving_text, with_idle_away, with_pools_kept
 from plait.cost.step_room import STEP
 from plait.errors import ModelError
 from plait.runtime import prepare

@@ -7,11 +7,11 @@ from itertools import product
 
 import pytest
 
-from plait.cost.captures import held_by_graphs
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Costs
 from plait.cost.decoding import Decoding, Guessing, Pieces, profile
 from plait.cost.drafts import NO_DRAFTS, TRUST, Drafts
+from plait.cost.generation_bytes import held_by_graphs
 from plait.cost.generation_memory import kv_bytes_per_token
 from plait.cost.hardware import Device, Link, Software
 from plait.cost.layer_times import LayerTimes, total

@@ -71,10 +71,11 @@ def leaving(flow, planned):
 
 
 def both(facts: Facts) -> list[tuple[RankMemory, DeviceMemory]]:
-    """Of each rank what is simulated, and what a dry run says."""
+    """Of each rank what is simulated, and what a dry run says of a run that has found what its memory is spent on."""
     cluster = read_cluster(f"{facts.plan.num_ranks}xA100-80G")
     planning = Planning(facts.recipe, facts.flow, facts.models, facts.shapes, cluster, facts.lengths, VENDORS)
-    devices = memory_by_device(replace(facts, parameters=planning.parameters))
+    run = planning.followed(facts.plan)
+    devices = memory_by_device(replace(facts, recipe=run.recipe, parameters=run.parameters))
     by_rank = {rank: device for device in devices for rank in device.ranks}
     return [(memory, by_rank[memory.rank]) for memory in planning.predict(facts.plan).memory]
 

@@ -8,10 +8,9 @@ from functools import cached_property
 import pytest
 
 from plait.cost.device_memory import memory_by_device
-from plait.cost.idle_away import POOL_MARGIN, with_idle_away, with_pools
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.placed import Facts, Placed
-from plait.cost.spent_memory import WAYS, with_memory_spent
+from plait.cost.spent_memory import POOL_MARGIN, WAYS, with_idle_away, with_memory_spent, with_pools
 from plait.recipes.recipe import Recipe
 from tests.cost.test_device_memory import facts_of, named
 

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from plait.checkpoint import store
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
+from plait.recipes.recipe_file import load_recipe
 from plait.runtime.api import run
 from plait.runtime.session import Session
 from plait.runtime.steps.calls import Calls
@@ -171,3 +174,44 @@ def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_killed_runs_resume_exactly_100(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     kill_and_resume(make_recipe, tmp_path, points=range(100), seed=1)
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.process)])
+def test_a_resumed_run_goes_on_with_another_learning_rate(
+    make_recipe: MakeRecipe, tmp_path: Path, devices: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """AdamW without decay moves by a multiple of the rate: of the same gradients and moments, half the rate moves the
+    masters half as far."""
+
+    def masters(recipe: Recipe, step: int) -> torch.Tensor:
+        files = sorted((recipe.run_dir / f"checkpoints/step-{step}").glob("actor.masters-*.safetensors"))
+        return torch.cat([load_file(file)["file"].flatten().view(torch.float64) for file in files])
+
+    (tmp_path / "letters.py").write_text(
+        "def letters(completions, **columns):\n    return [len(set(c)) for c in completions]\n"
+    )
+    keys: dict[str, Any] = {
+        "reward.functions": [f"{tmp_path}/letters.py:letters"],
+        "dtype": "float64",
+        "checkpoint.every": 1,
+        "checkpoint.keep_last": 9,
+        "devices": devices,
+    }
+    keys["optimizer.max_grad_norm"] = float("inf")
+    plain = make_recipe(run_dir=str(tmp_path / "plain"), **keys)
+    run(plain)
+    steered = make_recipe(run_dir=str(tmp_path / "steered"), **keys, steps=1)
+    run(steered)
+    capsys.readouterr()
+    run(make_recipe(run_dir=str(steered.run_dir), **keys, **{"optimizer.learning_rate": 5e-4}), resume=True)
+    said = "from step 2 on, `optimizer.learning_rate` is 0.0005; it was 0.001"
+    assert said in capsys.readouterr().err
+    assert [row["actor/lr"] for row in read_rows(steered.run_dir / "metrics.jsonl")] == [1e-3, 5e-4]
+    assert load_recipe(steered.run_dir / "recipe.yaml").optimizer.learning_rate == 5e-4
+    stays = json.loads((steered.run_dir / "run.json").read_text())["stays"]
+    assert [stay["steering"]["optimizer.learning_rate"] for stay in stays] == [1e-3, 5e-4]
+    before = masters(plain, 1)
+    torch.testing.assert_close(masters(steered, 1), before, rtol=1e-9, atol=1e-9)
+    moved, half = masters(plain, 2) - before, masters(steered, 2) - before
+    assert moved.abs().max() > 1e-4
+    torch.testing.assert_close(half, moved / 2, rtol=1e-6, atol=1e-9)

@@ -283,8 +283,8 @@ def test_an_existing_run_is_kept(make_recipe: MakeRecipe) -> None:
     run(make_recipe(steps=1))
     with pytest.raises(ConfigError, match=r"holds a run already.*resume=True.*`overwrite: true`"):
         run(make_recipe(steps=1))
-    with pytest.raises(ConfigError, match=r"begun with other values of `optimizer\.learning_rate`"):
-        run(make_recipe(steps=2, **{"optimizer.learning_rate": 0.1}), resume=True)
+    with pytest.raises(ConfigError, match=r"begun with other values of `optimizer\.betas`"):
+        run(make_recipe(steps=2, **{"optimizer.betas": (0.8, 0.9)}), resume=True)
     assert run(make_recipe(steps=2), resume=True).step == 2
     assert run(make_recipe(steps=1, overwrite=True)).step == 1
 

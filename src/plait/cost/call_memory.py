@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from plait.cost.captures import GRAPHS, first_context, graph_bytes, prompt_graph_bytes
 from plait.cost.draft_memory import draft_cache, drafts_on
 from plait.cost.estimate import Rows
 from plait.cost.generation_memory import asked_tokens, packed_bytes, pool_tokens
+from plait.cost.graph_memory import GRAPHS, first_context, graph_bytes, prompt_graph_bytes
 from plait.cost.layer_kinds import stage_counts
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.offload_policy import Use

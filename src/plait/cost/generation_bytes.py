@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
-from plait.cost.captures import held_by_graphs
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost
 from plait.cost.generation_memory import asked_tokens, kv_bytes_per_token, packed_bytes, pool_tokens, widened_bytes
+from plait.cost.graph_memory import first_context, graph_bytes, prompt_graph_bytes
 from plait.cost.step_room import LargestStep, step_bytes
 from plait.cost.workload import Workload
+from plait.generation.settings import DRAFT_MODEL_TOKENS
 from plait.layout.mesh import Layout
 from plait.layout.params import Heads
 from plait.layout.shards import stage_bounds
@@ -83,3 +85,24 @@ class GenerationBytes:
         new_tokens = workload.most_new_tokens
         step = LargestStep.of(workload.max_prefill_tokens, running, new_tokens, filters=workload.filters)
         return step_bytes(shape, workload.dtype, step, layout.parallelism)
+
+
+def held_by_graphs(workload: Workload, shape: ModelShape, share: int, stages: int = 1) -> tuple[int, ...]:
+    """`graph_bytes` on a device of each stage of an instance of a workload, with those of a draft model, which is whole
+    on one of its devices.
+
+    Args:
+        share: samples that it generates.
+    """
+    if workload.device != "cuda" or workload.elsewhere:
+        return (0,) * stages
+    prompts, responses = workload.lengths.prompts, workload.lengths.responses
+    contexts = first_context(prompts), prompts.longest + responses.longest
+    running, draft, of_draft = min(share, workload.max_running), workload.draft_model, 0
+    if draft is not None:
+        of_draft = graph_bytes(draft, workload.dtype, running, contexts, DRAFT_MODEL_TOKENS)
+    of_stage = partial(graph_bytes, shape, workload.dtype, running, contexts, workload.most_new_tokens)
+    of_prompts = partial(prompt_graph_bytes, shape, workload.dtype)
+    return tuple(
+        of_draft + of_stage(is_last=stage == stages - 1) + of_prompts(is_first=stage == 0) for stage in range(stages)
+    )

@@ -9,11 +9,10 @@ import pytest
 from plait.cost import placement
 from plait.cost.cluster_file import read_cluster
 from plait.cost.device_memory import memory_by_device
-from plait.cost.idle_away import POOL_MARGIN, with_pools
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts
-from plait.cost.spent_memory import WAYS
+from plait.cost.spent_memory import POOL_MARGIN, WAYS, with_pools
 from plait.recipes.recipe import Recipe
 from plait.runtime.prediction import spending
 from plait.runtime.prediction.planning import Planning

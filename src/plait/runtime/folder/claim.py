@@ -10,7 +10,7 @@ from plait.recipes.keys import shown
 from plait.recipes.open_keys import MEMORY_KEYS
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.directory import RunDirectory
-from plait.runtime.folder.stored_recipe import changed_keys, gone_keys
+from plait.runtime.folder.stored_recipe import STEERED_KEYS, changed_keys, gone_keys
 
 RESUMABLE_KEYS = frozenset(
     {
@@ -43,6 +43,7 @@ RESUMABLE_KEYS = frozenset(
         "doctor.enabled",
         "doctor.stop_on",
         "doctor.repeat_every",
+        *STEERED_KEYS,
     }
 )
 """Keys that may differ when a run is resumed; every other one would change what its logs compare."""

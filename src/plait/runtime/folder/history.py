@@ -1,10 +1,10 @@
 """How a run came to be: RUN_DIR/run.json has each stay at it (a start or a resume), RUN_DIR/code what it ran.
 
 A stay: when it began and ended, and how; after which error, if the run went on by itself; the steps that it did; the
-command, the versions, the machine, a digest of the plan; of each file of the user's that it ran (flow, rewards,
-judges, the recipe as it was given) the path, the SHA-256 and a copy; and of each local data file and model the path and
-a digest. Files that the code imports are not among them. `saved_step` is the newest step that a checkpoint was ever
-written of.
+command, the versions, the machine, a digest of the plan; the keys that steer it (`STEERED_KEYS`); of each file of the
+user's that it ran (flow, rewards, judges, the recipe as it was given) the path, the SHA-256 and a copy; and of each
+local data file and model the path and a digest. Files that the code imports are not among them. `saved_step` is the
+newest step that a checkpoint was ever written of.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from plait.paths import working_folder
 from plait.recipes.recipe import Recipe
 from plait.recipes.trust import code_of
 from plait.runtime.folder.named_inputs import digest_of, named_inputs, said_of_reading
+from plait.runtime.folder.stored_recipe import said_of_steering, steering
 from plait.schedule.plan import Plan
 
 HISTORY, CODE = "run.json", "code"
@@ -110,8 +111,8 @@ class History:
     def begin(
         self, origin: Origin, recipe: Recipe, plan: Plan, from_step: int, tell: Callable[[str], None]
     ) -> list[str]:
-        """Write that a stay begins. Returns what a person should know of files and packages that are others than in the
-        stay before.
+        """Write that a stay begins. Returns what a person should know of keys, files and packages that are others than
+        in the stay before.
 
         Args:
             tell: is given a line where large files are read.
@@ -140,6 +141,7 @@ class History:
             "process": os.getpid(),
             "machine": {"host": socket.gethostname(), "system": platform.platform(), "cores": os.cpu_count()},
             "plan": plan_digest(plan),
+            "steering": steering(recipe),
             "versions": versions(),
             "code": code,
             "inputs": inputs,
@@ -148,11 +150,15 @@ class History:
             stay["restart"] = vars(origin.restart)
         self._stays.append(stay)
         self._write()
-        others = _other_versions(last.get("versions"), stay["versions"])
-        return others + [
-            f"`{file['key']}`: {file['path']} is another than when this run was last worked on, and so may be what its "
-            f"rows mean from here on{f'; both are in {self._folder / CODE}' if 'copy' in file else ''}"
-            for file in changed
+        kept_in = self._folder / CODE
+        return [
+            *_other_versions(last.get("versions"), stay["versions"]),
+            *said_of_steering(last.get("steering", {}), stay["steering"], from_step + 1),
+            *(
+                f"`{file['key']}`: {file['path']} is another than when this run was last worked on, and so may be what "
+                f"its rows mean from here on{f'; both are in {kept_in}' if 'copy' in file else ''}"
+                for file in changed
+            ),
         ]
 
     def saved(self, step: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,17 @@ from pydantic import BaseModel
 
 from plait.errors import ConfigError
 from plait.generation.settings import SamplingSettings
-from plait.recipes.keys import section_of
+from plait.recipes.keys import section_of, shown
 from plait.recipes.open_keys import MEMORY_KEYS
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe, read_tree
+
+STEERED_KEYS = tuple(
+    f"{section}.{key}"
+    for section in ("optimizer", "critic.optimizer", "cost_critic.optimizer")
+    for key in ("learning_rate", "weight_decay", "max_grad_norm")
+)
+"""How optimizers go on: a user may steer a run by them on the way. Each stay at the run says its values."""
 
 
 def recipe_text(recipe: Recipe) -> str:
@@ -106,3 +114,18 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 def with_sampling(recipe: Recipe, sampling: SamplingSettings) -> Recipe:
     return recipe.model_copy(update={"sampling": sampling})
+
+
+def steering(recipe: Recipe) -> dict[str, Any]:
+    """The values of `STEERED_KEYS`, as JSON has them: an infinite one is a text."""
+    values = keys_of(recipe)
+    return {key: values[key] if math.isfinite(values[key]) else str(values[key]) for key in STEERED_KEYS}
+
+
+def said_of_steering(then: Mapping[str, Any], now: Mapping[str, Any], step: int) -> list[str]:
+    """What of two stays' `steering` is said from a step on, where it differs."""
+    return [
+        f"from step {step} on, `{key}` is {shown(value)}; it was {shown(then[key])}"
+        for key, value in now.items()
+        if then.get(key, value) != value
+    ]

@@ -12,12 +12,12 @@ from plait.cost.move_bound import LARGE
 from plait.errors import ConfigError
 from plait.planner.plan_baselines import baselines
 from plait.planner.plan_objective import weighed_s
-from plait.planner.plan_search import Budget, SearchResult, State, Stop
+from plait.planner.plan_search import Budget, SearchResult, State, Stop, search
 from plait.runtime.prediction.planning import Planning
 from plait.runtime.prediction.remedies import gib, remedies
 from plait.schedule.named_plans import AUTO, BASELINES, NAMES
 from plait.schedule.plan import Placement, Plan
-from plait.simulator.steps import Prediction
+from plait.simulator.steps import Prediction, places_of
 
 AUTO_EVALUATIONS = 3000
 """Plans that a run tries: a number, not seconds, so that all of its processes find the same."""
@@ -63,7 +63,7 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
         ConfigError: none fits in memory; says what is too large.
     """
     began = budget.clock()
-    result = planning.search(budget, seed)
+    result = searched(planning, budget, seed)
     # Messages of moves over many devices take seconds to plan: there no more leaders are foretold than are shown.
     leaders = _leaders(planning, result, 1 + MOST_ALTERNATIVES)
     usable = [baseline.places for baseline in result.baselines if baseline.judged.usable]
@@ -80,6 +80,12 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
         budget.clock() - began,
         result.stopped_by,
     )
+
+
+def searched(planning: Planning, budget: Budget, seed: int) -> SearchResult:
+    """Baselines are the named plans, and those that others would make."""
+    given = [(name, tuple(places_of(plan, planning.space.places))) for name, plan in planning.named.items()]
+    return search(planning.problem, budget, seed=seed, given=given, space=planning.space)
 
 
 def _otherwise(best: Foretold, others: list[Foretold]) -> list[Foretold]:
@@ -107,7 +113,7 @@ def choose_best(planning: Planning, budget: Budget, seed: int = 0) -> Foretold:
     Raises:
         ConfigError: none fits in memory; says what is too large.
     """
-    result = planning.search(budget, seed)
+    result = searched(planning, budget, seed)
     return _ranked(planning, result, _leaders(planning, result, 1), "found", budget.tell)[0][1]
 
 

@@ -12,7 +12,6 @@ from plait.cost.cluster import ClusterSpec
 from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.engine_memory import engine_bytes
 from plait.cost.fusion_times import with_fusion_times
-from plait.cost.idle_away import with_all_kept, with_idle_away, with_pools_kept
 from plait.cost.lengths import SampleLengths
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_parameters import parameters_of
@@ -21,7 +20,7 @@ from plait.cost.offload_policy import OffloadPolicy
 from plait.cost.placed import Facts, Placed
 from plait.cost.placement import check_layouts, check_sharded, on_cluster, on_nodes, planned_models, with_room
 from plait.cost.shape_parameters import parameters_of_shape
-from plait.cost.spent_memory import is_open, with_memory_spent
+from plait.cost.spent_memory import is_open, with_all_kept, with_idle_away, with_memory_spent, with_pools_kept
 from plait.cost.workload import Workload
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, LayoutError
@@ -30,7 +29,6 @@ from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
 from plait.planner.plan_baselines import MAKERS
 from plait.planner.plan_problem import PlanProblem
-from plait.planner.plan_search import Budget, SearchResult, search
 from plait.planner.plan_space import PlanSpace
 from plait.policy.fusion_gate import LEAST_SHARE
 from plait.recipes.engine_checks import abilities, check_engine_plan, of_engines
@@ -47,7 +45,7 @@ from plait.schedule.plan import FUSION, SHARES, Plan, PolicyChoice
 from plait.schedule.stage_fusion import nothing_to_hide
 from plait.simulator.places import Place
 from plait.simulator.step_graph import Rollouts, StepGraph
-from plait.simulator.steps import Prediction, places_of, predict
+from plait.simulator.steps import Prediction, predict
 
 
 @dataclass(frozen=True)
@@ -253,11 +251,6 @@ class Planning:
     def _followed(self) -> dict[tuple[int, bool, bool], Planning]:
         """Kept, as each has costs of its own."""
         return {}
-
-    def search(self, budget: Budget, seed: int = 0) -> SearchResult:
-        """Baselines are the named plans, and those that others would make."""
-        given = [(name, tuple(places_of(plan, self.space.places))) for name, plan in self.named.items()]
-        return search(self.problem, budget, seed=seed, given=given, space=self.space)
 
     def plan_of(self, places: Sequence[Place], name: str) -> Plan:
         """A completed plan of what a search found; a call that is not on its own stands where its role does. Where

@@ -5,12 +5,19 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from plait.cost.idle_away import leaving_text, with_idle_away, with_pools_kept
 from plait.cost.lengths import SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts
 from plait.cost.placement import device_bytes, num_devices
-from plait.cost.spent_memory import is_open, sparing, spent_text, with_memory_spent
+from plait.cost.spent_memory import (
+    is_open,
+    leaving_text,
+    sparing,
+    spent_text,
+    with_idle_away,
+    with_memory_spent,
+    with_pools_kept,
+)
 from plait.errors import cause_of
 from plait.models.shape import ModelShape
 from plait.observe.loading import loading

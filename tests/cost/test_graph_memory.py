@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from plait.cost.captures import GRAPHS, held_by_graphs
 from plait.cost.device_memory import memory_by_device
+from plait.cost.generation_bytes import held_by_graphs
+from plait.cost.graph_memory import GRAPHS
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.workload import Workload
 from plait.recipes.engine_checks import most_guessed
