@@ -345,6 +345,12 @@ def test_it_fits_the_terminal(
         (("simulate", "--cluster", "4xH100", "--plan", "colocated", "--pp", "3"), "expected a multiple of 3"),
         (("simulate", "--cluster", "4xH100", "--plan", "colocated", "--pp", "64"), "64"),
         (("plan", "--cluster", "4xH100", "--prompts_per_stp", "4"), "prompts_per_step"),
+        (("plan", "--cluster", "4xH100", "--evaluation", "4"), "did you mean `--evaluations`?"),
+        (("plan", "--cluster", "4xH100", "--picture", "p.svg"), "unknown key `picture`"),
+        (("simulate", "--cluster", "4xH100", "--seconds", "1"), "unknown key `seconds`"),
+        (("simulate", "--cluster", "4xH100", "--pictur", "p.svg"), "did you mean `--picture`?"),
+        (("plan", "--cluster", "4xH100", "--plan", "split"), "--plan: a plan is searched here; `plait simulate`"),
+        (("plan", "--cluster", "4xH100", "--plan=split"), "--plan: a plan is searched here; `plait simulate`"),
         (("plan", "--cluster", "4xH100", "--sampling.exact", "true"), "`sampling.exact` promises equal bits on a CPU"),
         (("plan", "--cluster", "4xH100", "--dtype", "float64"), "`device` is cuda, where attention is computed in"),
         (

@@ -121,8 +121,10 @@ def plan(recipe: Place, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search
         Keys of the recipe, `--key value`, in place of the file's.
     """
     seconds, evaluations = how.limits()
+    if given := [name for name in (key.partition("=")[0] for key in keys) if name == "--plan" or name.endswith(".plan")]:
+        raise ConfigError(f"{given[0]}: a plan is searched here; `plait simulate` foretells a given one")
     files_of(where.overwrite, out=how.out)
-    planning = where.planning(recipe, keys)
+    planning = where.planning(recipe, keys, offered=("--seconds", "--evaluations"))
     from plait.cli.plan_following import following
     from plait.cli.plan_report import Report
     from plait.cli.plan_text import plan_text
@@ -158,7 +160,7 @@ def simulate(recipe: Place, /, *keys: Keys, where: OnCluster = ANYWHERE, which: 
         Keys of the recipe, `--key value`, in place of the file's.
     """
     files_of(where.overwrite, timeline=which.timeline, picture=which.picture)
-    planning = where.planning(recipe, keys, which.plan)
+    planning = where.planning(recipe, keys, which.plan, offered=("--timeline", "--picture"))
     from plait.cli.plan_report import Report
     from plait.cli.plan_text import plan_text
     from plait.cli.plan_variants import variants

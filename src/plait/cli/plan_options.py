@@ -21,17 +21,7 @@ if TYPE_CHECKING:
 Keys = Annotated[str, Parameter(allow_leading_hyphen=True)]
 """A token of the recipe's keys behind it, `--model llama-2-13b`."""
 
-OFFERED = (
-    "--cluster",
-    "--lengths",
-    "--acceptance-rate",
-    "--acceptance-length",
-    "--seconds",
-    "--evaluations",
-    "--timeline",
-    "--picture",
-    "--json",
-)
+OFFERED = ("--cluster", "--lengths", "--acceptance-rate", "--acceptance-length", "--json")
 """Offered where a key is near to them; others are near to keys."""
 
 
@@ -59,11 +49,14 @@ class OnCluster:
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
     """Print the result as JSON."""
 
-    def planning(self, path: Path, keys: Sequence[str], plan: str | None = None) -> Planning:
+    def planning(
+        self, path: Path, keys: Sequence[str], plan: str | None = None, *, offered: Sequence[str] = ()
+    ) -> Planning:
         """What is known of the recipe there.
 
         Args:
             keys: `--key value`, in place of the file's.
+            offered: options that the command has besides, offered where a key is near to them.
             plan: a plan file, whose ranks are the devices where nothing else says how many.
 
         Raises:
@@ -72,7 +65,7 @@ class OnCluster:
         """
         if self.devices is not None and self.devices < 1:
             raise ConfigError(f"--devices: expected at least 1, found {self.devices}")
-        recipe, to_come = self._recipe(path, keys)
+        recipe, to_come = self._recipe(path, keys, (*OFFERED, *offered))
         from plait.cost.calibration import of_cluster
         from plait.cost.cluster_file import read_cluster
         from plait.cost.kept_profiles import profiles_of_gpu
@@ -104,14 +97,14 @@ class OnCluster:
         known = foreseen.recipe, foreseen.flow, foreseen.models, foreseen.shapes
         return Planning(*known, spec, sizes, source, drafts=guessed, acceptance=stated, to_come=to_come)
 
-    def _recipe(self, path: Path, keys: Sequence[str]) -> tuple[Recipe, Coming]:
+    def _recipe(self, path: Path, keys: Sequence[str], offered: Sequence[str]) -> tuple[Recipe, Coming]:
         """The recipe, or that of the stage, and the models that earlier stages make for it."""
         from plait.recipes.keys import nearest, parse_overrides
         from plait.recipes.stages import load_stages, stage_names
         from plait.recipes.trust import user_recipe
 
         names = stage_names(path)
-        overrides = parse_overrides(keys, OFFERED, names)
+        overrides = parse_overrides(keys, offered, names)
         if not names:
             if self.stage is not None:
                 raise ConfigError(f"--stage: {path} has no stages, found `{self.stage}`; leave it out")
