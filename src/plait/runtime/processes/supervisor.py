@@ -99,7 +99,23 @@ def supervise(
                 status=(status, LINE_BYTES),
                 nodes=places,
             )
-            return _run(launcher, job, directory, nodes, status)
+            with saying_what_is_left(progress, job, directory):
+                return _run(launcher, job, directory, nodes, status)
+
+
+@contextlib.contextmanager
+def saying_what_is_left(progress: Progress, job: Job, directory: RunDirectory) -> Iterator[None]:
+    """A run that is left at once says where one can go on, also where its leader could not: it was ended for it, or did
+    not answer. Raises KeyboardInterrupt, with what was said where there is a run to go on with."""
+    try:
+        yield
+    except KeyboardInterrupt as left:
+        directory.note_begun()
+        if left.args or not directory.begun:
+            raise
+        said = f"left at once; {way_on(job, directory)}"
+        progress.message(said)
+        raise KeyboardInterrupt(said) from None
 
 
 def crowding(num_ranks: int, threads: int, cores: int) -> str:
