@@ -94,7 +94,11 @@ def attached(launcher: str, options: NodeOptions, environ: Mapping[str, str]) ->
         raise ConfigError(f"{options.given[0]} says nothing without the number of nodes; {_NEEDS}")
     if launcher == "attach" and place is None:
         raise ConfigError(f"`launcher` is attach, but nothing says which node this is; {_NEEDS}")
-    return place if place is not None and place.tasks > 1 else None
+    if place is None or place.tasks <= 1:
+        return None
+    if place.task >= place.tasks:
+        raise ConfigError(f"{place.by}: expected a command from 0 to {place.tasks - 1}, found {place.task}; {_NEEDS}")
+    return place
 
 
 def _by_options(options: NodeOptions) -> Attached:
@@ -178,10 +182,10 @@ def first_host(names: str) -> str:
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
-    text = environ.get(name)
-    if text is None and default is not None:
+    if name not in environ and default is not None:
         return default
-    if text is None or not re.fullmatch(r"\d{1,9}", text):
+    text = _text(environ, name)
+    if not re.fullmatch(r"\d{1,9}", text):
         raise ConfigError(f"the variable {name}: expected a number, found {text!r}; {_NEEDS}")
     return int(text)
 
