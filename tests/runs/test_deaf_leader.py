@@ -45,7 +45,9 @@ def deaf(scores):
 
 
 @pytest.mark.slow
-def test_a_run_whose_leader_does_not_answer_says_what_is_good(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_a_run_whose_leader_does_not_answer_says_what_is_good(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
     (tmp_path / "flow.py").write_text(DEAF)
     keys = {"algorithm": f"{tmp_path}/flow.py:flow", "options": {}, "devices": 2, "checkpoint.every": 1}
     recipe = make_recipe(steps=3, **keys)

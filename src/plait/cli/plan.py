@@ -121,7 +121,8 @@ def plan(recipe: Place, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search
         Keys of the recipe, `--key value`, in place of the file's.
     """
     seconds, evaluations = how.limits()
-    if given := [name for name in (key.partition("=")[0] for key in keys) if name == "--plan" or name.endswith(".plan")]:
+    names = [key.partition("=")[0] for key in keys]
+    if given := [name for name in names if name == "--plan" or (name.startswith("--") and name.endswith(".plan"))]:
         raise ConfigError(f"{given[0]}: a plan is searched here; `plait simulate` foretells a given one")
     files_of(where.overwrite, out=how.out)
     planning = where.planning(recipe, keys, offered=("--seconds", "--evaluations"))

@@ -93,7 +93,7 @@ def test_the_first_of_slurms_hosts(names: str, first: str) -> None:
         ("auto", NodeOptions(), TORCHRUN | {"RANK": "x"}, "the variable RANK: expected a number, found 'x'"),
         ("auto", NodeOptions(), TORCHRUN | {"MASTER_ADDR": ""}, "the variable MASTER_ADDR is not set"),
         ("auto", NodeOptions(), {"RANK": "0", "WORLD_SIZE": "2"}, "the variable MASTER_PORT is not set"),
-        ("auto", NodeOptions(), TORCHRUN | {"RANK": "8"}, "torchrun's variables: expected a command from 0 to 7, found 8"),
+        ("auto", NodeOptions(), TORCHRUN | {"RANK": "8"}, "expected a command from 0 to 7, found 8"),
         ("auto", NodeOptions(), SRUN | {"SLURM_PROCID": "4"}, "Slurm's variables: expected a command from 0 to 3"),
         ("auto", NodeOptions(), TORCHRUN | {"MASTER_PORT": "65535"}, "MASTER_PORT: expected a port of up to"),
         ("auto", NodeOptions(), SRUN | {"SLURM_STEP_NODELIST": "n[1"}, "SLURM_NODELIST: expected the names of hosts"),
