@@ -12,6 +12,8 @@ import pytest
 from plait.errors import ConfigError
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import evaluate_model, run
+from plait.runtime.prepare import prepare
+from plait.vllm.environment import VARIABLE
 from tests.runs.conftest import make_recipe, tiny_folder  # noqa: F401
 from tests.runs.test_reply_errors import dropping
 from tests.runs.written import samples_of
@@ -101,3 +103,16 @@ def test_an_engine_that_is_off_is_refused(make_recipe: MakeRecipe, monkeypatch: 
         run(recipe)
     assert opened[0].is_closed
     assert not (recipe.run_dir / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("plan", ["split", "auto"])
+def test_what_it_never_does_is_said_before_it_is_looked_for(
+    plan: str,
+    make_recipe: MakeRecipe,  # noqa: F811
+    monkeypatch: Any,
+) -> None:
+    """Nobody installs it only to learn that; and no plan is searched for it."""
+    monkeypatch.setenv(VARIABLE, "/no/such/python")
+    monkeypatch.setattr("plait.runtime.prepare.auto_plan", None)
+    with pytest.raises(ConfigError, match=rf"^the plan `{plan}` .* is of 2 devices, but `sampling.engine` is vllm"):
+        prepare(make_recipe(devices=2, plan=plan, **{"sampling.engine": "vllm"}))

@@ -186,12 +186,12 @@ def check_engine(recipe: Recipe) -> None:
         )
 
 
-def check_engine_plan(recipe: Recipe, plan: Plan) -> None:
-    """Raises ConfigError where a plan spreads what its engine computes in one process only."""
+def check_engine_plan(recipe: Recipe, plan: str, num_ranks: int) -> None:
+    """Raises ConfigError where a plan of that name spreads what its engine computes in one process only."""
     engine = recipe.sampling.engine
-    if plan.num_ranks > 1 and not abilities(recipe).parts:
+    if num_ranks > 1 and not abilities(recipe).parts:
         raise ConfigError(
-            f"the plan `{plan.name}` (`plan`, `devices`) is of {plan.num_ranks} devices, but `sampling.engine` is "
+            f"the plan `{plan}` (`plan`, `devices`) is of {num_ranks} devices, but `sampling.engine` is "
             f"{engine}, which generates for a run of one: no tp, pp or several instances; set `devices` to 1, or "
             "`sampling.engine` to plait"
         )

@@ -42,6 +42,7 @@ from plait.runtime.prediction.fusing import with_order
 from plait.runtime.prediction.network import THIS_ONE, Machines
 from plait.runtime.prediction.run_planning import costs_of_run, planning_for_run, settled_by_costs
 from plait.runtime.prediction.spending import held_positions, is_searched, settled, spending
+from plait.schedule.named_plans import AUTO
 from plait.schedule.placements import to_be_found
 from plait.schedule.plan import Plan
 from plait.vllm.environment import checked_environment
@@ -69,10 +70,14 @@ def prepare(
         UserError: a key, the flow, the data or the model cannot be used; the message names the key and the remedy.
     """
     outlined = outline(recipe, flow=flow, to_come=to_come, trains=trains)
-    _check_machine(recipe)
+    check_device(recipe)
     recipe, models, shapes, plan = outlined.recipe, outlined.models, outlined.shapes, kept.plan
     if plan is None and not is_searched(recipe):
         plan = resolve_plan(recipe, outlined.flow, models, shapes, nodes=machines.count)
+    place = (AUTO, num_devices(recipe)) if plan is None else (plan.name, plan.num_ranks)
+    check_engine_plan(recipe, *place)
+    if abilities(recipe).computes_elsewhere:
+        SET_UP[recipe.sampling.engine](recipe.device)
     tokenizer = load_tokenizer(recipe.model)
     _check_models(models, tokenizer, recipe)
     data = read_data(outlined.flow, recipe, tokenizer, shapes[recipe.model])
@@ -80,7 +85,6 @@ def prepare(
     lengths = _lengths_in(data, recipe)
     check_reach(tokenizer, recipe.model, outlined.flow, _longest_of(outlined.flow, lengths, data), models, shapes)
     plan = plan or _searched(outlined, lengths, machines)
-    check_engine_plan(recipe, plan)
     outlined = spending(outlined, plan, lengths, is_alike=machines.alike)
     plan, recipe = settled_by_costs(outlined, kept.settled(plan), lengths, machines)
     if recipe.epochs is not None:
@@ -115,13 +119,6 @@ def _searched(run: Outline, lengths: SampleLengths, machines: Machines) -> Plan:
     plan = auto_plan(planning)
     loading(f"the plan that was found by {planning.calibration.source}")
     return plan
-
-
-def _check_machine(recipe: Recipe) -> None:
-    """The device, and another program that draws. Raises ConfigError."""
-    check_device(recipe)
-    if abilities(recipe).computes_elsewhere:
-        SET_UP[recipe.sampling.engine](recipe.device)
 
 
 SET_UP: Mapping[str, Callable[[str], object]] = {"vllm": checked_environment}

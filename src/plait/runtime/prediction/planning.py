@@ -159,7 +159,7 @@ class Planning:
         whole = complete(plan, self.flow, planned_models(self.models, self.shapes), label)
         check_layouts(whole, self.parameters, label)
         check_sharded(self.recipe, whole, label)
-        check_engine_plan(self.recipe, whole)
+        check_engine_plan(self.recipe, whole.name, whole.num_ranks)
         return whole
 
     @cached_property
