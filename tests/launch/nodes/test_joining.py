@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from plait.errors import ConfigError
+from plait.errors import ConfigError, RunError
+from plait.launch.nodes import joining
 from plait.launch.nodes.joining import join
 from plait.launch.nodes.place import Attached
+from plait.launch.nodes.run_key import FILE, VARIABLE
 
 
 def test_an_address_that_is_none_of_this_machines_is_refused_at_once(tmp_path: Path) -> None:
@@ -18,3 +20,17 @@ def test_an_address_that_is_none_of_this_machines_is_refused_at_once(tmp_path: P
     with pytest.raises(ConfigError, match=r"the address 203\.0\.113\.7 is none of this machine's"):
         join(attached, tmp_path, said.append, deadline_s=0.0)
     assert said == []
+
+
+def test_why_it_has_not_joined_is_said_before_it_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: a leader that is late replaces the key of an earlier run."""
+    monkeypatch.setattr(joining, "SILENT_S", 0.0)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    said: list[str] = []
+    why = f"there is no key of the run: neither {tmp_path / FILE} nor the variable {VARIABLE}"
+    with pytest.raises(RunError, match=f"^this node could not join: {why}$"):
+        join(Attached(1, 2, 1, ("127.0.0.1", 9), None, "--node"), tmp_path, said.append, deadline_s=0.9)
+    assert said == [
+        "node 1 waits for the leader at 127.0.0.1:9",
+        f"this node has not joined yet, and tries for 1 s more: {why}",
+    ]

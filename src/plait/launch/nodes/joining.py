@@ -20,6 +20,8 @@ from plait.launch.wire import Channel
 from plait.stop_signals import signals_to
 
 _BETWEEN_TRIES_S = 0.3
+SILENT_S = 10.0
+"""After which a node says why it has not joined yet: the leader may be as late, and its key that of an earlier run."""
 
 
 def join(
@@ -46,7 +48,7 @@ def join(
     if stated is not None:
         interface_of(stated)
     say(f"node {attached.node} waits for the leader at {attached.leader[0]}:{attached.leader[1]}")
-    channel, key = _met(address, folder, time.monotonic() + deadline_s)
+    channel, key = _met(address, folder, time.monotonic() + deadline_s, say)
     own_address = stated or channel.link.getsockname()[0]
     me = who(attached.task, attached.node, own_address, own_devices=attached.own_devices, keys=keys, files=files)
     return serve(channel, key, me, say)
@@ -71,7 +73,8 @@ def serve(
         return agent.serve()
 
 
-def _met(address: tuple[str, int], folder: Path, deadline: float) -> tuple[Channel, bytes]:
+def _met(address: tuple[str, int], folder: Path, deadline: float, say: Callable[[str], None]) -> tuple[Channel, bytes]:
+    silent_until = time.monotonic() + SILENT_S
     why = f"there is no key of the run: neither {folder / FILE} nor the variable {VARIABLE}"
     while True:
         key = nodes_key(folder, os.environ)
@@ -81,8 +84,12 @@ def _met(address: tuple[str, int], folder: Path, deadline: float) -> tuple[Chann
                 return introduced(link, key)
             except Stranger as stranger:  # the key may be that of an earlier run, which the leader will replace
                 why = f"what listens at {address[0]}:{address[1]} is no leader of this run: {stranger}{_same_key()}"
-        if time.monotonic() >= deadline:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
             raise RunError(f"this node could not join: {why}")
+        if time.monotonic() >= silent_until:
+            silent_until = deadline
+            say(f"this node has not joined yet, and tries for {left_s:.0f} s more: {why}")
         time.sleep(_BETWEEN_TRIES_S)
 
 
