@@ -90,6 +90,7 @@ def test_the_first_of_slurms_hosts(names: str, first: str) -> None:
         ("auto", NodeOptions(2, 0, "a"), {}, "--leader: expected HOST:PORT with a port from 1 to 65535, found `a`"),
         ("auto", NodeOptions(leader="a:1"), {}, "--leader says nothing without the number of nodes"),
         ("local", NodeOptions(2, 0, "a:1"), {}, "--nodes is for a run that is begun on each node, but `launcher` is"),
+        ("ray", NodeOptions(2, 0), {}, "--node is for a run that is begun on each node, but `launcher` is ray"),
         ("auto", NodeOptions(), TORCHRUN | {"RANK": "x"}, "the variable RANK: expected a number, found 'x'"),
         ("auto", NodeOptions(), TORCHRUN | {"MASTER_ADDR": ""}, "the variable MASTER_ADDR is not set"),
         ("auto", NodeOptions(), {"RANK": "0", "WORLD_SIZE": "2"}, "the variable MASTER_PORT is not set"),

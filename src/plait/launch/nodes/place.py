@@ -77,9 +77,9 @@ def attached(launcher: str, options: NodeOptions, environ: Mapping[str, str]) ->
     if launcher not in ("auto", "attach"):
         if launcher == "ray" and options.nodes == 0:
             raise ConfigError("expected --nodes of 1 or more with `launcher` ray, found 0")
-        if options.given and (launcher == "local" or options.given != ["--nodes"]):
+        if unfit := [name for name in options.given if launcher == "local" or name != "--nodes"]:
             raise ConfigError(
-                f"{options.given[0]} is for a run that is begun on each node, but `launcher` is {launcher}; leave "
+                f"{unfit[0]} is for a run that is begun on each node, but `launcher` is {launcher}; leave "
                 "one out"
             )
         return None
