@@ -71,7 +71,7 @@ def test_a_plan_may_be_written_by_hand():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_ranks": 2}, "actor.generate decode: expected different ranks below 2"),
+        ({"num_ranks": 2}, "actor.generate decode: expected different ranks below num_ranks 2"),
         ({"version": 3}, "version 1, found 3"),
         ({"placement": []}, "unknown key 'placement'"),
         ({"format": "x"}, "expected a plan file"),

@@ -177,7 +177,9 @@ class Plan:
         if min(p.dp, p.tp, p.pp) < 1 or p.dp * p.tp * p.pp != len(p.ranks):
             raise DataError(f"{label}: expected dp x tp x pp = {p.dp} x {p.tp} x {p.pp} ranks, found {len(p.ranks)}")
         if len(set(p.ranks)) != len(p.ranks) or not all(0 <= rank < self.num_ranks for rank in p.ranks):
-            raise DataError(f"{label}: expected different ranks below {self.num_ranks}, found {p.ranks!r:.80}")
+            raise DataError(
+                f"{label}: expected different ranks below num_ranks {self.num_ranks}, found {p.ranks!r:.80}"
+            )
         if p.stages and (len(p.stages) != p.pp or min(p.stages) < 1):
             raise DataError(f"{label}: expected the layers of each of {p.pp} stages, found {list(p.stages)!r:.80}")
 
