@@ -74,10 +74,7 @@ def prepare(
     recipe, models, shapes, plan = outlined.recipe, outlined.models, outlined.shapes, kept.plan
     if plan is None and not is_searched(recipe):
         plan = resolve_plan(recipe, outlined.flow, models, shapes, nodes=machines.count)
-    place = (AUTO, num_devices(recipe)) if plan is None else (plan.name, plan.num_ranks)
-    check_engine_plan(recipe, *place)
-    if abilities(recipe).computes_elsewhere:
-        SET_UP[recipe.sampling.engine](recipe.device)
+    _check_engine(recipe, plan)
     tokenizer = load_tokenizer(recipe.model)
     _check_models(models, tokenizer, recipe)
     data = read_data(outlined.flow, recipe, tokenizer, shapes[recipe.model])
@@ -119,6 +116,15 @@ def _searched(run: Outline, lengths: SampleLengths, machines: Machines) -> Plan:
     plan = auto_plan(planning)
     loading(f"the plan that was found by {planning.calibration.source}")
     return plan
+
+
+def _check_engine(recipe: Recipe, plan: Plan | None) -> None:
+    """Whether the engine can do it on a plan (None: on one that is to be found), and then whether it is there. Raises
+    ConfigError."""
+    name, num_ranks = (AUTO, num_devices(recipe)) if plan is None else (plan.name, plan.num_ranks)
+    check_engine_plan(recipe, name, num_ranks)
+    if abilities(recipe).computes_elsewhere:
+        SET_UP[recipe.sampling.engine](recipe.device)
 
 
 SET_UP: Mapping[str, Callable[[str], object]] = {"vllm": checked_environment}

@@ -79,8 +79,7 @@ def attached(launcher: str, options: NodeOptions, environ: Mapping[str, str]) ->
             raise ConfigError("expected --nodes of 1 or more with `launcher` ray, found 0")
         if unfit := [name for name in options.given if launcher == "local" or name != "--nodes"]:
             raise ConfigError(
-                f"{unfit[0]} is for a run that is begun on each node, but `launcher` is {launcher}; leave "
-                "one out"
+                f"{unfit[0]} is for a run that is begun on each node, but `launcher` is {launcher}; leave one out"
             )
         return None
     place = None
