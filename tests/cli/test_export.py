@@ -29,6 +29,10 @@ def test_export_defaults_to_the_dtype_of_the_run_and_lists_the_steps(
     assert main(["export", run_dir, "--out", str(out), "--overwrite", "--dtype", "bfloat16"]) == 0
     assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
     assert main(["export", str(tmp_path), "--out", str(out)]) == 2
-    assert "holds no run" in capsys.readouterr().err
+    around = capsys.readouterr().err
+    assert "holds no run" in around
+    assert around.endswith(f"; give one of `{run_dir}`\n")
+    assert main(["export", str(tmp_path / "nothing"), "--out", str(out)]) == 2
+    assert capsys.readouterr().err.endswith("; give the folder of a run\n")
     assert main(["export", f"{run_dir}/checkpoints/step-2/", "--out", str(out)]) == 2
     assert f"is a checkpoint of the run `{run_dir}`: give that, with `--step 2`" in capsys.readouterr().err

@@ -161,8 +161,9 @@ def _copy_masters(weights: torch.Tensor, checkpoint: Checkpoint, role: str) -> N
 
 
 def _run_around(folder: Path) -> str:
-    """What to give in place of a folder that is no run: of a checkpoint, its run and step."""
+    """What to give in place of a folder that is no run: of a checkpoint, its run and step; of several stages, one."""
     run, step = folder.parent.parent, folder.name.removeprefix("step-")
     if folder.parent.name == CHECKPOINTS and step.isdecimal() and os.path.isfile(run / RECIPE):
         return f"it is a checkpoint of the run `{run}`: give that, with `--step {step}`"
-    return "give the folder of a run"
+    stages = ", ".join(f"`{path.parent}`" for path in sorted(folder.glob(f"*/{RECIPE}")))
+    return f"give one of {stages}" if stages else "give the folder of a run"
