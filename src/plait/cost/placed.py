@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from plait.cost.aliasing import Aliasing
@@ -114,9 +114,9 @@ class Facts(Placed):
     lengths: SampleLengths
 
     def spending(self, recipe: Recipe) -> Facts:
-        """The same of a recipe with other `MEMORY_KEYS`: nothing that is kept here depends on these."""
+        """The same of a recipe with other `MEMORY_KEYS`, on which nothing depends that is kept here."""
         facts = replace(self, recipe=recipe)
-        facts.__dict__.update({name: value for name, value in self.__dict__.items() if name not in _FIELDS})
+        facts.__dict__.update({name: getattr(self, name) for name in _KEPT})
         return facts
 
     def together(self, role: str) -> tuple[str, ...]:
@@ -124,7 +124,7 @@ class Facts(Placed):
         return self.places[role].trains_with
 
 
-_FIELDS = frozenset(field.name for field in fields(Facts))
+_KEPT = tuple(name for name, member in vars(Placed).items() if isinstance(member, cached_property))
 
 
 def _kind(rank: int, placed: Placed) -> tuple[object, ...]:

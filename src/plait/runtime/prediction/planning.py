@@ -41,7 +41,7 @@ from plait.runtime.prediction.search_facts import joint_pairs, role_facts
 from plait.schedule.completion import complete
 from plait.schedule.kept_pools import pools_stay
 from plait.schedule.named_plans import AUTO, NAMES, Cut, named_plan
-from plait.schedule.plan import FUSION, SHARES, Plan, PolicyChoice
+from plait.schedule.plan import FUSION, POOL, SHARES, Plan, PolicyChoice
 from plait.schedule.stage_fusion import nothing_to_hide
 from plait.simulator.places import Place
 from plait.simulator.step_graph import Rollouts, StepGraph
@@ -236,13 +236,9 @@ class Planning:
     def followed(self, plan: Plan) -> Planning:
         """The planning of a run that follows a completed plan: its recipe states what memory of GPUs is spent on; where
         pools stay nothing is captured, as a step is none of the first."""
-        recipe, by_name = self.recipe, plan.name in NAMES  # from a plan by name nothing has left when a run spends
+        recipe = self._spending(plan) if is_open(self.recipe) else self.recipe
         stays = self.pools_stay or (recipe.device == "cuda" and pools_stay(plan))
-        if is_open(recipe):
-            facts = self._memory_facts(with_all_kept(plan) if by_name else plan)
-            room_bytes, is_alike = self.cluster.device.memory_bytes, not self.cluster.kinds
-            recipe = with_memory_spent(facts, room_bytes, may_leave=by_name, is_alike=is_alike)
-        elif stays == self.pools_stay:
+        if recipe is self.recipe and stays == self.pools_stay:
             return self
         key = recipe.micro_batch_tokens, recipe.checkpoint_activations, stays
         return self._followed.setdefault(key, replace(self, recipe=recipe, pools_stay=stays))
@@ -250,6 +246,21 @@ class Planning:
     @cached_property
     def _followed(self) -> dict[tuple[int, bool, bool], Planning]:
         """Kept, as each has costs of its own."""
+        return {}
+
+    def _spending(self, plan: Plan) -> Recipe:
+        """The recipe with what a run of a completed plan finds. From a plan by name nothing has left by then."""
+        by_name = plan.name in NAMES
+        key = plan.placements, tuple(policy for policy in plan.policies if policy.name != POOL), by_name
+        if key not in self._spent:
+            facts = self._memory_facts(with_all_kept(plan) if by_name else plan)
+            room_bytes, is_alike = self.cluster.device.memory_bytes, not self.cluster.kinds
+            self._spent[key] = with_memory_spent(facts, room_bytes, may_leave=by_name, is_alike=is_alike)
+        return self._spent[key]
+
+    @cached_property
+    def _spent(self) -> dict[object, Recipe]:
+        """Kept: whether pools stay is a part of what is found, not of what it is found for."""
         return {}
 
     def plan_of(self, places: Sequence[Place], name: str) -> Plan:
