@@ -94,6 +94,30 @@ def test_results_of_tools_are_not_learnt(tmp_path):
     assert shown(one)[2].replace(".", "") == f"sum(1, 2){END}it is 3{END}"
 
 
+def test_a_call_of_tools_needs_no_content(tmp_path):
+    """TRL's documentation writes calls so; with null it is the same row."""
+    function = {"name": "sum", "arguments": {"a": 1}}
+    call = {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+    rest = [{"role": "tool", "name": "sum", "content": "3"}, assistant("it is 3")]
+    tokenizer = with_template_of("qwen2_5")
+    shapes = {}
+    for name, one in {"left out": call, "null": call | {"content": None}}.items():
+        made = prepare(tmp_path, {"messages": [user("1+2?"), one, *rest]}, tokenizer=tokenizer)
+        made_pair = pairs(
+            tmp_path, {"prompt": [user("1+2?")], "chosen": [one], "rejected": [assistant("4")]}, tokenizer=tokenizer
+        )
+        given = [*made.given(0, 0), *made_pair.given(0, 1)]
+        shapes[name] = [(one.sample.prompt.token_ids, one.sample.token_ids, one.trained) for one in given]
+        learnt = learnt_turns(tokenizer, given[0].sample.token_ids, given[0].trained)
+        assert learnt == [
+            f'<tool_call>\n{{"name": "sum", "arguments": {{"a": 1}}}}\n</tool_call>{END}',
+            f"it is 3{END}",
+        ]
+    assert shapes["left out"] == shapes["null"]
+    with pytest.raises(DataError, match="expected messages"):
+        prepare(tmp_path, {"messages": [{"role": "user"}, assistant("3")]})
+
+
 def test_a_completion_may_begin_with_the_result_of_a_tool(tmp_path):
     call = {"role": "assistant", "content": "sum(1, 2)"}
     row = {"prompt": [user("1+2?"), call], "completion": [{"role": "tool", "content": "3"}, assistant("it is 3")]}

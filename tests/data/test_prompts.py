@@ -314,3 +314,27 @@ def test_examples_are_turns_before_the_question():
         rendered("hi", chat_template=False, examples=[("a", "b")])
     with pytest.raises(DataError, match=r"`data\.examples`.*messages"):
         rendered([{"role": "user", "content": "hi"}], examples=[("a", "b")])
+
+
+def written_by(template, prompt):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    return rendered(prompt, tokenizer=tokenizer)
+
+
+def test_messages_that_the_template_leaves_out_are_refused():
+    """Templates write roles that they know, and many are silent about others."""
+    known = "{% for m in messages if m.role in ('user', 'assistant') %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}"
+    question = {"role": "user", "content": " hi\n"}
+    assert written_by(known, [question]) == "<user>hi"
+    for role in ("system", "developer", "tool"):
+        with pytest.raises(DataError, match=rf"^x\.jsonl:1: .* leaves out message 1, of the role `{role}`, so the"):
+            written_by(known, [{"role": role, "content": "be brief"}, question])
+    assert written_by(known, [{"role": "system", "content": " "}, question]) == "<user>hi", "there is nothing to see"
+
+
+def test_content_that_the_template_rewrites_is_not_left_out():
+    loud = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"
+    assert written_by(loud, [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]) == (
+        "BE BRIEFHI"
+    )

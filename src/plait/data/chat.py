@@ -1,4 +1,4 @@
-"""Text as the model reads it: chat templates, the one BOS token, and which part of a conversation the assistant wrote.
+"""Text as the model reads it: chat templates, and the one BOS token.
 
 Torch-free: the tokenizer comes in as an object of Transformers' interface.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from jinja2 import TemplateError
 
@@ -25,6 +25,9 @@ MOST_RENDERED = 20_000_000
 READS_TO_MARKER = "reads_to_marker"
 """In `tokenizer_config.json` of a scalar model that plait has trained: it knows conversations up to the marker that
 closes their last turn, without the white space that the template writes behind it."""
+
+_WRITTEN = ("user", "assistant")
+"""Roles that every chat template writes."""
 
 _OF_TEMPLATES = (
     TemplateError,
@@ -123,7 +126,7 @@ def rendered_whole(
     """`render` of all messages of a row, which show its tools and what called them.
 
     Raises:
-        DataError: as there; or the chat template writes the same without these.
+        DataError: as there; or the chat template writes the same without these, or without a message.
     """
     how: dict[str, Any] = {"remedy": remedy, "begin_answer": begin_answer, "go_on": go_on}
     text = render(tokenizer, messages, row, **how)
@@ -137,6 +140,15 @@ def rendered_whole(
             raise DataError(
                 f"{row.place}: the chat template of the model leaves out {what}, so the model would not see them; give "
                 "a `model` whose template writes them, or remove them (rename a column that only rewards read)"
+            )
+    for place, message in enumerate(messages):
+        if message["role"] in _WRITTEN or not (message.get("content") or "").strip():
+            continue
+        if text == _rendered_if_taken(tokenizer, [*messages[:place], *messages[place + 1 :]], row, how):
+            raise DataError(
+                f"{row.place}: the chat template of the model leaves out message {place + 1}, of the role "
+                f"`{message['role']}`, so the model would not see it; give a `model` whose template writes it, or "
+                f"change {remedy}"
             )
     return text
 
@@ -185,109 +197,3 @@ def shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
             break
         length += 1
     return length
-
-
-class Spoken(NamedTuple):
-    """A conversation in tokens, and where the assistant speaks in it."""
-
-    token_ids: tuple[int, ...]
-    spans: tuple[tuple[int, int], ...]
-    """Half-open ranges of tokens, one per turn of the assistant, each with the token that closes the turn."""
-    at_once: bool
-    """Whether the first of the turns is the assistant's."""
-
-    def after(self, cut: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Tokens from `cut`, the end of the prompt, to the end of the last turn; and 1.0 for each spoken one."""
-        stop = self.spans[-1][1]
-        trained = [0.0] * (stop - cut)
-        first = (cut if self.at_once else self.spans[0][0], self.spans[0][1])
-        for begin, end in (first, *self.spans[1:]):
-            trained[begin - cut : end - cut] = [1.0] * (end - begin)
-        return self.token_ids[cut:stop], tuple(trained)
-
-
-class SpokenFinder:
-    """Finds what the assistant says in a conversation. Few templates mark it (`{% generation %}`).
-
-    What a turn adds is what the conversation that ends with it has beyond one that ends by opening an answer, provided
-    that the template writes the turns before it as it writes them in the whole.
-    """
-
-    def __init__(self, tokenizer: EndingTokenizer, ids: Ids) -> None:
-        self._tokenizer = tokenizer
-        self._ids = ids
-        self._markers = frozenset(tokenizer.all_special_ids) | frozenset(tokenizer.get_added_vocab().values())
-
-    def find(self, prompt: Messages, turns: Messages, row: Row, remedy: str) -> Spoken:
-        """Where the assistant speaks in `turns`, which follow `prompt` and hold a turn of it.
-
-        Raises:
-            DataError: the template writes a turn in another way once others follow, or leaves out its content.
-        """
-        messages = [*prompt, *turns]
-
-        def ids(count: int, begin_answer: bool = False) -> tuple[int, ...]:
-            beginning = messages[:count]
-            text = render(self._tokenizer, beginning, row, remedy=remedy, begin_answer=begin_answer)
-            return self._ids(text, chat=True)
-
-        whole = self._ids(rendered_whole(self._tokenizer, messages, row, remedy=remedy, begin_answer=False), chat=True)
-        spans = []
-        for number in range(len(prompt), len(messages)):
-            if messages[number]["role"] != "assistant":
-                continue
-            before = self._reach(ids(number), whole, number, row)
-            # An opened answer may hold more than the whole does, such as the begin of reasoning; the tokens from where
-            # they part are response, as in TRL.
-            begin = max(before, shared_prefix(ids(number, begin_answer=True), whole))
-            end = len(whole)
-            if number < len(messages) - 1:
-                end = self._reach(ids(number + 1), whole, number + 1, row)
-            end = self.closed(whole, begin, end)
-            if messages[number]["content"] and all(self._says_nothing(token) for token in whole[begin:end]):
-                raise DataError(
-                    f"{row.place}: the chat template of the model leaves out what the assistant says in turn "
-                    f"{number + 1}; give it another `content`, or another `model`"
-                )
-            spans.append((begin, end))
-        return Spoken(whole, tuple(spans), turns[0]["role"] == "assistant")
-
-    def _is_marker(self, token: int) -> bool:
-        """Whether it is a special or an added token."""
-        return token in self._markers
-
-    def _says_nothing(self, token: int) -> bool:
-        return token in self._markers or not self._tokenizer.decode([token]).strip()
-
-    def _reach(self, part: Sequence[int], whole: Sequence[int], number: int, row: Row) -> int:
-        """How far a conversation that ends after `number` messages agrees with the whole.
-
-        At its end may stand what the template writes after a last turn alone (an end of the text).
-        """
-        reach = shared_prefix(part, whole)
-        if all(self._says_nothing(token) for token in part[reach:]):
-            return reach
-        raise DataError(
-            f"{row.place}: the chat template of the model writes the first {number} turns of the conversation "
-            "differently once others follow (it drops their reasoning, perhaps), so what the assistant wrote cannot be "
-            "told; give each answer a row of its own in `data.source`, with `prompt` and `completion`"
-        )
-
-    def closed(self, whole: Sequence[int], begin: int, end: int) -> int:
-        """The end of a turn for the model: after the marker that closes it.
-
-        Templates write a line break after it, for the next turn; the model stops before it and never writes it. Where
-        no marker closes the turn the one that opens the next does: the model stops there.
-        """
-        last = self._before_blank(whole, begin, end)
-        if last == begin or not self._is_marker(whole[last - 1]):
-            return end + 1 if end < len(whole) and self._is_marker(whole[end]) else end
-        # Some templates end a conversation with one marker more, after the line break.
-        earlier = self._before_blank(whole, begin, last - 1)
-        return earlier if begin < earlier < last - 1 and self._is_marker(whole[earlier - 1]) else last
-
-    def _before_blank(self, whole: Sequence[int], begin: int, end: int) -> int:
-        """`end`, less the white space before it."""
-        while end > begin and not self._is_marker(whole[end - 1]) and self._says_nothing(whole[end - 1]):
-            end -= 1
-        return end

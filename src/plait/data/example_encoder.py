@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from plait.data.chat import EndingTokenizer, Ids, Spoken, SpokenFinder, render, shared_prefix
+from plait.data.chat import EndingTokenizer, Ids, render, shared_prefix
 from plait.data.formats import Messages, Parts, Row, RowKind, parts_of
 from plait.data.prompts import PromptEncoder
 from plait.data.settings import DataSettings
 from plait.data.sources import Source
+from plait.data.spoken import Spoken, SpokenFinder
 from plait.errors import DataError
 from plait.policy.packing import GroupTokens
 

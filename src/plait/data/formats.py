@@ -229,14 +229,14 @@ _OF_SHAREGPT = {"human": "user", "gpt": "assistant"}
 def _messages(messages: list[Any], column: str, place: str) -> Messages:
     """The messages without keys that are None: table formats give every message the keys of all."""
     for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+        if not _is_message(message):
             raise DataError(
                 f'{place}: expected messages {{"role": …, "content": …}} in `{column}`, found {message!r:.80}'
             )
         if (meant := _OF_SHAREGPT.get(message["role"])) is not None:
             found = f"a message in `{column}` has the role `{message['role']}`, as ShareGPT names it"
             raise DataError(f"{place}: {found}; write `{meant}`")
-        content = message["content"]
+        content = message.get("content")
         if content is None and message.get("tool_calls"):
             continue  # as tools are called in TRL's format
         if not isinstance(content, str) and not _are_texts(content):
@@ -247,14 +247,15 @@ def _messages(messages: list[Any], column: str, place: str) -> Messages:
             )
     if not messages:
         raise DataError(f"{place}: `{column}` is an empty list of messages")
-    return [
-        {
-            name: _text(value) if name == "content" else value
-            for name, value in message.items()
-            if value is not None or name == "content"
-        }
-        for message in messages
-    ]
+    said = [{name: value for name, value in message.items() if value is not None} for message in messages]
+    return [message | {"content": _text(message.get("content"))} for message in said]
+
+
+def _is_message(message: Any) -> bool:
+    """Who calls tools need not say anything beside: TRL's format leaves `content` out there, or has null."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    return "content" in message or bool(message.get("tool_calls"))
 
 
 def _are_texts(content: Any) -> bool:
