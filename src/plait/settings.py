@@ -110,7 +110,8 @@ def _check(value: Any, kinds: frozenset[type], most: int) -> None:
             return
     if not fits:
         expected = [word for kind, word in _WORDS.items() if kind in kinds and not (kind is int and float in kinds)]
-        raise _refusal(f"expected {' or '.join(expected)}")
+        endless = " (infinity is .inf)" if numbers and str(value).lower() in ("inf", "infinity") else ""
+        raise _refusal(f"expected {' or '.join(expected)}{endless}")
 
 
 def word_or_number(

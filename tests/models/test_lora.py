@@ -447,9 +447,11 @@ def test_layers_whose_name_is_a_number_are_not_adapted() -> None:
 
 def test_an_unknown_target_names_the_known_ones() -> None:
     settings = LoraSettings(rank=4, target_modules=("q_proj", "lm_head"))
-    with pytest.raises(ModelError, match=r"^lora\.target_modules: expected names among down_proj, .*found lm_head"):
+    with pytest.raises(
+        ModelError, match=r"^lora\.target_modules: expected all-linear alone, or names among down_proj, .*found lm_head"
+    ):
         add_lora(tiny_llama(), settings, name="a", seed=0)
-    with pytest.raises(ModelError, match=r"expected names among down_proj, .*found lm_head"):
+    with pytest.raises(ModelError, match=r"expected all-linear alone, or names among down_proj, .*found lm_head"):
         check_targets(settings, ["smollm2-135m-instruct"])
 
 
@@ -574,6 +576,7 @@ def test_an_adapter_that_peft_trained_is_read(tmp_path: Path) -> None:
         ({"lora_alpha": "high"}, r"`lora_alpha`, a number, found 4 and 'high'"),
         ("remove", "does not fit this model: no model.layers.0.self_attn.q_proj.lora_A.weight"),
         ("add", r"does not fit this model: an unknown model\.norm\.weight"),
+        ("head", r"^adapter: '.*it' does not fit this model: .*target_modules: expected .*, found lm_head$"),
         ("file", r"should hold adapter_config\.json and adapter_model\.safetensors"),
     ],
 )
@@ -588,6 +591,8 @@ def test_other_adapters_are_refused_before_anything_is_changed(change: Any, mess
         save_file(tensors, file)
     elif change == "add":
         save_file({**tensors, "base_model.model.model.norm.weight": torch.zeros(32)}, file)
+    elif change == "head":
+        save_file({**tensors, "base_model.model.lm_head.lora_A.weight": torch.zeros(4, 32)}, file)
     else:
         file.unlink()
     model = tiny_llama(torch.float32)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from pydantic import ValidationError
 
 from plait.training.memory import parameter_bytes
 from plait.training.settings import OptimizerSettings
+from plait.yaml_text import parse
 
 
 @pytest.mark.parametrize(
@@ -111,6 +114,15 @@ def test_a_run_shorter_than_its_warm_up():
 def test_zero_is_refused(field):
     with pytest.raises(ValidationError, match=field):
         OptimizerSettings(**{field: 0})
+
+
+def test_a_norm_without_bound_is_written_as_yaml_does():
+    assert OptimizerSettings(max_grad_norm=parse(".inf")).max_grad_norm == math.inf
+    with pytest.raises(ValidationError, match=r"expected a number \(infinity is \.inf\)"):
+        OptimizerSettings(max_grad_norm=parse("inf"))
+    described = OptimizerSettings.model_fields["max_grad_norm"].description
+    assert described is not None
+    assert described.endswith("(.inf: never)")
 
 
 @pytest.mark.parametrize("betas", [(1.0, 0.9), (0.9, -0.1)])

@@ -149,7 +149,8 @@ def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
     targets = names if settings.target_modules == "all-linear" else set(settings.target_modules)
     if unknown := sorted(targets - names):
         raise ModelError(
-            f"lora.target_modules: expected names among {', '.join(sorted(names))}, found {', '.join(unknown)}"
+            f"lora.target_modules: expected all-linear alone, or names among {', '.join(sorted(names))}, found "
+            f"{', '.join(unknown)}"
         )
     if not targets:
         raise ModelError("lora.target_modules: expected at least one name, found none")

@@ -120,7 +120,11 @@ def load_adapter(model: AnyModel, folder: str | Path, *, name: str) -> AnyModel:
             f"adapter: {str(folder)!r}: adapter_config.json should state `r`, a whole number, and `lora_alpha`, a "
             f"number, found {config.get('r')!r:.80} and {config.get('lora_alpha')!r:.80}."
         ) from error
-    _check_tensors(tensors, _shapes(model, decoder, settings), folder)
+    try:
+        expected = _shapes(model, decoder, settings)
+    except ModelError as error:  # it adapts layers that are never adapted here
+        raise ModelError(f"adapter: {str(folder)!r} does not fit this model: {error}") from None
+    _check_tensors(tensors, expected, folder)
     view = add_lora(model, settings, name=name, seed=0)
     assert view.own is not None, "add_lora gives a view"
     with torch.no_grad():

@@ -66,7 +66,7 @@ class OptimizerSettings(Settings):
     epsilon: float = Field(default=1e-8, gt=0, description="AdamW's epsilon, added to the root of the second moment")
     weight_decay: float = Field(default=0.0, ge=0, description="decoupled weight decay of matrices; vectors have none")
     max_grad_norm: Endless = Field(
-        default=1.0, gt=0, description="clip the gradient's global norm to this (inf: never)"
+        default=1.0, gt=0, description="clip the gradient's global norm to this (.inf: never)"
     )
     shard_gradients: bool = Field(
         default=False,

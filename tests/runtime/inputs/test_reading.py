@@ -62,6 +62,22 @@ def test_held_out_items_that_are_left_out_are_said(
     assert len(prepared.held_out) + sum(map(len, prepared.held_out_given.values())) == 2
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+def test_a_batch_that_holds_rows_several_times_is_said(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str
+) -> None:
+    """`epochs: 1` cannot be had then: one batch is two and a half."""
+    file = written(tmp_path / "few.jsonl", [{"prompt": f"{n} plus 1?", "completion": "7"} for n in (1, 2)])
+    keys = {"data.source": file, "algorithm": algorithm}
+    if algorithm == "sft":
+        keys |= {"reward.functions": [], "options": {}, "sampling": {}, "samples_per_prompt": 8}
+    prepare(make_recipe(**keys, prompts_per_step=2))
+    assert capsys.readouterr().err == ""
+    prepare(make_recipe(**keys, prompts_per_step=5))
+    fewer = "2 rows are fewer than `prompts_per_step` (5), so a batch is 2.5 passes over them"
+    assert capsys.readouterr().err.splitlines() == [f"{file}: {fewer}"]
+
+
 def test_a_column_that_the_prompt_template_names_is_said_to_stay(
     make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
