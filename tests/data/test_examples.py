@@ -441,7 +441,11 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path):
         ({"messages": [assistant("a")]}, ["the assistant speaks first", "data.system_prompt"]),
         ({"prompt": "a", "completions": "b"}, ["`prompt` and `completion`", "; rename `completions` to `completion`"]),
         ({"mesages": []}, ["; rename `mesages` to `messages`"]),
-        ({"prompt": "a"}, ["examples need the columns", "found `prompt`"]),
+        ({"prompt": "a"}, ["examples need the columns", "found `prompt`; rename the columns"]),
+        (
+            {"prompt": "a", "completion": None},
+            ["found `prompt`; `completion` is null; give it a value, or remove the row"],
+        ),
         ({"conversations": [{"from": "human", "value": "a"}]}, ["make of `conversations` a column `messages`"]),
         ({"text": "a b", "images": [1]}, ["images"]),
     ],

@@ -447,9 +447,7 @@ def test_layers_whose_name_is_a_number_are_not_adapted() -> None:
 
 def test_an_unknown_target_names_the_known_ones() -> None:
     settings = LoraSettings(rank=4, target_modules=("q_proj", "lm_head"))
-    with pytest.raises(
-        ModelError, match=r"^lora\.target_modules: expected .*names among down_proj, .*lm_head"
-    ):
+    with pytest.raises(ModelError, match=r"^lora\.target_modules: expected .*names among down_proj, .*lm_head"):
         add_lora(tiny_llama(), settings, name="a", seed=0)
     with pytest.raises(ModelError, match=r"expected all-linear alone, .*found lm_head"):
         check_targets(settings, ["smollm2-135m-instruct"])

@@ -152,14 +152,15 @@ def parts_of(columns: Mapping[str, Any], kind: RowKind, place: str) -> Parts:
         parts = Parts(None, (columns["text"],))
         names = ("text",)
     else:
-        raise _wanting(kind, [name for name in columns if name in present], place)
+        raise _wanting(kind, columns, place)
     for name, completion in zip(names, parts.completions, strict=True):
         _check_completion(parts.prompt, completion, name, place)
     return parts
 
 
-def _wanting(kind: RowKind, present: Sequence[str], place: str) -> DataError:
+def _wanting(kind: RowKind, columns: Mapping[str, Any], place: str) -> DataError:
     """What is said where a row has no columns of its kind."""
+    present = [name for name, column in columns.items() if column is not None]
     of_completions = ("label",) if kind is RowKind.LABELLED else ("messages", "text")
     needed = ("chosen", "rejected") if kind is RowKind.PAIRS else ("prompt", "completion", *of_completions)
     others = sorted({*present} - {"prompt", *needed})
@@ -167,6 +168,8 @@ def _wanting(kind: RowKind, present: Sequence[str], place: str) -> DataError:
     misspelt = [(near[0], name) for name in missing if (near := difflib.get_close_matches(name, others, n=1))]
     if "conversations" in present and kind is RowKind.EXAMPLES:  # as ShareGPT names them
         mend = 'make of `conversations` a column `messages`, lists of {"role": "user" or "assistant", "content": …}'
+    elif absent := [name for name in missing if name in columns]:
+        mend = f"`{absent[0]}` is null; give it a value, or remove the row"
     else:
         mend = "rename `{}` to `{}`".format(*misspelt[0]) if misspelt else "rename the columns of `data.source`"
     names = ", ".join(f"`{name}`" for name in present)
@@ -253,9 +256,8 @@ def _messages(messages: list[Any], column: str, place: str) -> Messages:
 
 def _is_message(message: Any) -> bool:
     """Who calls tools need not say anything beside: TRL's format leaves `content` out there, or has null."""
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        return False
-    return "content" in message or bool(message.get("tool_calls"))
+    has_role = isinstance(message, dict) and isinstance(message.get("role"), str)
+    return has_role and ("content" in message or bool(message.get("tool_calls")))
 
 
 def _are_texts(content: Any) -> bool:
