@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from plait.cli import main
 from plait.data.examples import example_set
 from plait.data.formats import Row, RowKind
 from plait.data.packed import pack
@@ -25,9 +27,11 @@ from plait.models.files.saving import save_pretrained
 from plait.models.scalar_loading import load_scalar
 from plait.observe.run_log import read_rows
 from plait.runtime.api import run
+from plait.runtime.folder.export import export_checkpoint
 from plait.runtime.inputs.tokenizers import load_tokenizer
 from plait.runtime.prepare import prepare
 from plait.runtime.steps.scorer import ModelScorer, translator_for
+from plait.workers.loading import build_models
 from tests.models.tiny import tiny_tokenizer
 from tests.runs.test_flows import MakeRecipe, data, recipe_of
 from tests.runs.test_resume import kill_in_step, result_of
@@ -56,6 +60,36 @@ def test_a_reward_model_fills_the_reward(make_recipe: MakeRecipe, data: dict[str
         assert sample["reward_score"] == pytest.approx(0.5 * score + 2 * sample["response"].count("7"), abs=1e-4)
         assert sample["rewards/model"] == pytest.approx(score, abs=1e-4)
         assert sample["rewards/count_sevens"] == sample["response"].count("7")
+
+
+def evaluated(path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
+    assert main(["eval", str(path), "--model", str(model), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_reward_model_with_an_adapter_is_measured_and_trained_on(
+    make_recipe: MakeRecipe, data: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its adapter and its export have the scores that the run had, in recipes with and without `lora`; and it keeps its
+    head where training goes on from it."""
+    keys = {"evaluation.items": 2, "optimizer.learning_rate": 0.01}
+    recipe = recipe_of("reward_model", make_recipe, data, steps=3, lora={"rank": 2}, **keys)
+    outcome = run(recipe)
+    assert outcome.after is not None
+    expected = outcome.after.metrics()
+    assert abs(expected["eval/reward/mean_reward"]) > 1e-3
+    export_checkpoint(recipe.run_dir, tmp_path / "whole", dtype="float32")
+    for rank in (0, 2):
+        again = recipe_of("reward_model", make_recipe, data, lora={"rank": rank}, **keys)
+        path = tmp_path / f"{rank}.json"
+        path.write_text(json.dumps(again.model_dump(mode="json", exclude={"epochs"})))
+        for model in (recipe.run_dir / "final", tmp_path / "whole"):
+            found = evaluated(path, model, capsys)
+            assert found == pytest.approx(expected | {"items": 2}, rel=1e-4)
+    on = recipe_of("reward_model", make_recipe, data, lora={"rank": 2}, model=str(tmp_path / "whole"), **keys)
+    (model,) = build_models(prepare(on).models, on).values()
+    head = load_scalar(str(tmp_path / "whole"), dtype="float32").module.score.weight
+    assert torch.equal(next(iter(model.parameters_of_views().values())), head)
 
 
 def test_a_reward_model_reads_its_own_tokens(tiny_folder: Path) -> None:

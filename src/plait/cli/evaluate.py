@@ -49,7 +49,7 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
 
     from plait.recipes.trust import user_recipe
 
-    recipe = without_draws(user_recipe(path, overrides, trust_run_code="--trust-run-code" in flags))
+    recipe = without_training(user_recipe(path, overrides, trust_run_code="--trust-run-code" in flags))
     recipe = with_reference(recipe, path, overrides)
     if recipe.evaluation.items == 0:
         raise ConfigError("`evaluation.items` is 0: set how many held-out items to answer (--evaluation.items 100)")
@@ -105,10 +105,13 @@ def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def without_draws(recipe: Recipe) -> Recipe:
-    """The recipe without what it says about drawing samples to train on, some of which is refused where one trains."""
+def without_training(recipe: Recipe) -> Recipe:
+    """The recipe without what it says about drawing samples to train on, some of which is refused where one trains, and
+    without adapters to train: a model has those that it comes with."""
+    from plait.models.lora_settings import LoraSettings
+
     settings = recipe.sampling.model_copy(update={"temperature": 1.0, "top_p": 1.0, "top_k": 0, "engine": "plait"})
-    return recipe.model_copy(update={"sampling": settings})
+    return recipe.model_copy(update={"sampling": settings, "lora": LoraSettings()})
 
 
 def with_reference(recipe: Recipe, path: Path | None, overrides: Sequence[tuple[str, Any]]) -> Recipe:

@@ -203,7 +203,7 @@ def _check_loss(loss: Callable[..., Any], given: dict[str, Column], call: str) -
         if name not in names and not takes_any:
             raise FlowError(
                 f"{call}: the loss `{title}` takes no column `{name}`{nearest(name, names)}; "
-                f"it takes: {', '.join(names)}"
+                f"it takes: {', '.join(names) or 'none'}"
             )
     for parameter in parameters[1:]:
         needed = parameter.default is inspect.Parameter.empty and parameter.kind not in variadic

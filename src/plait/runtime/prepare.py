@@ -77,7 +77,7 @@ def prepare(
     _check_engine(recipe, plan)
     tokenizer = load_tokenizer(recipe.model)
     _check_models(models, tokenizer, recipe)
-    data = read_data(outlined.flow, recipe, tokenizer, shapes[recipe.model])
+    data = read_data(outlined.flow, recipe, tokenizer, shapes[recipe.model], trains=trains)
     _check_texts(data, recipe, tokenizer, shapes[recipe.model].vocabulary)
     lengths = _lengths_in(data, recipe)
     check_reach(tokenizer, recipe.model, outlined.flow, _longest_of(outlined.flow, lengths, data), models, shapes)

@@ -10,11 +10,12 @@ from collections.abc import Iterable
 
 from plait.dataflow import CallKind, Dataflow
 from plait.models.backbone_model import copy_of
+from plait.models.files.hub import is_classifier
 from plait.models.language_model import LanguageModel
-from plait.models.loading import load_model
+from plait.models.loading import load_model, load_scalar
 from plait.models.model import AnyModel, Model
 from plait.models.parallel.part_loading import PartLoader
-from plait.models.scalar_loading import load_scalar, scalar_of
+from plait.models.scalar_loading import scalar_of
 from plait.models.scalar_model import ScalarModel
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel, optimizer_of
@@ -88,7 +89,7 @@ class _Shelf:
     def _adapted(self, role_model: RoleModel) -> Model:
         from plait.models.scalar_loading import scalar_view
 
-        if role_model.has_head:
+        if role_model.scalar and (role_model.has_head or is_classifier(role_model.name)):
             return self._with_adapter(self._load_scalar(role_model), role_model)
         base = self._read(role_model.name)
         if role_model.scalar:

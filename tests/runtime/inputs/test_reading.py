@@ -76,6 +76,8 @@ def test_a_batch_that_holds_rows_several_times_is_said(
     prepare(make_recipe(**keys, prompts_per_step=5))
     fewer = "2 rows are fewer than `prompts_per_step` (5), so a batch is 2.5 passes over them"
     assert capsys.readouterr().err.splitlines() == [f"{file}: {fewer}"]
+    prepare(make_recipe(**keys, prompts_per_step=5), trains=False)
+    assert capsys.readouterr().err == "", "nothing is trained"
 
 
 def test_a_column_that_the_prompt_template_names_is_said_to_stay(

@@ -120,6 +120,11 @@ def is_stated(name: str) -> bool:
     return name in ALIASES or name in KNOWN
 
 
+def is_classifier(name: str) -> bool:
+    """Whether a model has a head for scores, `...ForSequenceClassification`; raises as `read_config`."""
+    return any("Classification" in str(class_name) for class_name in read_config(name).get("architectures") or ())
+
+
 def read_config(name: str) -> dict[str, Any]:
     """Return the model's config.json without its weights; of an alias it is known before any download, of an adapter
     it is that of its base.

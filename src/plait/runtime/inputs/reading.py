@@ -39,8 +39,8 @@ class RunData(NamedTuple):
     held_out_given: dict[str, tuple[Given, ...]]
 
 
-def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelShape) -> RunData:
-    """What a run trains and is measured on.
+def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelShape, *, trains: bool = True) -> RunData:
+    """What a run trains and is measured on; with `trains` false it is only measured.
 
     Raises:
         ConfigError: the flow reads several data sets and generates from none, or a key of the data does not fit them.
@@ -53,7 +53,6 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
     train_set, held_out, columns, questions = None, (), (), frozenset[str]()
     if generates:
         train_set, held_out, columns, questions = _prompts(recipe, tokenizer, prompt_limit(recipe, shape))
-        _say_of_repeats(train_set, recipe.data.title, recipe.prompts_per_step)
     given: dict[str, Mixed[ExampleSet]] = {}
     held_out_given: dict[str, tuple[Given, ...]] = {}
     for name in given_names:
@@ -62,14 +61,25 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
             loading(f"data {settings.title}")
             opened = open_sources(settings, 0 if generates else recipe.evaluation.items, RowKind(name), questions)
             given[name], items = _given(settings, opened, tokenizer, shape.max_positions)
-            _say_of_repeats(given[name], settings.title, recipe.prompts_per_step)
         if name == LABELLED and isinstance(dataflow.options, KTOOptions):
             _say_of_labels(given[name], settings.title, dataflow.options)
         if items and not generates:
             held_out_given[name] = items
             if name == LABELLED:
                 held_out_given[MISMATCHED] = tuple(mismatched(items, most_tokens(given[name])))
-    return RunData(columns, train_set, given, held_out, held_out_given)
+    data = RunData(columns, train_set, given, held_out, held_out_given)
+    if trains:
+        _say_of_repeats(data, recipe.prompts_per_step)
+    return data
+
+
+def _say_of_repeats(data: RunData, per_step: int) -> None:
+    """Say where a batch has to hold rows several times, whatever `epochs` asks for."""
+    for rows in (*(() if data.train_set is None else (data.train_set,)), *data.given.values()):
+        if per_step > len(rows):
+            names = ", ".join(source.source.name for source in rows.sets)
+            count = f"{len(rows):,} rows are fewer than `prompts_per_step` ({per_step:,})"
+            say(f"{names}: {count}, so a batch is {per_step / len(rows):.3g} passes over them", file=sys.stderr)
 
 
 def _prompts(
@@ -133,13 +143,6 @@ def _say_of_held_out(items: PromptSet | ExampleSet) -> None:
     if dropped := items.num_dropped:
         count = f"{dropped:,} of {len(items) + dropped:,} held-out items"
         say(f"{items.source.name}: {count} are left out (`data.overlong_prompts: drop`)", file=sys.stderr)
-
-
-def _say_of_repeats(rows: Mixed[Any], title: str, per_step: int) -> None:
-    """Say where a batch has to hold rows several times, whatever `epochs` asks for."""
-    if per_step > len(rows):
-        count = f"{len(rows):,} rows are fewer than `prompts_per_step` ({per_step:,})"
-        say(f"{title}: {count}, so a batch is {per_step / len(rows):.3g} passes over them", file=sys.stderr)
 
 
 def _say_of_labels(given: Mixed[ExampleSet], title: str, options: KTOOptions) -> None:
