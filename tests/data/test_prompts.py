@@ -333,6 +333,19 @@ def test_messages_that_the_template_leaves_out_are_refused():
     assert written_by(known, [{"role": "system", "content": " "}, question]) == "<user>hi", "there is nothing to see"
 
 
+def test_a_message_that_says_what_the_template_says_by_itself_is_read():
+    """Templates of Qwen2.5 and SmolLM2 begin a conversation without a system message with one of their own."""
+    own = "{% if messages[0].role != 'system' %}<system>Be kind.{% endif %}"
+    own += "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    question = {"role": "user", "content": "hi"}
+    expected = "<system>Be kind.<user>hi"
+    assert (
+        written_by(own, [question])
+        == written_by(own, [{"role": "system", "content": "Be kind."}, question])
+        == expected
+    )
+
+
 def test_content_that_the_template_rewrites_is_not_left_out():
     loud = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"
     assert written_by(loud, [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]) == (

@@ -142,7 +142,8 @@ def rendered_whole(
                 "a `model` whose template writes them, or remove them (rename a column that only rewards read)"
             )
     for place, message in enumerate(messages):
-        if message["role"] in _WRITTEN or not (message.get("content") or "").strip():
+        said = (message.get("content") or "").strip()
+        if message["role"] in _WRITTEN or said in text:  # it may say what the template says by itself
             continue
         if text == _rendered_if_taken(tokenizer, [*messages[:place], *messages[place + 1 :]], row, how):
             raise DataError(
