@@ -118,6 +118,33 @@ def test_a_call_of_tools_needs_no_content(tmp_path):
         prepare(tmp_path, {"messages": [{"role": "user"}, assistant("3")]})
 
 
+@pytest.mark.parametrize("arguments", [{"a": 1}, '{"a": 1}'], ids=["values", "text"])
+def test_arguments_of_a_call_may_be_json(tmp_path, arguments):
+    """As OpenAI's API gives them: they are not written as JSON a second time. A template that puts texts together takes
+    a text alone."""
+    call = {
+        "role": "assistant",
+        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": arguments}}],
+    }
+    row = {"messages": [user("1+2?"), call]}
+    tokenizer = with_template_of("qwen2_5")
+    (one,) = prepare(tmp_path, row, tokenizer=tokenizer).given(0, 0)
+    learnt = learnt_turns(tokenizer, one.sample.token_ids, one.trained)
+    assert learnt == [f'<tool_call>\n{{"name": "f", "arguments": {{"a": 1}}}}\n</tool_call>{END}']
+    joining = with_template_of("qwen2_5")
+    joining.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.content }}"
+        "{% for c in m.tool_calls %}{{ '=' + c.function.arguments }}{% endfor %}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>{% endif %}"
+    )
+    if isinstance(arguments, dict):
+        with pytest.raises(DataError, match=r"can only concatenate str"):
+            prepare(tmp_path, row, tokenizer=joining)
+        return
+    (one,) = prepare(tmp_path, row, tokenizer=joining).given(0, 0)
+    assert learnt_turns(joining, one.sample.token_ids, one.trained) == [f'={{"a": 1}}{END}']
+
+
 def test_a_completion_may_begin_with_the_result_of_a_tool(tmp_path):
     call = {"role": "assistant", "content": "sum(1, 2)"}
     row = {"prompt": [user("1+2?"), call], "completion": [{"role": "tool", "content": "3"}, assistant("it is 3")]}

@@ -5,6 +5,7 @@ Torch-free: the tokenizer comes in as an object of Transformers' interface.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -90,17 +91,11 @@ def render(
         raise DataError(
             f"{row.place}: column `{TEMPLATE_COLUMN}` must be a mapping of names to values, found {extra!r:.80}"
         )
-    tools = _tools(row)
+    how = {name: value for name, value in extra.items() if value is not None} | {"tools": _tools(row)}
+    how |= {"add_generation_prompt": begin_answer, "continue_final_message": go_on}
     try:
         with time_limit(RENDER_LIMIT_S):
-            text = tokenizer.apply_chat_template(
-                messages,
-                tools=tools,
-                tokenize=False,
-                add_generation_prompt=begin_answer,
-                continue_final_message=go_on,
-                **{name: value for name, value in extra.items() if value is not None},
-            )
+            text = _applied(tokenizer, messages, how)
     except OverTime:
         raise DataError(
             f"{row.place}: the chat template of the model took more than {RENDER_LIMIT_S} s to write the prompt; mend "
@@ -118,6 +113,36 @@ def render(
             f"{MOST_RENDERED:,}; mend the template, or change {remedy}"
         )
     return text
+
+
+def _applied(tokenizer: Tokenizer, messages: Messages, how: Mapping[str, Any]) -> Any:
+    """What the template makes of messages. Most write the arguments of a call as JSON themselves, which OpenAI's API
+    and data made by it have as text: so such a text is read, unless the template takes the text alone."""
+    read = [_with_arguments(message) for message in messages]
+    try:
+        return tokenizer.apply_chat_template(read, tokenize=False, **how)
+    except _OF_TEMPLATES:
+        if read == messages:
+            raise
+        return tokenizer.apply_chat_template(messages, tokenize=False, **how)
+
+
+def _with_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message with the arguments of its calls as maps, where they are such in JSON."""
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [_read_call(call) for call in calls]} if isinstance(calls, list) else {**message}
+
+
+def _read_call(call: Any) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _read_call(call["function"])}
+    arguments = call.get("arguments")
+    if isinstance(arguments, str):
+        with contextlib.suppress(Malformed):
+            arguments = parse(arguments)
+    return {**call, "arguments": arguments} if isinstance(arguments, dict) else call
 
 
 def rendered_whole(
