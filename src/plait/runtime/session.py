@@ -23,7 +23,7 @@ from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import FINISHED, STOPPED, History, Origin
 from plait.runtime.folder.moments import Moments
 from plait.runtime.folder.progressed import Progressed, check_not_gone, check_steps, resumed_from
-from plait.runtime.folder.stored_recipe import changed_keys, recipe_text
+from plait.runtime.folder.stored_recipe import changed_keys, check_left, recipe_text
 from plait.runtime.folder.weights_folder import write_weights
 from plait.runtime.health.doctor import RunDoctor
 from plait.runtime.health.patient import Patient
@@ -104,6 +104,7 @@ class Session:
         self.done.threads = torch.get_num_threads()
         self.progress: Progress = stack.enter_context(self._leading.progress())
         if self._resume:
+            check_left(self.directory.files.recipe, recipe, lambda: self.done.step == recipe.steps)
             self.progress.message(resumed_from(checkpoint, self.store, self.history.saved_step, recipe.steps))
         self.recorder = Recorder(offset_s=self.done.clock_s)
         self.pools = open_pools(prepared, stack, self.directory.files.reward_output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from plait.runtime.controller import Outcome
 from plait.runtime.folder.claim import claim
 from plait.runtime.folder.export import export_whole
 from plait.runtime.folder.run_files import CHECKPOINTS, METRICS, RECIPE
-from plait.runtime.folder.stored_recipe import as_begun
+from plait.runtime.folder.stored_recipe import as_begun, check_left
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.prepare import prepare
 from plait.runtime.steps.reward_pools import open_pools
@@ -37,6 +38,8 @@ def check_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str,
             if begun:
                 _check_sources(stages, name)
             claim(recipe, resume=begun).close()
+            if begun:
+                check_left(recipe.run_dir / RECIPE, recipe, partial(_is_done, stages, name))
             foreseen = stages.foreseen(name)
             if begun:
                 foreseen = as_begun(recipe.run_dir / RECIPE, foreseen)
@@ -55,7 +58,7 @@ def run_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str, R
     """
     for name in stages.recipes:
         recipe = stages.resolved(name)
-        if resume and _is_done(recipe, _steps(stages, name)):
+        if resume and _is_done(stages, name):
             yield name, recipe, None
             continue
         outcome = run(recipe, resume=resume and _has_begun(recipe), recipe_file=stages.file)
@@ -108,8 +111,9 @@ def _steps(stages: Stages, name: str) -> int:
     return prepare(stages.foreseen(name).letting_be(), to_come=stages.to_come(name)).recipe.steps
 
 
-def _is_done(recipe: Recipe, steps: int) -> bool:
-    """Whether a run has as many steps as it is to have, and its final weights are of the last one."""
+def _is_done(stages: Stages, name: str) -> bool:
+    """Whether a stage has as many steps as it is to have, and its final weights are of the last one."""
+    recipe, steps = stages.resolved(name), _steps(stages, name)
     saved = recipe.run_dir / CHECKPOINTS / f"step-{steps}"
     newest = CheckpointStore(recipe.run_dir / CHECKPOINTS, keep_last=recipe.checkpoint.keep_last).steps()[-1:]
     final = final_folder(recipe)

@@ -165,5 +165,6 @@ def _run_around(folder: Path) -> str:
     run, step = folder.parent.parent, folder.name.removeprefix("step-")
     if folder.parent.name == CHECKPOINTS and step.isdecimal() and os.path.isfile(run / RECIPE):
         return f"it is a checkpoint of the run `{run}`: give that, with `--step {step}`"
-    stages = ", ".join(f"`{path.parent}`" for path in sorted(folder.glob(f"*/{RECIPE}")))
+    inside = sorted(folder.glob(f"*/{RECIPE}")) if os.path.isdir(folder) else ()
+    stages = ", ".join(f"`{path.parent}`" for path in inside)
     return f"give one of {stages}" if stages else "give the folder of a run"

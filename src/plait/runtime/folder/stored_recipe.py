@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +129,13 @@ def said_of_steering(then: Mapping[str, Any], now: Mapping[str, Any], step: int)
         for key, value in now.items()
         if then.get(key, value) != value
     ]
+
+
+def check_left(old: Path, recipe: Recipe, is_done: Callable[[], bool]) -> None:
+    """Raises ConfigError where a run is steered otherwise than its stored recipe says, and has no step left to do."""
+    steered = [f"`{key}`" for key in changed_keys(old, recipe) if key in STEERED_KEYS]
+    if steered and is_done():
+        raise ConfigError(
+            f"key `run_dir`: the run in `{recipe.run_dir}` has done all of its steps, and would do none with other "
+            f"values of {', '.join(steered)}; give the recipe as it was (see {old}), or more `steps`"
+        )
