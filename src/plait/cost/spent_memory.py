@@ -80,8 +80,9 @@ def with_memory_spent(facts: Facts, room_bytes: float, *, may_leave: bool, is_al
 
 
 def _tried(facts: Facts) -> Iterator[Facts]:
-    """Each way, first with pools and graphs that stay."""
-    for planned in (replace(facts, plan=with_pools(facts)), facts):
+    """Each way, first with pools and graphs that stay, where they do not anyway."""
+    pooled = with_pools(facts)
+    for planned in (facts,) if pooled is facts.plan else (replace(facts, plan=pooled), facts):
         yield from map(planned.spending, _ways(facts.recipe))
 
 

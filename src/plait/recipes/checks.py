@@ -8,7 +8,7 @@ from plait.algorithms.grpo import GRPOOptions
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError, FlowError
 from plait.models.files.adapter_folder import adapter_of
-from plait.models.files.hub import read_config
+from plait.models.files.hub import classes_of, is_classifier
 from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
@@ -277,9 +277,8 @@ def check_models(models: Sequence[RoleModel], to_come: Mapping[str, ToCome]) -> 
         if coming is None and is_shape(model.name):
             continue
         name = model.name if coming is None else coming.name
-        config = {} if coming is not None else read_config(model.name)
-        classes = [str(class_name) for class_name in config.get("architectures") or ()]
-        scores = any("Classification" in class_name for class_name in classes) if coming is None else coming.scalar
+        classes = [] if coming is not None else classes_of(model.name)
+        scores = is_classifier(classes) if coming is None else coming.scalar
         if scores and not model.scalar:
             raise ConfigError(
                 f"key `{model.key}`: `{name}` is a reward model{_listed(classes)}, but the role `{model.role}` begins "

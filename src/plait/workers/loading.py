@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from plait.dataflow import CallKind, Dataflow
 from plait.models.backbone_model import copy_of
-from plait.models.files.hub import is_classifier
+from plait.models.files.hub import classes_of, is_classifier
 from plait.models.language_model import LanguageModel
 from plait.models.loading import load_model, load_scalar
 from plait.models.model import AnyModel, Model
@@ -89,7 +89,7 @@ class _Shelf:
     def _adapted(self, role_model: RoleModel) -> Model:
         from plait.models.scalar_loading import scalar_view
 
-        if role_model.scalar and (role_model.has_head or is_classifier(role_model.name)):
+        if role_model.scalar and (role_model.has_head or is_classifier(classes_of(role_model.name))):
             return self._with_adapter(self._load_scalar(role_model), role_model)
         base = self._read(role_model.name)
         if role_model.scalar:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,9 +120,14 @@ def is_stated(name: str) -> bool:
     return name in ALIASES or name in KNOWN
 
 
-def is_classifier(name: str) -> bool:
-    """Whether a model has a head for scores, `...ForSequenceClassification`; raises as `read_config`."""
-    return any("Classification" in str(class_name) for class_name in read_config(name).get("architectures") or ())
+def classes_of(name: str) -> list[str]:
+    """The classes of Transformers that a model's config names; raises as `read_config`."""
+    return [str(class_name) for class_name in read_config(name).get("architectures") or ()]
+
+
+def is_classifier(classes: Iterable[str]) -> bool:
+    """Whether a model of these classes has a head for scores, `...ForSequenceClassification`."""
+    return any("Classification" in class_name for class_name in classes)
 
 
 def read_config(name: str) -> dict[str, Any]:
