@@ -21,6 +21,16 @@ def advantages(rewards: list[float], scale: bool) -> list[float]:
     return [c / (std + 1e-4) for c in centred] if scale else centred
 
 
+def decoupled(scores: list[list[float | None]], weights: list[float]) -> list[float]:
+    """Scores of a group by reward; None where it does not apply."""
+    sums = [0.0] * len(scores[0])
+    for of_reward, weight in zip(scores, weights, strict=True):
+        found = iter(advantages([r for r in of_reward if r is not None] or [0.0], True))
+        for i, r in enumerate(of_reward):
+            sums[i] += 0.0 if r is None else weight * next(found)
+    return sums
+
+
 def kl(d: float, how: str) -> tuple[float, float]:
     """Estimate and its derivative by the policy's log-prob; d = log π − log π_ref."""
     if how == "k1":

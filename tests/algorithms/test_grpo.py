@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.algorithms.grpo import GRPOOptions, group_advantages, grpo, informative, subtract_overlong
+from plait.algorithms.grpo import (
+    GRPOOptions,
+    batch_advantages,
+    group_advantages,
+    grpo,
+    informative,
+    subtract_overlong,
+)
 from plait.algorithms.kl import KLPlace, subtract_kl
 from plait.algorithms.losses import KLEstimator
 from plait.dataflow import trace
@@ -34,6 +41,15 @@ def test_equal_rewards_and_single_samples_have_no_advantage():
 def test_advantages_equal_the_oracle(rewards, scale):
     found = group_advantages(np.array(rewards), scale=scale)
     assert found.tolist() == pytest.approx(oracle.advantages(rewards, scale), rel=1e-12, abs=1e-12)
+
+
+def test_advantages_over_the_batch_by_hand():
+    # Groups 1, 0 and 9, 8: within each half a unit from its mean; all four vary by (16 · 4 + 1) / 3 around 4.5.
+    unit = 0.5 / ((4.5**2 * 2 + 3.5**2 * 2) / 3) ** 0.5
+    found = batch_advantages(np.array([0.5, -0.5, 0.5, -0.5]), np.array([1.0, 0, 9, 8]))
+    assert found.tolist() == pytest.approx([unit, -unit, unit, -unit], rel=1e-4)
+    assert batch_advantages(np.zeros(2), np.full(2, 0.1)).tolist() == [0, 0]
+    assert batch_advantages(np.zeros(1), np.ones(1)).tolist() == [0]
 
 
 @pytest.mark.parametrize("how", list(KLEstimator))
@@ -65,7 +81,40 @@ def calls(**options) -> list[str]:
     return calls_of(grpo, GRPOOptions(**options))
 
 
+def test_several_rewards_are_standardised_one_by_one():
+    flow = trace(grpo, roles={"actor", "reward"}, options=GRPOOptions(multi_objective_aggregation="normalize_then_sum"))
+    _, score, advantages, train = flow.nodes
+    assert [str(column) for column in score.outputs] == ["reward_score[sample]", "reward_score_decoupled[sample]"]
+    assert advantages.inputs == {"0": score.outputs[1]}
+    assert train.loss_columns["advantages"] == advantages.outputs[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"scale_rewards": False}, "scale_rewards: False"),
+        ({"scale_rewards": "batch"}, "scale_rewards: batch"),
+        ({"dynamic_sampling": True}, "dynamic_sampling: True"),
+        ({"overlong_buffer_tokens": 20}, "overlong_buffer_tokens: 20"),
+        ({"kl_coef": 0.1, "kl_in": "reward"}, "kl_in: reward"),
+    ],
+)
+def test_what_is_about_the_sum_of_rewards_is_refused_where_each_is_standardised(options, key):
+    with pytest.raises(
+        ValueError, match=rf"{key} is about the sum of rewards, but .*; remove `options\.{key.split(':')[0]}`"
+    ):
+        GRPOOptions(multi_objective_aggregation="normalize_then_sum", **options)
+    GRPOOptions(**options)
+
+
 def test_the_flow_calls_what_it_needs():
+    assert calls(scale_rewards="batch") == [
+        "actor.generate",
+        "reward.score",
+        "centred_rewards",
+        "advantages",
+        "actor.train",
+    ]
     assert calls() == ["actor.generate", "reward.score", "advantages", "actor.train"]
     assert calls(kl_coef=0.1) == ["actor.generate", "reward.score", "ref.logprobs", "advantages", "actor.train"]
     assert calls(epochs=2) == ["actor.generate", "reward.score", "actor.logprobs", "advantages", "actor.train"]

@@ -20,7 +20,7 @@ from plait.dataflow import (
     per_sample,
     trace,
 )
-from plait.dataflow.graph import scores_alone, scores_by_turn
+from plait.dataflow.graph import scores_alone, scores_by_turn, scores_decoupled
 from plait.errors import FlowError
 
 ROLES = ["actor", "ref", "reward"]
@@ -423,6 +423,7 @@ def test_what_is_said_of_turns_is_a_column_of_the_call_that_says_it():
         scores = reward.score(samples)
         twice = [per_sample(max, scores.by_turn, samples.turn, name=name, level=Level.TOKEN) for name in ("a", "b")]
         assert scores.of("by_turn").column != scores.by_turn.column
+        assert scores.decoupled.column == scores.decoupled.column != scores.of("decoupled").column
         actor.train(samples, loss=loss, advantages=twice[0], ref_logprobs=twice[1])
 
     generate, score, one, other = trace(flow, roles=ROLES).nodes[:4]
@@ -430,11 +431,15 @@ def test_what_is_said_of_turns_is_a_column_of_the_call_that_says_it():
     assert [str(column) for column in score.outputs[1:]] == [
         "reward_score_by_turn[token]",
         "reward_score/by_turn[sample]",
+        "reward_score_decoupled[sample]",
+        "reward_score/decoupled[sample]",
     ]
     assert scores_by_turn(score) == score.outputs[1]
-    assert scores_alone(score) == {"by_turn": score.outputs[2]}
+    assert scores_alone(score) == {"by_turn": score.outputs[2], "decoupled": score.outputs[4]}
+    assert scores_decoupled(score) == score.outputs[3]
     assert one.inputs == other.inputs == {"0": score.outputs[1], "1": generate.outputs[3]}
-    assert scores_by_turn(flow_of(lambda samples, scores: scores).nodes[1]) is None
+    plain = flow_of(lambda samples, scores: scores).nodes[1]
+    assert scores_by_turn(plain) is scores_decoupled(plain) is None
 
 
 def test_the_likeliest_tokens_are_two_columns_of_one_call():

@@ -49,6 +49,8 @@ ELSEWHERE = OVERLONG | {
     "actor_rollout_ref.rollout.update_weights_bucket_megabytes",
     "algo.advantage.is_correction_enable",
     "algo.advantage.is_correction_type",
+    "algorithm.gdpo_reward_keys",
+    "algorithm.gdpo_reward_weights",
     "async_training.partial_rollout",
     "async_training.require_batches",
     "async_training.staleness_threshold",

@@ -25,6 +25,26 @@ def centred(values: FloatArray) -> FloatArray:
     return np.zeros_like(values) if np.ptp(values) == 0 else values - values.mean()
 
 
+def decoupled(scores: FloatArray, weights: FloatArray) -> FloatArray:
+    """Σ_k weight_k · (r_k − mean r_k) / (std r_k + 1e-4), the mean and the sample standard deviation (ddof 1) of each
+    reward over the group (Liu et al. 2026, GDPO, arXiv 2601.05242; `normalize_then_sum` of TRL): rewards of unlike
+    spread count alike, and different combinations of rewards do not become one advantage.
+
+    Args:
+        scores: [rewards, samples] of a group; NaN where a reward does not apply to a sample, which is then neither in
+            its mean nor in the sample's sum.
+        weights: [rewards].
+
+    Returns:
+        [samples].
+    """
+    sums = np.zeros(scores.shape[1])
+    for values, weight in zip(scores, weights, strict=True):
+        applies = np.isfinite(values)
+        sums[applies] += weight * standardised(values[applies], 1e-4)
+    return sums
+
+
 def whitened(returns: Sequence[FloatArray]) -> list[FloatArray]:
     """A_t = (G_t − mean G) / (std G + 1e-8) over all response tokens of the batch, whatever sample they belong to.
 

@@ -7,15 +7,29 @@ DAPO, Dr. GRPO and GSPO are settings of the options below; `docs/algorithms.md` 
 
 from __future__ import annotations
 
+from enum import StrEnum
+from typing import Literal, Self
+
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from plait.algorithms.advantages import FloatArray, centred, standardised
 from plait.algorithms.kl import KLPlace
 from plait.algorithms.losses import Aggregation, KLEstimator, Ratio
 from plait.algorithms.options import KLInLossOptions
 from plait.algorithms.policy import policy_logprobs, train_policy
-from plait.dataflow import Prompts, Resample, Role, per_group, per_sample
+from plait.dataflow import Prompts, Resample, Role, per_batch, per_group, per_sample
+from plait.dataflow.handles import ColumnHandle, Scores
+
+EPSILON = 1e-4
+"""Added to standard deviations, as in the published code."""
+
+
+class Objectives(StrEnum):
+    """How several rewards become one advantage, by TRL's names."""
+
+    SUM = "sum_then_normalize"
+    NORMALIZE = "normalize_then_sum"
 
 
 class GRPOOptions(KLInLossOptions):
@@ -28,7 +42,16 @@ class GRPOOptions(KLInLossOptions):
     aggregation: Aggregation = Field(
         default=Aggregation.SEQUENCE_MEAN, description="seq-mean-token-mean, token-mean or seq-mean-token-sum-norm"
     )
-    scale_rewards: bool = Field(default=True, description="divide advantages by the group's standard deviation")
+    scale_rewards: bool | Literal["batch"] = Field(
+        default=True,
+        description="true: divide advantages by the standard deviation of the group's rewards; batch: of all rewards "
+        "of the batch; false: do not",
+    )
+    multi_objective_aggregation: Objectives = Field(
+        default=Objectives.SUM,
+        description="of several rewards: sum_then_normalize, or normalize_then_sum (GDPO: each by itself within the "
+        "group, then their weighted sum over the batch)",
+    )
     overlong_buffer_tokens: int = Field(
         default=0, ge=0, description="the last so many tokens below the response limit cost reward (DAPO); 0: none do"
     )
@@ -46,6 +69,24 @@ class GRPOOptions(KLInLossOptions):
         self._check_switch("overlong_buffer_tokens", "`options.overlong_buffer_tokens` above 0", "overlong_penalty")
         self._check_switch("dynamic_sampling", "`options.dynamic_sampling` to true", "max_sampling_rounds")
 
+    @model_validator(mode="after")
+    def _check_objectives(self) -> Self:
+        if self.multi_objective_aggregation is Objectives.SUM:
+            return self
+        of_the_sum = {
+            "scale_rewards": self.scale_rewards is not True,
+            "dynamic_sampling": self.dynamic_sampling,
+            "overlong_buffer_tokens": self.overlong_buffer_tokens > 0,
+            "kl_in": self.kl_coef > 0 and self.kl_in is KLPlace.REWARD,
+        }
+        if found := [key for key, is_set in of_the_sum.items() if is_set]:
+            raise ValueError(
+                f"{found[0]}: {getattr(self, found[0])} is about the sum of rewards, but multi_objective_aggregation: "
+                f"normalize_then_sum standardises each by itself; remove `options.{found[0]}` or set "
+                "`options.multi_objective_aggregation` to sum_then_normalize"
+            )
+        return self
+
 
 def grpo(prompts: Prompts, actor: Role, reward: Role, options: GRPOOptions, ref: Role | None = None) -> None:
     """The flow. The reference is called only when `kl_coef` > 0."""
@@ -55,7 +96,7 @@ def grpo(prompts: Prompts, actor: Role, reward: Role, options: GRPOOptions, ref:
         if options.dynamic_sampling
         else None,
     )
-    rewards = reward.score(samples)
+    scores = rewards = reward.score(samples)
     if options.overlong_buffer_tokens > 0:
         rewards = per_sample(
             subtract_overlong,
@@ -67,19 +108,43 @@ def grpo(prompts: Prompts, actor: Role, reward: Role, options: GRPOOptions, ref:
         )
     logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in)
     rewards = logprobs.off_score(rewards, "rewards")
-    advantages = per_group(group_advantages, rewards, name="advantages", least_samples=2, scale=options.scale_rewards)
+    advantages = _advantages(scores, rewards, options)
     keep = samples.finished if options.mask_truncated else None
     train_policy(
         actor, samples, advantages, logprobs, ratio=options.ratio, keep=keep, weigh_kl=options.weigh_kl_by_ratio
     )
 
 
-def group_advantages(rewards: FloatArray, scale: bool = True, epsilon: float = 1e-4) -> FloatArray:
+def _advantages(scores: Scores, rewards: ColumnHandle, options: GRPOOptions) -> ColumnHandle:
+    """
+    Args:
+        rewards: the scores, less what they are lowered by.
+    """
+    if options.multi_objective_aggregation is Objectives.NORMALIZE:
+        return per_batch(standardised, scores.decoupled, name="advantages", least_samples=2, epsilon=EPSILON)
+    if options.scale_rewards == "batch":
+        centred_rewards = per_group(centred, rewards, name="centred_rewards", least_samples=2)
+        return per_batch(batch_advantages, centred_rewards, rewards, name="advantages")
+    return per_group(group_advantages, rewards, name="advantages", least_samples=2, scale=options.scale_rewards)
+
+
+def group_advantages(rewards: FloatArray, scale: bool = True) -> FloatArray:
     """A_i = (r_i − mean r) / (std r + ε), the sample standard deviation (ddof 1) as in the published code.
 
     A group of one sample, or of equal rewards, gets advantages of exactly 0.
     """
-    return standardised(rewards, epsilon) if scale else centred(rewards)
+    return standardised(rewards, EPSILON) if scale else centred(rewards)
+
+
+def batch_advantages(centred_rewards: FloatArray, rewards: FloatArray) -> FloatArray:
+    """A_i = (r_i − mean r of its group) / (std r of the batch + ε) (Liu et al. 2025, Lite PPO, arXiv 2508.08221):
+    groups of nearly equal rewards are not scaled up to those of the others.
+
+    Args:
+        centred_rewards: [samples], r_i less the mean of its group.
+        rewards: [samples].
+    """
+    return centred_rewards / (rewards.std(ddof=1) + EPSILON) if len(rewards) > 1 else np.zeros_like(rewards)
 
 
 def informative(scores: FloatArray) -> bool:

@@ -174,7 +174,14 @@ class Node:
 
 def scores_alone(node: Node) -> dict[str, Column]:
     """Name of a reward function → the column of its scores alone, for those that a flow asks a SCORE node for."""
-    return {column.name.partition("/")[2]: column for column in node.outputs[1:] if column.level is Level.SAMPLE}
+    further = ((column.name.partition("/"), column) for column in node.outputs[1:])
+    return {name: column for (_, of_one, name), column in further if of_one}
+
+
+def scores_decoupled(node: Node) -> Column | None:
+    """The column of what a SCORE node gives with its functions standardised one by one; None: the flow does not ask."""
+    further = (column for column in node.outputs[1:] if column.level is Level.SAMPLE)
+    return next((column for column in further if "/" not in column.name), None)
 
 
 def scores_by_turn(node: Node) -> Column | None:

@@ -106,6 +106,12 @@ class Scores(ColumnHandle):
         """
         return self._further(f"{self.column.name}_by_turn", Level.TOKEN)
 
+    @property
+    def decoupled(self) -> ColumnHandle:
+        """Per sample the weighted sum of what its functions and its model give it, each of them first standardised by
+        itself among the samples of a prompt (GDPO: `plait.algorithms.advantages.decoupled`)."""
+        return self._further(f"{self.column.name}_decoupled", Level.SAMPLE)
+
     def _further(self, name: str, level: Level) -> ColumnHandle:
         return ColumnHandle(self._tracer, self._tracer.add_output(self.column.producer, name, level))
 

@@ -73,7 +73,12 @@ def per_group(
 
 
 def per_batch(
-    fn: Callable[..., Any], *columns: ColumnHandle, name: str, level: Level = Level.SAMPLE, **constants: Any
+    fn: Callable[..., Any],
+    *columns: ColumnHandle,
+    name: str,
+    level: Level = Level.SAMPLE,
+    least_samples: int = 1,
+    **constants: Any,
 ) -> ColumnHandle:
     """Apply `fn` to the whole batch, arguments as in `per_group`. A barrier: everything before it must be done.
 
@@ -83,7 +88,7 @@ def per_batch(
     Raises:
         FlowError: as `per_sample`.
     """
-    return _compute(fn, columns, name, level, Grain.BATCH, ComputeOptions(constants))
+    return _compute(fn, columns, name, level, Grain.BATCH, ComputeOptions(constants, least_samples))
 
 
 def carried(name: str, start: float | Sequence[float]) -> Carried:

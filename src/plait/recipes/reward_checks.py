@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from plait.dataflow import CallKind, Dataflow
-from plait.dataflow.graph import scores_alone, scores_by_turn
+from plait.dataflow.graph import scores_alone, scores_by_turn, scores_decoupled
 from plait.dataflow.handles import nearest
 from plait.errors import ConfigError, FlowError
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES
 from plait.rewards.functions import TASK, WELL_FORMED, RewardFunction
+from plait.rewards.scores import MODEL
 from plait.rewards.settings import RewardSettings
 from plait.settings import Settings
 
@@ -75,12 +76,14 @@ def check_parts(flow: Dataflow, recipe: Recipe, functions: Mapping[str, Sequence
     models = {role for role, settings in (("reward", recipe.reward), ("cost", recipe.cost)) if settings.model}
     for node in flow.of_kind(CallKind.SCORE):
         role = str(node.role)
-        names = [function.name for function in functions.get(role, ())] + ["model"] * (role in models)
-        has = f"it has those of: {', '.join(names)} (`{role}.functions`, and `model` for `{role}.model`)"
+        names = [function.name for function in functions.get(role, ())] + [MODEL] * (role in models)
+        has = f"it has those of: {', '.join(names)} (`{role}.functions`, and `{MODEL}` for `{role}.model`)"
         if role not in REWARD_ROLES:
             has = f"only the roles {' and '.join(REWARD_ROLES)} score by functions"
             if scores_by_turn(node) is not None:
                 raise FlowError(f"flow `{flow.name}` asks {node.call} for the scores of turns (`by_turn`); {has}")
+            if scores_decoupled(node) is not None:
+                raise FlowError(f"flow `{flow.name}` asks {node.call} for `decoupled` scores; {has}")
         for name in scores_alone(node):
             if name not in names:
                 raise FlowError(

@@ -14,6 +14,7 @@ from typing import Any
 from plait.errors import ConfigError
 from plait.rewards.answers import AnswerFormat
 from plait.rewards.loading import split_path
+from plait.rewards.scores import MODEL
 from plait.rewards.settings import RewardSettings
 from plait.rewards.tasks import TaskReward, WellFormed
 from plait.rewards.words import COST, REWARD, Kind
@@ -80,7 +81,7 @@ def functions_of(settings: RewardSettings, *, task: str | None, role: str = "rew
     key, own = f"{role}.functions", _of_task(settings.answer, partial_credit=settings.partial_credit)
     if task is None and not settings.functions:
         raise ConfigError(_no_task(key, "is empty"))
-    of_model = () if settings.model is None else ("model",)  # as its scores are named
+    of_model = () if settings.model is None else (MODEL,)
     return reward_functions(
         _resolved(settings.functions or (TASK,), own, task, key), settings.weights, key=key, reserved=of_model
     )

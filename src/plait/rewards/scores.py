@@ -15,6 +15,10 @@ NONE = math.nan
 """No score: the function does not apply, or failed. Among rewards: the sample has none and is not trained on."""
 
 
+MODEL = "model"
+"""What the scores of a reward model are called among those of functions."""
+
+
 class FailureKind(StrEnum):
     RAISED = "raised"
     TIMEOUT = "timeout"

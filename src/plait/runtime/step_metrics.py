@@ -12,7 +12,7 @@ from plait.dataflow import CallKind, Dataflow, Node
 from plait.metric_names import with_logged
 from plait.observe.progress import ROLLOUTS, Watched, losses
 from plait.recipes.role_models import main_role
-from plait.rewards.scores import GroupScores
+from plait.rewards.scores import MODEL, GroupScores
 from plait.runtime.evaluating.evaluation import logged_means
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.step import StepState
@@ -75,7 +75,7 @@ def _reward_metrics(node: Node, flow: Dataflow, state: StepState) -> dict[str, f
     for name, values in by_function(state.scores.get(node.id, ())).items():
         metrics[f"{prefix}s/{name}/mean"] = exact_mean([value for value in values if not math.isnan(value)])
     if node.id in state.model_scores:
-        metrics[f"{prefix}s/model/mean"] = exact_mean(state.model_scores[node.id].values())
+        metrics[f"{prefix}s/{MODEL}/mean"] = exact_mean(state.model_scores[node.id].values())
     return metrics
 
 

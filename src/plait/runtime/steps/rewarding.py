@@ -7,10 +7,11 @@ from functools import partial
 
 import numpy as np
 
+from plait.algorithms.advantages import decoupled
 from plait.data.records import Sample
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Node
-from plait.dataflow.graph import scores_alone, scores_by_turn
+from plait.dataflow.graph import scores_alone, scores_by_turn, scores_decoupled
 from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
@@ -96,14 +97,16 @@ class RewardCalls:
         rows = state.tables[node.rows]
         totals = yield from self._of_functions(rows.samples, node, state)
         by_sample = self._with_model(totals, node, state)
-        state.add(node.outputs[0], np.array([by_sample[sample.uid] for sample in rows.samples]))
+        rewards = np.array([by_sample[sample.uid] for sample in rows.samples])
+        kept = np.flatnonzero(np.isfinite(rewards)).tolist()
+        state.add(node.outputs[0], rewards)
         for name, column in scores_alone(node).items():
             alone = self._alone(name, node, state)
             state.add(column, np.array([alone[sample.uid] for sample in rows.samples]))
         if (column := scores_by_turn(node)) is not None:
             state.add(column, self._by_turn(rows.samples, node, state))
-        rows = state.tables[node.rows]
-        kept = np.flatnonzero(np.isfinite(rows.columns[node.outputs[0]]))
+        if (column := scores_decoupled(node)) is not None:
+            state.add(column, self._decoupled(rows, kept, node, state))
         if len(kept) == 0:
             role = self._role(node)
             keys = [f"`{node.role}.functions` (do they return None for every sample?)"]
@@ -115,7 +118,7 @@ class RewardCalls:
             )
         state.count("reward/dropped", len(rows) - len(kept))
         if len(kept) < len(rows):
-            state.tables[node.rows] = rows.select(kept.tolist())
+            state.tables[node.rows] = state.tables[node.rows].select(kept)
 
     def _of_functions(self, samples: Sequence[Sample], node: Node, state: StepState) -> Work[dict[str, float]]:
         """Sample uid → weighted score of the functions, 0 where there are none; NaN where they gave none, or nobody
@@ -185,6 +188,19 @@ class RewardCalls:
                 values[end - 1 : end] = reward
             values[-1:] += of_model[sample.uid]
         return np.concatenate(parts)
+
+    def _decoupled(self, rows: Rows, kept: Sequence[int], node: Node, state: StepState) -> FloatArray:
+        """[samples]: of each the weighted sum of its scores, each standardised within the group; NaN where a sample has
+        no reward, which is then none of its group."""
+        weights = self._role(node).weights
+        each = [self._alone(name, node, state) for name in weights]
+        sums, with_reward = np.full(len(rows), NONE), frozenset(kept)
+        for members in rows.groups.values():
+            rewarded = [i for i in members if i in with_reward]
+            if rewarded:
+                scores = np.array([[alone[rows.samples[i].uid] for i in rewarded] for alone in each])
+                sums[rewarded] = decoupled(scores, np.array([*weights.values()]))
+        return sums
 
     def _role(self, node: Node) -> RewardRole:
         role = self._rewards.get(str(node.role))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from plait.engines import GenerationEngine, TrainingEngine
 from plait.rewards.pool import RewardPool
+from plait.rewards.scores import MODEL
 from plait.runtime.steps.scorer import ModelScorer
 
 
@@ -29,6 +30,12 @@ class RewardRole:
     model: Any = None
     """See `ModelRole`."""
     engine: ClassVar[GenerationEngine | None] = None
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Name of each function, and of the model, → its weight in the sum."""
+        functions = {} if self.pool is None else {function.name: function.weight for function in self.pool.functions}
+        return functions | ({} if self.scorer is None else {MODEL: self.scorer.weight})
 
     @property
     def trainer(self) -> TrainingEngine | None:
