@@ -442,13 +442,59 @@ def reworded(tokenizer):
     return tokenizer
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path):
-    messages = [user("1+1?"), assistant("two#2"), user("so?"), assistant("so#2")]
+def test_where_a_template_rewrites_earlier_turns_a_conversation_is_several_examples(tmp_path):
+    """The same as a row for each answer, in which the model reads what it would read when it answers."""
+    messages = [user("1+1?"), assistant("2#two"), user("so?"), assistant("2#so"), user("and?"), assistant("2#and")]
     tokenizer = reworded(tiny_tokenizer())
-    with pytest.raises(DataError, match=r"rows.jsonl:1: .*the first 2 turns .*`data.source`, with `prompt` and `com"):
-        prepare(tmp_path, {"messages": messages}, tokenizer=tokenizer)
-    row = {"prompt": messages[:3], "completion": messages[3:]}
-    assert shown(prepare(tmp_path, row, tokenizer=tokenizer).given(0, 0)[0])[1] == f"so#2{END}"
+    by_hand = [{"prompt": messages[:at], "completion": messages[at : at + 1]} for at in (1, 3, 5)]
+    one_turn = {"messages": [user("a"), assistant("b")]}
+    found, expected = [
+        prepare(tmp_path, *rows, tokenizer=tokenizer, system_prompt="s")
+        for rows in ([one_turn, {"messages": messages, "x": 7}], [one_turn, *by_hand])
+    ]
+    assert (len(found), found.num_parted, expected.num_parted) == (4, 1, 0)
+    assert found.lengths == expected.lengths
+    for index in range(4):
+        (mine,), (theirs,) = found.given(index, index), expected.given(index, index)
+        assert shown(mine) == shown(theirs)
+        assert mine.trained == theirs.trained
+        assert mine.sample.prompt.token_ids == theirs.sample.prompt.token_ids
+        assert mine.sample.prompt.columns.get("x") == (7 if index else None)
+        assert "messages" not in mine.sample.prompt.columns or index == 0
+    assert [shown(found.given(index, 0)[0])[1] for index in range(1, 4)] == [
+        f"2#{it}{END}" for it in ("two", "so", "and")
+    ]
+
+
+def test_only_where_a_template_rewrites_turns_a_conversation_is_parted(tmp_path):
+    """Qwen3's keeps what was said since the last question of the user: a call, what it returned, and the answer."""
+    called = {"tool_calls": [{"function": {"name": "add", "arguments": {}}}], "reasoning_content": "hm"}
+    call, told = {**assistant(""), **called}, {"role": "tool", "content": "2"}
+    answers = [{**assistant(text), "reasoning_content": "so"} for text in ("two", "three")]
+    messages = [user("1+1?"), call, told, answers[0], user("so?"), call, told, answers[1]]
+    tokenizer = with_template_of("qwen3")
+    made = prepare(tmp_path, {"messages": messages}, tokenizer=tokenizer)
+    assert (len(made), made.num_parted) == (2, 1)
+    calling = '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call><|im_end|>'
+    for index, text in enumerate(("two", "three")):
+        (one,) = made.given(index, index)
+        answer = f"<think>\nso\n</think>\n\n{text}<|im_end|>"
+        assert learnt_turns(tokenizer, one.sample.token_ids, one.trained) == [calling, answer]
+        before = tokenizer.decode(one.sample.prompt.token_ids)
+        assert "think" not in before
+        assert ("two" in before) == (index == 1)
+
+
+def test_turns_that_are_rewritten_at_once_are_refused(tmp_path):
+    """A pair is of whole completions; and no parting helps where the prompt itself is written otherwise."""
+    messages = [user("1+1?"), assistant("2#two"), user("so?"), assistant("2#so")]
+    tokenizer = reworded(tiny_tokenizer())
+    row = {"prompt": messages[:1], "chosen": messages[1:], "rejected": messages[1:2]}
+    with pytest.raises(DataError, match=r"rows.jsonl:1: .*the first 2 turns .*`data.source`, with the turns before"):
+        pairs(tmp_path, row, tokenizer=tokenizer)
+    row = {"messages": [user("2#1+1?"), assistant("two"), user("so?"), assistant("so")]}
+    with pytest.raises(DataError, match=r"rows.jsonl:1: .*the first 1 turns .*`data.source`, with the turns before"):
+        prepare(tmp_path, row, tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from plait.data.chat import EndingTokenizer, Ids, render, shared_prefix
@@ -9,7 +10,7 @@ from plait.data.formats import Messages, Parts, Row, RowKind, parts_of
 from plait.data.prompts import PromptEncoder
 from plait.data.settings import DataSettings
 from plait.data.sources import Source
-from plait.data.spoken import Spoken, SpokenFinder
+from plait.data.spoken import Rewritten, Spoken, SpokenFinder
 from plait.errors import DataError
 from plait.policy.packing import GroupTokens
 
@@ -84,6 +85,35 @@ class ExampleEncoder:
         for response in encoded.responses:
             assert any(response.trained), f"{row.place}: nothing is learnt"
         return encoded
+
+    def encoded(self, row: Row) -> list[tuple[Row, Encoded]]:
+        """The row encoded; a conversation whose earlier turns the template writes otherwise once others follow (Qwen3's
+        drops their reasoning) as several rows, one for each part that it writes in one way, with what comes before as
+        its prompt.
+
+        Raises:
+            DataError: as `encode`.
+        """
+        try:
+            return [(row, self.encode(row))]
+        except Rewritten:
+            if self._kind is not RowKind.EXAMPLES:
+                raise
+            return [(part, self.encode(part)) for part in self._parts(row)]
+
+    def _parts(self, row: Row) -> list[Row]:
+        parts = parts_of(row.columns, self._kind, row.place)
+        prompt, turns = parts.prompt, parts.completions[0]
+        assert isinstance(prompt, list), "texts have no turns"
+        assert isinstance(turns, list), "nor has a text that answers messages"
+        messages = self._prompts.messages(prompt, row.place)
+        assert messages is not None, "messages are never sent raw"
+        of_settings = len(messages) - len(prompt)
+        columns = {name: column for name, column in row.columns.items() if name != "messages"}
+        return [
+            replace(row, columns={**columns, "prompt": before[of_settings:], "completion": said})
+            for before, said in self._spoken.parted(messages, turns, row, self._prompts.remedy)
+        ]
 
     def _ended(self, text: str, row: Row) -> str:
         eos = self._tokenizer.eos_token

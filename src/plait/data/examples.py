@@ -9,7 +9,7 @@ ends as a sampled one does: with the token that the model stops at.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from plait.data.chat import EndingTokenizer
@@ -51,6 +51,7 @@ class ExampleSet:
     learnt."""
 
     source: Source
+    """Conversations that the chat template does not write in one way are several rows of it."""
     encoder: ExampleEncoder
     kept: tuple[int, ...]
     """Indices of rows of the source."""
@@ -60,6 +61,8 @@ class ExampleSet:
     """Rows that were too long, or pairs of equal completions, with `data.overlong_prompts: drop`."""
     max_tokens: int
     """The length limit, of prompt and response."""
+    num_parted: int = 0
+    """Rows of the data that are several here."""
     root: tuple[int, ...] = ()
     """Token ids that the prompts of all kept rows begin with, each of which has one more at least."""
 
@@ -96,7 +99,9 @@ def example_set(source: Source, tokenizer: EndingTokenizer, settings: DataSettin
     max_tokens = min(max_tokens, settings.max_example_tokens or max_tokens)
     encoder = ExampleEncoder(tokenizer, settings, source)
     source = source.told(settings.chat_template_kwargs)
-    encoded = [encoder.encode(row) for row in source.rows]
+    of_rows = [encoder.encoded(row) for row in source.rows]
+    source = replace(source, rows=tuple(row for parts in of_rows for row, _ in parts))
+    encoded = [example for parts in of_rows for _, example in parts]
     drop = settings.overlong_prompts is OverlongPrompts.DROP
     equal = {index for index, example in enumerate(encoded) if _is_equal_pair(example)}
     if equal and not drop:
@@ -113,7 +118,14 @@ def example_set(source: Source, tokenizer: EndingTokenizer, settings: DataSettin
     lengths = tuple(encoded[index].tokens for index in kept)
     own = [encoded[index].prompt_ids[:-1] for index in kept]
     return ExampleSet(
-        source, encoder, kept, lengths, len(encoded) - len(kept), max_tokens, own[0][: common_length(own)]
+        source,
+        encoder,
+        kept,
+        lengths,
+        len(encoded) - len(kept),
+        max_tokens,
+        num_parted=sum(len(parts) > 1 for parts in of_rows),
+        root=own[0][: common_length(own)],
     )
 
 

@@ -29,6 +29,15 @@ class Spoken(NamedTuple):
         return self.token_ids[cut:stop], tuple(trained)
 
 
+class Rewritten(DataError):
+    """A template writes what was said in another way once others follow."""
+
+    def __init__(self, text: str, number: int) -> None:
+        super().__init__(text)
+        self.number = number
+        """How many messages, from the first on, it writes otherwise."""
+
+
 class SpokenFinder:
     """Finds what the assistant says in a conversation. Few templates mark it (`{% generation %}`).
 
@@ -75,6 +84,28 @@ class SpokenFinder:
             spans.append((begin, end))
         return Spoken(whole, tuple(spans), turns[0]["role"] == "assistant")
 
+    def parted(self, prompt: Messages, turns: Messages, row: Row, remedy: str) -> list[tuple[Messages, Messages]]:
+        """The same conversation as prompts and turns in which `find` finds what the assistant says: one, or as many as
+        the template needs. In each the assistant reads what was said before as it would when it answers.
+
+        Raises:
+            DataError: as `find`, where parting does not help.
+        """
+        answers, first = [at for at, message in enumerate(turns) if message["role"] == "assistant"], 0
+        while True:  # the longest end of the conversation that the template writes in one way
+            start = answers[first] if first else 0
+            before, after = [*prompt, *turns[:start]], turns[start:]
+            try:
+                self.find(before, after, row, remedy)
+            except Rewritten as rewritten:
+                first = sum(len(prompt) + at <= rewritten.number for at in answers)
+                if first in (0, len(answers)):
+                    raise
+            else:
+                break
+        earlier = turns[: answers[first - 1] + 1] if first else []
+        return [*(self.parted(prompt, earlier, row, remedy) if earlier else ()), (before, after)]
+
     def _is_marker(self, token: int) -> bool:
         """Whether it is a special or an added token."""
         return token in self._markers
@@ -90,10 +121,11 @@ class SpokenFinder:
         reach = shared_prefix(part, whole)
         if all(self._says_nothing(token) for token in part[reach:]):
             return reach
-        raise DataError(
+        raise Rewritten(
             f"{row.place}: the chat template of the model writes the first {number} turns of the conversation "
             "differently once others follow (it drops their reasoning, perhaps), so what the assistant wrote cannot be "
-            "told; give each answer a row of its own in `data.source`, with `prompt` and `completion`"
+            "told; give each answer a row of its own in `data.source`, with the turns before it as `prompt`",
+            number,
         )
 
     def closed(self, whole: Sequence[int], begin: int, end: int) -> int:

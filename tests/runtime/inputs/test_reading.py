@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 from plait.cli import main
 from plait.errors import ConfigError, DataError
 from plait.recipes.recipe import Recipe
+from plait.runtime.api import run
 from plait.runtime.folder.stored_recipe import recipe_text
 from plait.runtime.inputs.reading import check_files
 from plait.runtime.prepare import prepare
 from tests.data.json_rows import written
+from tests.runs.written import logged
 
 ASKED = {"role": "user", "content": "what is 3 plus 4?"}
 BEGUN = {"role": "assistant", "content": "the answer is"}
@@ -145,3 +148,25 @@ def test_rows_beside_prompts_have_no_question_that_is_held_out(
     keys |= {"pretraining.source": two, "data.evaluation_source": two, "evaluation.items": 2}
     with pytest.raises(DataError, match="every row is held out, here or in another source; lower"):
         prepare(make_recipe(**keys))
+
+
+def test_conversations_that_are_several_examples_are_said(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of a model whose template drops the reasoning of earlier turns; they train."""
+    shutil.copytree(tiny_folder, model := tmp_path / "model")
+    (model / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content if loop.last else m.content.split('#')[-1] }}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    answers = [{"role": "assistant", "content": f"so#{n}"} for n in (7, 8)]
+    rows = [{"messages": [ASKED, answers[0], ASKED, answers[1]]}, {"messages": [ASKED, answers[1]]}]
+    file = written(tmp_path / "spoken.jsonl", rows)
+    keys = {"model": str(model), "data.source": file, "algorithm": "sft", "reward.functions": [], "options": {}}
+    recipe = make_recipe(**keys, sampling={}, samples_per_prompt=8, prompts_per_step=3, steps=1)
+    run(recipe)
+    said = (
+        "1 conversations are several examples each (3 in all), as the chat template writes earlier turns in another way"
+    )
+    assert f"{file}: {said} once others follow" in capsys.readouterr().err
+    assert logged(recipe)[0]["training/epoch"] == 1

@@ -129,6 +129,10 @@ def _say_of(rows: PromptSet | ExampleSet, settings: DataSettings) -> None:
     ):
         if number:
             say(f"{settings.source}: {number:,} of {count:,} {what}", file=sys.stderr)
+    if isinstance(rows, ExampleSet) and rows.num_parted:
+        several = f"{rows.num_parted:,} conversations are several examples each ({len(rows) + dropped:,} in all)"
+        why = "the chat template writes earlier turns in another way once others follow"
+        say(f"{settings.source}: {several}, as {why}", file=sys.stderr)
     template = settings.prompt_template or ""
     for column in rows.source.columns:
         if f"{{{column}}}" in template and column != "question":
