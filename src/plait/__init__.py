@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from plait.runtime.api import train as train
+
+if sys.platform == "win32":
+    raise ImportError("plait runs on Linux, and on macOS; on Windows it runs in WSL, the Linux within")
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "train"]

@@ -47,11 +47,13 @@ def limit() -> Limit:
 
 def used_bytes() -> int:
     """What is used of `limit`, files that can be read again not counted; 0 where that is not known."""
+    import psutil  # no part of the standard library, and this is rarely asked
+
     group = limit().group
     with contextlib.suppress(OSError, ValueError):
         if group is None:
-            sizes = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE))
-            return (int(sizes["MemTotal"]) - int(sizes["MemAvailable"])) * 1024
+            memory = psutil.virtual_memory()
+            return int(memory.total - memory.available)
         used = next(path for name in ("memory.current", "memory.usage_in_bytes") if (path := group / name).exists())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         files = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))

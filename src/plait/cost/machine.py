@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from plait.cost.calibration import VENDORS, Calibration
 from plait.cost.cluster import ClusterSpec
 from plait.cost.hardware import Device, Link, Software, known_device
-from plait.launch.machine import cpu_cores, cpu_flags, cpu_name
+from plait.launch.machine import cpu_cores, cpu_flags, cpu_name, usable_cores
 from plait.memory_limits import limit
 
 
@@ -30,7 +30,7 @@ def threads_alone(asked: int) -> int:
             that this process may use.
     """
     said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return asked or (int(said) if said.isdecimal() else 0) or len(os.sched_getaffinity(0))
+    return asked or (int(said) if said.isdecimal() else 0) or usable_cores()
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import platform
 import secrets
 import socket
 import sys
@@ -13,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from plait.errors import LayoutError
+from plait.errors import ConfigError, LayoutError
 from plait.launch.interface import Place
 from plait.launch.local_group import LocalGroup
-from plait.launch.machine import visible_devices
+from plait.launch.machine import usable_cores, visible_devices
 from plait.launch.node import Began, Node, Order
 from plait.launch.process import WorkerProcess
 from plait.launch.stall import Stillness
@@ -55,7 +56,7 @@ class LocalNode:
         self.address = address
         self._python = python
         self.own_devices = own_devices
-        self.cores = len(os.sched_getaffinity(0))
+        self.cores = usable_cores()
         self.devices = visible_devices()
         variables = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
         self._interfaces = dict(interfaces or dict.fromkeys(variables, _LOOPBACK_INTERFACE))
@@ -79,6 +80,15 @@ class LocalNode:
             for local in range(order.first_local, order.first_local + len(order.ranks))
         ]
         return Began(processes, key, places)
+
+
+def check_processes() -> None:
+    """Raises ConfigError where this Python cannot look after processes of ranks."""
+    if not hasattr(os, "waitid"):
+        raise ConfigError(
+            "processes of ranks need Python 3.13 or newer on macOS, found "
+            f"{platform.python_version()}; take another Python, or set `devices` to 1"
+        )
 
 
 class LocalProcesses:
@@ -152,7 +162,9 @@ class LocalProcesses:
         Raises:
             WorkerError: a constructor raised, died, or was not done in time. Nothing is left running.
             LayoutError: the ranks cannot be divided over the nodes.
+            ConfigError: this Python cannot look after processes on this system.
         """
+        check_processes()
         assert num_ranks >= 1, f"a group has at least one rank, asked for {num_ranks}"
         if num_ranks % len(self._nodes):
             raise LayoutError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -43,6 +44,11 @@ def cpu_name() -> str:
 def cpu_flags() -> frozenset[str]:
     """What this machine's processor can do, by Linux's names (`avx2`, `avx512_bf16`); empty: nobody says."""
     return frozenset(next((processor["flags"] for processor in _processors() if "flags" in processor), "").split())
+
+
+def usable_cores() -> int:
+    """Threads of cores that this process may use: those of the machine, where the system does not divide them."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def cpu_cores() -> int:

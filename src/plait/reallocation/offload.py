@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -27,6 +28,7 @@ from plait.reallocation.memory import DTYPES
 from plait.reallocation.mover import MoveReport, moving
 from plait.schedule.work import Work
 
+_GIVES_BACK = mmap.MADV_FREE if sys.platform == "darwin" else mmap.MADV_DONTNEED
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -173,13 +175,11 @@ def _give_memory(buffer: Tensor) -> None:
 
 
 def _give_back_pages(storage: torch.UntypedStorage) -> None:
-    """All pages that lie in CPU memory as a whole; they read as zeros then, and come back when they are written."""
+    """All pages that lie in CPU memory as a whole; their values are lost, and they come back when they are written."""
     start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     size = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE - start
     if size > 0:
-        failed = ctypes.CDLL(None, use_errno=True).madvise(
-            ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_DONTNEED
-        )
+        failed = ctypes.CDLL(None, use_errno=True).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _GIVES_BACK)
         assert not failed, f"{size} bytes of memory cannot be given back: error {ctypes.get_errno()}"
 
 

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 
+import psutil
 import torch
 
 from plait.cost.machine import threads_alone
@@ -78,5 +79,4 @@ def set_up(threads: int) -> None:
 
 def resident_bytes() -> int:
     """Memory of this process that is in RAM now."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(psutil.Process().memory_info().rss)

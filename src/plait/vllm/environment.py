@@ -107,6 +107,8 @@ def checked_environment(device: str) -> VllmEnvironment:
     Raises:
         ConfigError: it is not there, or vLLM of another version is, or one that is built for another device.
     """
+    if not hasattr(os, "memfd_create"):
+        raise ConfigError("`sampling.engine` is vllm, which is asked on Linux alone; set `sampling.engine` to plait")
     environment = look(device)
     fault = f"{vllm_python(device)} is no Python that answers" if environment is None else environment.fault(device)
     if environment is None or fault:

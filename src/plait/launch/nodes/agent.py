@@ -16,7 +16,7 @@ from pathlib import Path
 
 from plait import memory_limits
 from plait.errors import ConfigError, RunError
-from plait.launch.machine import hardware, versions, visible_devices
+from plait.launch.machine import hardware, usable_cores, versions, visible_devices
 from plait.launch.nodes import messages
 from plait.launch.nodes.interfaces import interface_variables
 from plait.launch.nodes.introduction import worker_key
@@ -253,7 +253,7 @@ def who(
         address,
         visible_devices(),
         own_devices,
-        len(os.sched_getaffinity(0)),
+        usable_cores(),
         memory_limits.limit().bytes,
         versions(),
         hardware(),

@@ -3,7 +3,6 @@ where a run wants one of its own."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -11,6 +10,7 @@ from plait.cost.calibration import Calibration, calibrated, speaks_for
 from plait.cost.cluster import ClusterSpec
 from plait.cost.kept_profiles import kept_profiles
 from plait.cost.machine import machine_name, threads_alone, unmeasured
+from plait.launch.machine import usable_cores
 from plait.models.shape import ModelShape
 from plait.observe.loading import loading
 from plait.observe.screen import say
@@ -56,7 +56,7 @@ def threads_of(recipe: Recipe, devices: int) -> int:
     """CPU threads of each process of a run."""
     if devices == 1:
         return threads_alone(recipe.threads)
-    return recipe.threads or max(1, len(os.sched_getaffinity(0)) // devices)
+    return recipe.threads or max(1, usable_cores() // devices)
 
 
 def _measure(recipe: Recipe, threads: int) -> str:
