@@ -1,4 +1,4 @@
-"""The benchmark of turns runs, and counts what is computed of the turns before."""
+"""The benchmarks of turns run: one counts what is computed of the turns before, one what waits for whom."""
 
 from __future__ import annotations
 
@@ -24,3 +24,13 @@ def test_it_runs() -> None:
     kept = 8 * (76 - 48) + 8 * (108 - 80)
     again = 32 + 8 * (76 - 32) + 32 + 8 * (108 - 32)
     assert [int(number) for number in found.groups()] == [first + kept, first + again]
+
+
+@pytest.mark.slow
+def test_rounds_of_a_step_and_of_prompts_draw_the_same() -> None:
+    printed = output_of(
+        *("turn_rounds.py", "--tiny", "--repeats", "1", "--steps", "1", "--dtype", "float32", "--seconds", "0.01"),
+        *("--prompts", "3", "--samples", "2", "--turns", "3", "--tokens", "60", "--workers", "2"),
+    )
+    assert "3 prompts x 2 samples of 3 turns" in printed
+    assert re.search(r"turns wait for the step [\d.]+ s, for their prompt [\d.]+ s: [\d.]+x, the same tokens", printed)

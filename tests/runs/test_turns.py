@@ -13,6 +13,7 @@ import pytest
 from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.errors import ConfigError, DataError, RunError
 from plait.recipes.recipe import Recipe
+from plait.recipes.turn_checks import rounds_by_prompt
 from plait.runtime.api import evaluate_model, run
 from plait.runtime.prediction.lengths import recorded
 from plait.runtime.prepare import outline
@@ -325,6 +326,16 @@ def test_a_reply_that_fails_in_an_evaluation_is_said_to_be_of_it(make_recipe: Ma
         ("reply", {"rebalance": "auto"}, "`turns.reply` is set, and `rebalance` is auto"),
         ("reply", {"fusion": 0.5}, "`turns.reply` is set, and `fusion` is 0.5"),
         ("reply", {"turns.reply": None}, "most is set, but has no effect without reply"),
+        (
+            "reply",
+            {"turns.wait_for": "step", "on_update": "keep", "max_staleness": 1},
+            "`turns.wait_for` is step, but with",
+        ),
+        (
+            "reply",
+            {"turns.wait_for": "prompt", "sampling.engine": "vllm"},
+            "`turns.wait_for` is prompt, but vLLM is asked",
+        ),
     ],
 )
 def test_what_is_refused_before_the_run(
@@ -335,6 +346,44 @@ def test_what_is_refused_before_the_run(
     with pytest.raises(ConfigError, match=message):
         run(recipe)
     assert not recipe.run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "by_prompt"),
+    [
+        ({}, False),
+        ({"sampling.exact": True}, True),
+        ({"max_staleness": 1}, False),
+        ({"max_staleness": 1, "on_update": "keep"}, True),
+        ({"turns.wait_for": "prompt"}, True),
+        ({"turns.wait_for": "step", "sampling.exact": True}, False),
+    ],
+)
+def test_whose_turns_a_next_turn_waits_for(
+    make_recipe: MakeRecipe, tmp_path: Path, keys: dict[str, Any], by_prompt: bool
+) -> None:
+    assert rounds_by_prompt(make_recipe(**keys_of(tmp_path, **keys))) is by_prompt
+
+
+WAITING = {"one": None, "turns-wait-2": {"actor.generate": "0,1 dp2", "actor.train": "0", "ref.logprobs": "1"}}
+
+
+@pytest.mark.parametrize("name", slow_but(("one",), WAITING))
+def test_prompts_need_not_wait_for_each_other_where_company_changes_no_bit(
+    name: str, place: Path, placed: Callable[..., Recipe]
+) -> None:
+    """Those of a step at once, and each prompt by itself while replies take their time: the same bits."""
+    plan = WAITING[name]
+    keys = keys_of(place) | {"sampling.exact": True, "sampling.max_response_tokens": 80, "turns.workers": 2}
+    found = []
+    for wait_for, function in (("step", "reply"), ("prompt", "slow_reply")):
+        own = keys | {"turns.wait_for": wait_for, "turns.reply": f"{place}/tools.py:{function}"}
+        at = {} if plan is None else where(place, f"{name}-{wait_for}", plan)
+        recipe = placed("grpo", f"{name}-{wait_for}", options={"kl_coef": 0.05}, **own, **at)
+        run(recipe)
+        assert logged(recipe)[0]["turns/mean"] > 1.5
+        found.append(result_of(recipe.run_dir))
+    assert found[0] == found[1]
 
 
 def test_advantages_go_over_the_drawn_tokens_of_all_turns(make_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError
+from plait.recipes.engine_checks import abilities
 from plait.recipes.recipe import Recipe, check_read
+from plait.rewards.settings import WaitFor
 from plait.schedule.fusion_rule import FusionRule
 
 
@@ -14,7 +16,7 @@ def check_turns(flow: Dataflow, recipe: Recipe) -> None:
     check_read("turns", recipe.turns)
     if recipe.turns.reply is None:
         return
-    generates = bool(flow.of_kind(CallKind.GENERATE))
+    generates, can = bool(flow.of_kind(CallKind.GENERATE)), abilities(recipe)
     refused = (
         (not generates, f"the flow `{flow.name}` generates nothing that could be replied to; remove it"),
         (
@@ -27,10 +29,28 @@ def check_turns(flow: Dataflow, recipe: Recipe) -> None:
             f"`fusion` is {recipe.fusion}, but samples that wait for a reply are in no instance to be gathered from; "
             "set `fusion` to auto or off",
         ),
+        (
+            recipe.turns.wait_for is WaitFor.STEP and not recipe.update_rule.waits,
+            f"`turns.wait_for` is step, but with `on_update` {recipe.on_update} samples outlive their step; set "
+            "`turns.wait_for` to auto or prompt, or `on_update` to wait",
+        ),
+        (
+            recipe.turns.wait_for is WaitFor.PROMPT and can.program is not None,
+            f"`turns.wait_for` is prompt, but {can.program} is asked for the turns of a step at once; set "
+            "`turns.wait_for` to auto or step, or `sampling.engine` to plait",
+        ),
     )
     for is_refused, why in refused:
         if is_refused:
             raise ConfigError(f"`turns.reply` is set, and {why}")
+
+
+def rounds_by_prompt(recipe: Recipe) -> bool:
+    """Whether next turns wait for those of their own prompt alone: where samples outlive their step (`on_update`), and
+    where tokens have the same bits in any company."""
+    if recipe.turns.wait_for is WaitFor.AUTO:
+        return recipe.sampling.exact or not recipe.update_rule.waits
+    return recipe.turns.wait_for is WaitFor.PROMPT
 
 
 def said_of_rounds(flow: Dataflow, recipe: Recipe) -> str | None:

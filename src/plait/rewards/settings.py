@@ -19,6 +19,16 @@ class OnError(StrEnum):
     DROP = "drop"
 
 
+class WaitFor(StrEnum):
+    """Whose turns and replies a next turn waits for."""
+
+    AUTO = "auto"
+    STEP = "step"
+    """Those of all samples that are drawn with it: what is computed together depends on what was said alone."""
+    PROMPT = "prompt"
+    """Those of the samples of its prompt: what is computed together depends on how long replies take, too."""
+
+
 class TurnSettings(Settings):
     """What answers the model within a response: a tool, an environment or a user."""
 
@@ -33,12 +43,17 @@ class TurnSettings(Settings):
     on_error: OnError = Field(
         default=OnError.STOP, description="stop, or drop the samples on which `reply` fails: they end and train nothing"
     )
+    wait_for: WaitFor = Field(
+        default=WaitFor.AUTO,
+        description="whose turns a next turn waits for: step (all samples drawn with it, so that runs repeat to the "
+        "bit), prompt (those of its prompt), or auto (prompt where that changes no bit)",
+    )
 
     _paths = path_key("reply")
 
     def check_read(self) -> None:
         """Raises ValueError where a key has no effect, as there is one turn."""
-        self._check_switch("reply", "`turns.reply`", "most", "timeout_s", "workers", "on_error")
+        self._check_switch("reply", "`turns.reply`", "most", "timeout_s", "workers", "on_error", "wait_for")
 
 
 class RewardSettings(Settings):

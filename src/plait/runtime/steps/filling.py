@@ -8,6 +8,7 @@ from plait.data.records import FinishReason, Sample
 from plait.data.replies import ReplyEncoder
 from plait.engines import GenerationEngine
 from plait.recipes.role_models import is_reward
+from plait.recipes.turn_checks import rounds_by_prompt
 from plait.rewards.pool import RewardPool
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.inputs.tokenizers import load_tokenizer
@@ -75,7 +76,7 @@ def _conversing(prepared: Prepared, engine: GenerationEngine, replies: Replies) 
     """An engine whose samples have several turns."""
     shape, most = prepared.shape, prepared.recipe.turns.most
     encoder = ReplyEncoder(prepared.tokenizer, shape.vocabulary)
-    by_prompt = not prepared.recipe.update_rule.waits
+    by_prompt = rounds_by_prompt(prepared.recipe)
     return Conversing(engine, replies, encoder, most, shape.max_positions, by_prompt=by_prompt)
 
 
