@@ -35,19 +35,19 @@ def oracle(log_w: np.ndarray, lengths: list[int], mask: np.ndarray, how: str, lo
         start += length
         total = float(np.sum(part * kept))
         for t in range(length):
-            if how == "tis":
-                w = math.exp(part[t])
+            if how in ("tis", "seq_tis"):
+                w = math.exp(part[t] if how == "tis" else total)
                 weights.append(min(w, high))
                 cuts.append(w > high)
                 continue
             if how == "icepop":
                 w = math.exp(part[t])
-            elif how == "seq_mask":
+            elif how in ("seq_mask", "seq_icepop"):
                 w = math.exp(total)
             else:
                 w = math.exp(total / max(1.0, float(np.sum(kept))))
             inside = (low or 0.0) <= w <= high
-            weights.append((w if how == "icepop" else 1.0) if inside else 0.0)
+            weights.append((w if how in ("icepop", "seq_icepop") else 1.0) if inside else 0.0)
             cuts.append(not inside)
     return np.array(weights), np.array(cuts, dtype=float)
 
@@ -176,6 +176,7 @@ def test_a_flow_without_a_policy_loss_has_none() -> None:
     ("keys", "message"),
     [
         ({"correction": "tis", "correction_low": 0.5}, "only bounds weights from above"),
+        ({"correction": "seq_tis", "correction_low": 0.5}, "correction: seq_tis only bounds weights from above"),
         ({"correction": "icepop", "correction_low": 6.0}, "which are none"),
         ({"correction": "tis", "old_logprobs": "engine"}, "takes the engine's for both"),
         ({"correction": "clip"}, "correction"),

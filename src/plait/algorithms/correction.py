@@ -25,6 +25,10 @@ class Correction(StrEnum):
     """min(w_t, high): truncated importance sampling (as in IMPALA: Espeholt et al. 2018, arXiv 1802.01561)."""
     ICEPOP = "icepop"
     """w_t within low … high, else 0 (IcePop)."""
+    SEQ_TIS = "seq_tis"
+    """min(Π_t w_t, high) for all tokens of a response: truncated importance sampling of whole responses."""
+    SEQ_ICEPOP = "seq_icepop"
+    """Π_t w_t within low … high, else 0, for all tokens of a response."""
     SEQ_MASK = "seq_mask"
     """1 for all tokens of a response whose Π_t w_t is within low … high, else 0."""
     GEO_MASK = "geo_mask"
@@ -34,10 +38,12 @@ class Correction(StrEnum):
 BOUNDS: dict[Correction, tuple[float | None, float]] = {
     Correction.TIS: (None, 2.0),
     Correction.ICEPOP: (0.5, 5.0),
+    Correction.SEQ_TIS: (None, 2.0),
+    Correction.SEQ_ICEPOP: (0.5, 5.0),
     Correction.SEQ_MASK: (0.5, 2.0),
     Correction.GEO_MASK: (0.99, 1.01),
 }
-"""(low, high) that are taken where a recipe says nothing: those of the field."""
+"""(low, high) that are taken where a recipe says nothing: those of the field. A low of None: there is none."""
 
 
 class _Batch(Protocol):
@@ -53,7 +59,7 @@ class _Batch(Protocol):
 
 @dataclass(frozen=True)
 class Corrected:
-    """A correction with its bounds; low is None where there is none (`tis`)."""
+    """A correction with its bounds; low is None where there is none."""
 
     how: Correction
     low: float | None
@@ -69,7 +75,7 @@ class Corrected:
         """
         log_R = (old_R - batch.sampling_logprobs).nan_to_num(0.0, 0.0, 0.0)
         match self.how:
-            case Correction.SEQ_MASK:
+            case Correction.SEQ_TIS | Correction.SEQ_ICEPOP | Correction.SEQ_MASK:
                 log_R = batch.sequence_sum(log_R)
             case Correction.GEO_MASK:
                 log_R = batch.sequence_sum(log_R) / batch.sequence_sum(batch.mask).clamp(min=1)
@@ -78,9 +84,9 @@ class Corrected:
         if self.low is not None:
             inside_R = inside_R & (weights_R >= self.low)
         match self.how:
-            case Correction.TIS:
+            case Correction.TIS | Correction.SEQ_TIS:
                 found_R = weights_R.clamp(max=self.high)
-            case Correction.ICEPOP:
+            case Correction.ICEPOP | Correction.SEQ_ICEPOP:
                 found_R = weights_R * inside_R
             case _:
                 found_R = inside_R.to(weights_R.dtype)

@@ -59,8 +59,8 @@ class PolicyOptions(UpdateOptions):
     )
     correction: Correction = Field(
         default=Correction.OFF,
-        description="off, tis, icepop, seq_mask or geo_mask: what samples of other weights than those that a step "
-        "begins with count; tis where `max_staleness` is above 0 and nothing is said",
+        description="off, tis, icepop, seq_tis, seq_icepop, seq_mask or geo_mask: what samples of other weights than "
+        "those that a step begins with count; tis where `max_staleness` is above 0 and nothing is said",
     )
     correction_low: float | None = Field(
         default=None, gt=0, description="least weight of `correction`; null: the field's"
@@ -81,8 +81,10 @@ class PolicyOptions(UpdateOptions):
 
     @model_validator(mode="after")
     def _check_correction(self) -> Self:
-        if self.correction is Correction.TIS and self.correction_low is not None:
-            raise ValueError("correction: tis only bounds weights from above; remove `options.correction_low`")
+        if self.correction in BOUNDS and BOUNDS[self.correction][0] is None and self.correction_low is not None:
+            raise ValueError(
+                f"correction: {self.correction} only bounds weights from above; remove `options.correction_low`"
+            )
         if (bound := self.corrected) is not None and bound.low is not None and bound.low >= bound.high:
             raise ValueError(
                 f"correction keeps weights from {bound.low:g} to {bound.high:g}, which are none; set "
