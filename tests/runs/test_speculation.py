@@ -46,6 +46,11 @@ HOW: dict[str, dict[str, Any]] = {
     "a pool of texts that is too small": {"sampling.speculation": 4, "sampling.draft_pool_bytes": 1 << 16},
     "a draft model": {"sampling.speculation": 4, "sampling.draft_model": MODEL},
     "a draft model, where it pays": {"sampling.speculation": "adaptive", "sampling.draft_model": MODEL},
+    "a draft model, where much may be lost": {
+        "sampling.speculation": "adaptive",
+        "sampling.draft_model": MODEL,
+        "sampling.speculation_loss": 0.3,
+    },
 }
 PLACES = {
     "instances": {"actor.generate": "0,1 dp2", "actor.train": "0,1 dp2", "ref.logprobs": "0"},
@@ -278,6 +283,24 @@ def test_a_draft_model_has_the_tokens_of_the_policy(tmp_path: Path, place: Path,
 def test_a_draft_model_is_of_use_only_where_something_is_guessed(place: Path, tiny_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"draft_model is '.*', but nothing is guessed; set speculation to auto"):
         recipe_of(place, tiny_folder, "off", **{"sampling.speculation": "off", "sampling.draft_model": MODEL})
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"sampling.speculation": 4}, "speculation_loss is what auto and adaptive may lose, but speculation is 4"),
+        (
+            {"sampling.speculation": "off"},
+            "speculation_loss is what auto and adaptive may lose, but speculation is off",
+        ),
+        ({"sampling.engine": "vllm"}, "`sampling.speculation_loss` is 0.1, but `sampling.engine` is vllm"),
+    ],
+)
+def test_what_may_be_lost_is_refused_where_nothing_is(
+    place: Path, tiny_folder: Path, keys: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        prepare(recipe_of(place, tiny_folder, "loss", **keys | {"sampling.speculation_loss": 0.1}))
 
 
 def test_its_seconds_stand_in_plans(place: Path, tiny_folder: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from plait.speculation.drafter import Asked, Guesses, drafted_cells
 from plait.speculation.pool import FloatArray, IntArray
+from plait.speculation.promise import MAY_LOSE
 from plait.speculation.speculation import How
 from tests.cases import examples, slow_but
 from tests.speculation.played import Forgetful, slowest_window
@@ -68,12 +69,15 @@ class Model(Forgetful):
         return found
 
 
-def with_model(how: How, num_samples: int, right: float, token_s: float, share: float = 0.0) -> Simulated:
+def with_model(
+    how: How, num_samples: int, right: float, token_s: float, share: float = 0.0, may_lose: float = MAY_LOSE
+) -> Simulated:
     """
     Args:
         share: of tokens that are known without it.
     """
-    return Simulated(how, num_samples, share, model=lambda simulated: Model(simulated, right, token_s))
+    model = lambda simulated: Model(simulated, right, token_s)
+    return Simulated(how, num_samples, share, model=model, may_lose=may_lose)
 
 
 def model_of(simulated: Simulated) -> Model:
@@ -128,6 +132,30 @@ def test_auto_is_faster_where_they_do(num_samples: int, least: float) -> None:
     figures = simulated.speculation.counts.figures()
     assert figures["acceptance_of_model"] == pytest.approx(0.9, abs=0.03)
     assert figures["saved_s"] == pytest.approx(simulated.plain - simulated.seconds, rel=0.15)
+
+
+STAKED = [(1, 0.9), (1, 0.7), (1, 0.3), (4, 0.8), (8, 0.9)]
+"""(samples, share that is right), where two percent do not cover the best fixed length."""
+
+
+@pytest.mark.parametrize(("num_samples", "right"), slow_but([STAKED[0], STAKED[1]], STAKED))
+def test_who_may_lose_a_tenth_is_as_fast_as_the_best_fixed_length(num_samples: int, right: float) -> None:
+    """And loses no more than that in any 32 steps, though it stakes more at a time."""
+    best = max(with_model(length, num_samples, right, 0.002).run(400) for length in (1, 2, 4, 8))
+    simulated = with_model("adaptive", num_samples, right, 0.002, may_lose=0.1)
+    assert simulated.run(800) > 0.94 * best
+    assert slowest_window(simulated.steps) > 0.9
+
+
+@pytest.mark.parametrize("may_lose", [0.05, 0.1, 0.3])
+@pytest.mark.parametrize(("right", "num_samples"), slow_but([(0.0, 1)], itertools.product([0.0, 0.2], [1, 8])))
+def test_who_may_lose_more_hardly_does_where_guesses_are_of_no_use(
+    right: float, num_samples: int, may_lose: float
+) -> None:
+    """A model that is not right is found out soon, and asked no more than otherwise."""
+    simulated = with_model("adaptive", num_samples, right, 0.004, may_lose=may_lose)
+    assert simulated.run(800) > 0.975
+    assert slowest_window(simulated.steps) > 1 - may_lose
 
 
 class OnEPYC(Simulated):

@@ -13,6 +13,7 @@ from plait.speculation.acceptance import Acceptance
 from plait.speculation.counts import Counts
 from plait.speculation.drafter import Asked, CostlyDrafter, Guesses, PoolDrafter
 from plait.speculation.pool import FloatArray
+from plait.speculation.promise import MAY_LOSE
 from plait.speculation.speculation import How, Speculation
 from tests.cases import slow_but
 from tests.speculation.played import slowest_window
@@ -41,6 +42,7 @@ class Simulated:
         share: of tokens that are as in `known`; the others are not known from before.
         row_s: seconds of a row beside the 18 ms of a step; by default as on a CPU with AVX-512.
         model: makes a draft model of this.
+        may_lose: see `Speculation`.
     """
 
     def __init__(
@@ -50,11 +52,12 @@ class Simulated:
         share: float,
         row_s: float = 0.0016,
         model: Callable[[Simulated], CostlyDrafter] | None = None,
+        may_lose: float = MAY_LOSE,
     ) -> None:
         self.random, self.row_s, self.share = random.Random(3), row_s, share
         self.clock_s = 0.0
         self.model = None if model is None else model(self)
-        self.speculation = Speculation(how, Looking(self), lambda: self.clock_s, model=self.model)
+        self.speculation = Speculation(how, Looking(self), lambda: self.clock_s, model=self.model, may_lose=may_lose)
         self.num_samples, self.seconds, self.plain, self.tokens = num_samples, 0.0, 0.0, 0
         self.steps: list[tuple[float, float]] = []
         """Seconds of plain decoding for what each step gave, and its own."""

@@ -14,6 +14,7 @@ from plait.paths import path_key
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.policy.step import Limits
 from plait.settings import Settings, word_or_number
+from plait.speculation.promise import MAY_LOSE
 
 MIN_TEMPERATURE = 0.01
 MAX_DRAFT_TOKENS = 15
@@ -161,6 +162,13 @@ class SamplingSettings(Settings):
         description="guess next tokens from what is known and compute several in a step, which changes no sample: "
         "adaptive (as many as pay), auto (the same, where it changes no bit either), off, or tokens of a guess",
     )
+    speculation_loss: float = Field(
+        default=MAY_LOSE,
+        ge=0.005,
+        le=0.5,
+        description="share of the time of any 32 steps that auto and adaptive may lose by guesses that come out wrong; "
+        "with more they guess where more is at stake, such as with a draft model for few samples (0.1)",
+    )
     draft_pool_bytes: int = Field(
         default=64 << 20,
         ge=MIN_POOL_BYTES,
@@ -196,6 +204,11 @@ class SamplingSettings(Settings):
             raise ValueError(
                 f"draft_model is {self.draft_model!r}, but nothing is guessed; set speculation to auto, or leave "
                 "draft_model out"
+            )
+        if self.speculation_loss != MAY_LOSE and self.speculation not in ("auto", "adaptive"):
+            raise ValueError(
+                f"speculation_loss is what auto and adaptive may lose, but speculation is {self.speculation}; set "
+                "speculation to auto or adaptive, or leave speculation_loss out"
             )
         return self
 

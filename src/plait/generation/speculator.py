@@ -31,6 +31,7 @@ from plait.speculation.drafter import Asked, CostlyDrafter, Drafter, PoolDrafter
 from plait.speculation.knowledge import Knowledge, knowledge_of, take_up
 from plait.speculation.pool import least_bytes
 from plait.speculation.probes import PROBES
+from plait.speculation.promise import MAY_LOSE
 from plait.speculation.speculation import How, Speculation
 
 assert MOST_PLACES == MAX_DRAFT_TOKENS == SHORT_ROWS - 1, "a draft and the token before it are computed as few rows"
@@ -72,7 +73,7 @@ def _speculator(how: How, settings: SamplingSettings, model: LanguageModel, keep
             most_tokens=settings.max_prefill_tokens,
             keep_memory=keep_memory,
         )
-    return Speculator(how, PoolDrafter(settings.draft_pool_bytes), drafts)
+    return Speculator(how, PoolDrafter(settings.draft_pool_bytes), drafts, may_lose=settings.speculation_loss)
 
 
 @functools.cache
@@ -126,12 +127,16 @@ class Speculator:
     """`Speculates` by the texts and the draft model of this process.
 
     Args:
-        how, drafter, model: see `Speculation`.
+        how, drafter, model, may_lose: see `Speculation`.
     """
 
-    def __init__(self, how: How, drafter: Drafter, model: CostlyDrafter | None = None) -> None:
+    def __init__(
+        self, how: How, drafter: Drafter, model: CostlyDrafter | None = None, *, may_lose: float = MAY_LOSE
+    ) -> None:
         self._model = model
-        self.speculation = Speculation(how, drafter, lambda: time.perf_counter() - self.capturing_s, model=model)
+        self.speculation = Speculation(
+            how, drafter, lambda: time.perf_counter() - self.capturing_s, model=model, may_lose=may_lose
+        )
         self.quiet: Quiet = self.speculation
         """See FallsQuiet."""
         self._heard: dict[Key, _Heard] = {}

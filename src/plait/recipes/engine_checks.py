@@ -11,6 +11,7 @@ from plait.generation.settings import MAX_DRAFT_TOKENS, SamplingSettings
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import optimizer_of
 from plait.schedule.plan import POOL, Plan
+from plait.speculation.promise import MAY_LOSE
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,7 @@ def check_engine(recipe: Recipe) -> None:
     demands = (
         ("sampling.exact", sampling.exact, can.exact, "promises no equal bits", "false"),
         ("sampling.speculation", guessing, can.drafts, "takes no drafts", "auto"),
+        ("sampling.speculation_loss", sampling.speculation_loss != MAY_LOSE, can.drafts, "takes no drafts", MAY_LOSE),
         ("sampling.draft_model", drafts is not None, can.drafts, "takes no drafts", "null"),
         ("sampling.decode_groups", grouped, can.parts, "has no stages", "auto"),
         ("sampling.prefix_cache_tokens", sampling.prefix_cache_tokens, not can.own_cache, "decides what it keeps", "0"),

@@ -17,8 +17,8 @@ from plait.settings import Settings
 from plait.speculation.costly import FIRST
 from plait.speculation.counts import MOST_PLACES
 from plait.speculation.ledger import LATEST, REST
-from plait.speculation.margin import WINDOW
 from plait.speculation.probes import PROBED
+from plait.speculation.promise import WINDOW
 from plait.speculation.speculation import Speculation
 from plait.speculation.step_cost import LAST, MANY, MOST_BUCKETS, Step
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plait.speculation.counts import Counts
-from plait.speculation.margin import WINDOW, Margin
+from plait.speculation.margin import Margin
+from plait.speculation.promise import MAY_LOSE, WINDOW
 from plait.speculation.step_cost import StepCost, Typical
 
 SELDOM = 32
@@ -14,11 +15,9 @@ SELDOM = 32
 those take is known: the first in which they would gain little. Where a draft model guesses that is not asked."""
 LATEST = 48
 """Steps with guesses, a draft model's among them, after which the next is without, whatever they would gain."""
-PAID = 0.98
-"""Tokens per second of WINDOW steps with guesses, against what they would have been without, below which guesses
-rest. Who gains a twentieth has fewer than without in many such windows, by chance."""
 REST = 64
-"""Steps without guesses then."""
+"""Steps without guesses where WINDOW steps with guesses have lost what may be lost. Who gains a twentieth has fewer
+tokens per second than without in many such windows, by chance."""
 COLD = 8
 """Steps behind prompts, one after another, after which they are measures all the same: there are hardly others."""
 
@@ -58,10 +57,13 @@ class Counted:
 
 
 class Ledger:
-    """What one engine's steps took, and what guesses gained in them."""
+    """What one engine's steps took, and what guesses gained in them. `may_lose` is that of the margin."""
 
-    def __init__(self) -> None:
-        self.cost, self.step, self.margin = StepCost(), Typical(), Margin()
+    def __init__(self, may_lose: float = MAY_LOSE) -> None:
+        self.cost, self.step, self.margin = StepCost(), Typical(), Margin(may_lose)
+        self._paid = 1.0 - may_lose
+        """Tokens per second of WINDOW steps with guesses, against what they would have been without, below which
+        guesses rest."""
         self.seconds = 0.0
         """Seconds of all steps of nothing but running samples."""
         self._counts = Counts()
@@ -191,5 +193,5 @@ class Ledger:
         self.window.append((plain_s, seconds))
         if len(self.window) == WINDOW:
             plain, taken = (sum(column) for column in zip(*self.window, strict=True))
-            self.resting = REST if plain < PAID * taken else 0
+            self.resting = REST if plain < self._paid * taken else 0
             self.window.clear()

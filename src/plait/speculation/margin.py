@@ -14,18 +14,22 @@ import numpy as np
 
 from plait.kernels import draft_choice
 from plait.speculation.pool import FloatArray
+from plait.speculation.promise import MAY_LOSE, WINDOW
 
-WINDOW = 32
-"""Steps of which none may be slower together."""
-MOST_LOST = 0.019
-"""Share of their time that they may lose: a little less than the two percent that are promised, as prices are
-estimates."""
+SPENT = 0.95
+"""Share of what may be lost that is spent, as prices are estimates."""
 
 
 class Margin:
-    """What the last steps took and lost."""
+    """What the last steps took and lost.
 
-    def __init__(self) -> None:
+    Args:
+        may_lose: share of the time of any WINDOW steps that guesses may lose.
+    """
+
+    def __init__(self, may_lose: float = MAY_LOSE) -> None:
+        self.most_lost = SPENT * may_lose
+        """Share that is spent."""
         self._steps_W2 = np.zeros((WINDOW - 1, 2))
         """What each took and lost, in a ring."""
         self._newest = 0
@@ -52,4 +56,4 @@ class Margin:
             plain_s: of a plain step, now and after it.
             once_s: that is lost beside.
         """
-        return draft_choice.room(self._steps_W2, self._newest, MOST_LOST, plain_s, once_s)
+        return draft_choice.room(self._steps_W2, self._newest, self.most_lost, plain_s, once_s)

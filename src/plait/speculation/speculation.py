@@ -28,9 +28,9 @@ from plait.speculation.counts import Counts
 from plait.speculation.drafter import Asked, CostlyDrafter, Drafter, Guesses
 from plait.speculation.kept_guesses import KeptGuesses
 from plait.speculation.ledger import SELDOM, Counted, Ledger, Spent
-from plait.speculation.margin import MOST_LOST, WINDOW
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.probes import PROBES, Probes
+from plait.speculation.promise import MAY_LOSE, WINDOW
 from plait.speculation.step_cost import Typical
 
 How = int | Literal["adaptive"]
@@ -62,6 +62,7 @@ class Speculation:
         drafter: where guesses are looked up.
         clock: seconds.
         model: whose guesses take seconds that count; None: there is none.
+        may_lose: share of the time of any WINDOW steps that "adaptive" may lose by guesses.
     """
 
     def __init__(
@@ -71,8 +72,9 @@ class Speculation:
         clock: Callable[[], float] = time.perf_counter,
         *,
         model: CostlyDrafter | None = None,
+        may_lose: float = MAY_LOSE,
     ) -> None:
-        self.drafter, self.acceptance, self.ledger = drafter, Acceptance(), Ledger()
+        self.drafter, self.acceptance, self.ledger = drafter, Acceptance(), Ledger(may_lose)
         self.cost, self.margin, self._counts = self.ledger.cost, self.ledger.margin, self.ledger.counts
         self._clock, self.is_adaptive = clock, how == "adaptive"
         self._most = AUTO_MOST if how == "adaptive" else how
@@ -304,7 +306,7 @@ class Speculation:
             is_covered = looking_s + self._least_price_s <= self.margin.room_s(plain_s)
         if is_covered:
             return True
-        if looking_s > MOST_LOST * WINDOW * plain_s:  # it never will be, unless that was a chance
+        if looking_s > self.margin.most_lost * WINDOW * plain_s:  # it never will be, unless that was a chance
             self.looking.doubt()
             self._pool_due_at = self._asks + DOUBTED
         else:
