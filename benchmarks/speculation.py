@@ -17,6 +17,7 @@ how often the guesses of the longest fixed length came true, place by place, if 
 
     python benchmarks/speculation.py --running 1 4 8 32          # SmolLM2-135M-Instruct, temperature 1
     python benchmarks/speculation.py --task copy
+    python benchmarks/speculation.py --losses 0.05 0.1           # `auto` where more than two percent may be lost
     python benchmarks/speculation.py --draft-model FOLDER        # `auto` with a draft model, and a fixed length with it
     python benchmarks/speculation.py --tiny --repeats 1          # does the benchmark itself work?
 """
@@ -115,6 +116,8 @@ def compare(model: LanguageModel, options: argparse.Namespace, running: int) -> 
     hows: list[Any] = ["off", *options.lengths, "auto"]
     keys: dict[str, dict[str, Any]] = {str(how): {"speculation": how} for how in hows}
     keys["off again"] = {"speculation": "off"}
+    for loss in options.losses:
+        keys[f"auto, may lose {loss:g}"] = {"speculation": "auto", "speculation_loss": loss}
     if options.draft_model is not None:
         for how in (*options.lengths[-1:], "auto"):
             keys[f"{how}, draft model"] = {"speculation": how, "draft_model": options.draft_model}
@@ -207,6 +210,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="of a response at most")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=5, help="rollouts after the first")
+    parser.add_argument(
+        "--losses", type=float, nargs="*", default=[], help="arms with such a sampling.speculation_loss"
+    )
     parser.add_argument("--draft-model", help="a folder or a hub id: arms with it, too")
     parser.add_argument("--tiny", action="store_true", help="a random model of two layers")
     options = parser.parse_args()
