@@ -135,7 +135,11 @@ def test_data_as_a_list(tmp_path):
         ("[{source: a.jsonl}, {source: b.jsonl, wieght: 2}]", r"unknown key `data\.more\.0\.wieght`"),
         ("[{source: a.jsonl}, {source: b.jsonl, weight: 0}]", r"key `data\.more\.0\.weight`: .*greater than 0"),
         ("[{source: a.jsonl}, {source: b.jsonl, name: 'a/b'}]", r"key `data\.more\.0\.name`: .*pattern"),
-        ("[a.jsonl, b.jsonl]", "`data` is a section of keys, such as `data.source`"),
+        ("[a.jsonl, b.jsonl]", r"`data` is a section .*`data\.source`, found .*; several are a list of sections"),
+        (
+            "{source: [a.jsonl, b.jsonl]}",
+            r"key `data\.source`: expected one source, found \['a.*; several are a list of",
+        ),
     ],
 )
 def test_mistakes_in_a_list_are_named(tmp_path, text, says):

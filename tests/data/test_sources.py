@@ -132,6 +132,26 @@ def test_missing_file_names_the_nearest_and_a_folder_is_no_file(tmp_path):
         read_jsonl(tmp_path / ("x" * 300))
 
 
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("a*.jsonl", r"`a\*\.jsonl` does not exist; a source is one file: several are a list of sections, `data: \["),
+        ("[a.jsonl, b.jsonl]", "does not exist; a source is one file: several are"),
+        ("a.jsonl,b.jsonl", "does not exist; a source is one file: several are"),
+        ("openai/gsm8k", "`openai/gsm8k` does not exist; of the Hugging Face hub it is `hf:openai/gsm8k`"),
+        ("folder/rows", r"`folder/rows` does not exist; give a JSONL or Parquet file"),
+        ("https://x.org/a.jsonl", "`https://x.org/a.jsonl` does not exist; an address is not read: fetch"),
+    ],
+)
+def test_what_is_meant_by_a_name_of_no_file(tmp_path, monkeypatch, source, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    write(tmp_path / "a.jsonl", {"prompt": "a"})
+    write(tmp_path / "b.jsonl", {"prompt": "b"})
+    with pytest.raises(DataError, match=says):
+        open_splits(DataSettings(source=source))
+
+
 def test_a_file_that_is_not_utf8(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'{"prompt": "\xff"}')

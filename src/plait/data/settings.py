@@ -15,6 +15,8 @@ from plait.settings import Seed, Settings
 TASK_PREFIX = "reasoning_gym:"
 DEFAULT_TASK_SIZE = 4096
 """Training questions drawn from a generated task when `size` is not set."""
+SEVERAL = "several are a list of sections, `data: [{source: …}, {source: …}]` (docs/data.md)"
+"""What to say where one source is expected and more are named."""
 
 
 class OverlongPrompts(StrEnum):
@@ -96,6 +98,13 @@ class DataSettings(Settings):
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
             raise ValueError(f"two sources are named `{twice[0]}`; set `name` in one of them")
         return self
+
+    @field_validator("source", mode="before")
+    @classmethod
+    def _is_one(cls, source: Any) -> Any:
+        if isinstance(source, list | tuple):
+            raise ValueError(f"expected one source, found {source!r:.80}; {SEVERAL}")
+        return source
 
     @field_validator("chat_template", mode="wrap")
     @classmethod

@@ -12,6 +12,7 @@ from typing import Any, get_origin
 from pydantic import BaseModel, ValidationError
 
 from plait.data.files import why_no_file
+from plait.data.settings import SEVERAL
 from plait.errors import ConfigError
 from plait.json_text import Malformed, kind_of
 from plait.recipes.keys import (
@@ -155,7 +156,10 @@ def _checked(tree: Mapping[str, Any], model: type[BaseModel], prefix: str = "") 
         if section is not None and not (value is None and NoneType in alternatives(info.annotation)):
             if not isinstance(value, Mapping):
                 key = f"{prefix}{name}.{next(iter(section.model_fields))}"
-                raise ConfigError(f"`{prefix}{name}` is a section of keys, such as `{key}`, found {shown(value)}")
+                several = f"; {SEVERAL}" if name == "data" and isinstance(value, list | tuple) else ""
+                raise ConfigError(
+                    f"`{prefix}{name}` is a section of keys, such as `{key}`, found {shown(value)}{several}"
+                )
             value = _checked(value, section, f"{prefix}{name}.")
         elif (element := element_of(info.annotation)) is not None and isinstance(value, list | tuple):
             value = [
