@@ -136,3 +136,16 @@ def test_bytes_per_parameter():
     assert parameter_bytes("float32", trained=True).total == 4 + 0 + 8 + 4
     assert parameter_bytes("float64", trained=True).total == 8 + 0 + 16 + 8
     assert parameter_bytes("bfloat16", trained=False).total == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("warmup_steps", 0.1, r"expected a number of optimizer steps, found 0\.1; a share is `warmup_ratio`"),
+        ("max_grad_norm", 0, r"expected a number above 0, found 0; \.inf never clips"),
+        ("max_grad_norm", None, r"expected a number above 0, found null; \.inf never clips"),
+    ],
+)
+def test_what_transformers_means_by_a_number_is_told(key, value, says):
+    with pytest.raises(ValueError, match=says):
+        OptimizerSettings(**{key: value})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from plait.settings import Endless, Settings
 
@@ -75,6 +75,20 @@ class OptimizerSettings(Settings):
     max_skipped_steps: int = Field(
         default=3, ge=1, description="stop after so many non-finite optimizer steps in a row"
     )
+
+    @field_validator("warmup_steps", mode="before")
+    @classmethod
+    def _is_count(cls, value: Any) -> Any:
+        if isinstance(value, float) and 0 < value < 1:
+            raise ValueError(f"expected a number of optimizer steps, found {value:g}; a share is `warmup_ratio`")
+        return value
+
+    @field_validator("max_grad_norm", mode="before")
+    @classmethod
+    def _is_bound(cls, value: Any) -> Any:
+        if value is None or value == 0:
+            raise ValueError(f"expected a number above 0, found {'null' if value is None else value}; .inf never clips")
+        return value
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
