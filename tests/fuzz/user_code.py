@@ -103,7 +103,7 @@ def _traced() -> dict[str, tuple[str, str]]:
         "no function": ("flow = 3\n", "is not callable, but int"),
         "a class": (
             "class flow:\n    def __init__(self, nothing): ...\n",
-            "uses the role `nothing`, which nothing fills",
+            "is a class; give a function",
         ),
         "async": (WHOLE.replace("def flow", "async def flow"), "expected a plain function"),
         "yield": (in_function("flow", "yield"), "expected a plain function"),

@@ -41,7 +41,10 @@ LOADED: dict[str, tuple[str, str]] = {
     "by position only": (trl("pass", "completions, /"), "takes `completions` by position only"),
     "no response": (trl("pass", "prompts"), "gets no response"),
     "two forms": (trl("pass", "completions, solution_str"), "fits more than one form"),
-    "a class that needs more": ("class f:\n    def __init__(self, x): ...", "gets no response"),
+    "a class that needs more": (
+        "class f:\n    def __init__(self, x): ...",
+        "f` is a class; give a function",
+    ),
 }
 
 FAILS: dict[str, tuple[str, str]] = (

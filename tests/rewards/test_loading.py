@@ -86,3 +86,34 @@ def test_two_packages_themselves_import_each_its_own(tmp_path: Path) -> None:
         (tmp_path / name / "__init__.py").write_text("from .said import text\n")
         (tmp_path / name / "said.py").write_text(f"def text(): return '{name}'\n")
     assert [load_function(f"{tmp_path}/{name}/__init__.py:text")() for name in ("one", "two")] == ["one", "two"]
+
+
+def test_an_object_of_a_class_is_loaded_and_the_class_is_not(tmp_path: Path) -> None:
+    (tmp_path / "scorer.py").write_text(
+        "class Scorer:\n"
+        "    def __call__(self, completions, **_): return [2.0 for _ in completions]\n"
+        "    def score(self, completions, **_): return [3.0 for _ in completions]\n"
+        "    @staticmethod\n"
+        "    def plain(completions, **_): return [4.0 for _ in completions]\n"
+        "scorer = Scorer()\n"
+    )
+    found = [
+        load_function(f"{tmp_path}/scorer.py:{name}")(["x"]) for name in ("scorer", "scorer.score", "Scorer.plain")
+    ]
+    assert found == [[2.0], [3.0], [4.0]]
+    with pytest.raises(ConfigError, match=r"scorer\.py:Scorer` is a class; give a function, or an object that"):
+        load_function(f"{tmp_path}/scorer.py:Scorer")
+    with pytest.raises(ConfigError, match=r"Scorer\.score` is a method of a class; give a function, or an object"):
+        load_function(f"{tmp_path}/scorer.py:Scorer.score")
+
+
+def test_a_module_that_is_a_file_here_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command `plait` does not import from the working folder, as TRL's scripts do."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_lib").mkdir()
+    (tmp_path / "my_lib" / "scores_of_mine.py").write_text("def right(completions): return [1.0]\n")
+    said = r"no module `my_lib` for .*; for the file `my_lib/scores_of_mine\.py` give `my_lib/scores_of_mine\.py:right`"
+    with pytest.raises(ConfigError, match=said):
+        load_function("my_lib.scores_of_mine.right")
+    with pytest.raises(ConfigError, match=r"no module `my_lib` for `my_lib\.scores_of_hers\.right`$"):
+        load_function("my_lib.scores_of_hers.right")

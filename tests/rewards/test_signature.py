@@ -68,6 +68,7 @@ def test_an_unknown_form_is_answered_with_the_three(function, found):
         pool.start()
     for said in (found, "f(prompts, completions,", "compute_score(data_source,", "reward_func(queries, prompts,"):
         assert said in str(caught.value)
+    assert str(caught.value).count("reward `") == 1
 
 
 # -- verl

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -67,16 +68,23 @@ def _loaded(module_name: str, name: str, path: str, key: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
                 raise
-            raise ConfigError(f"`{key}`: there is no module `{error.name}` for `{path}`") from None
+            file = Path(*module_name.split(".")).with_suffix(".py")
+            meant = f"; for the file `{file}` give `{file}:{name}`" if file.is_file() else ""
+            raise ConfigError(f"`{key}`: there is no module `{error.name}` for `{path}`{meant}") from None
     value: Any = module
+    needs_object = False
     for part in name.split("."):
         if not hasattr(value, part):
             close = difflib.get_close_matches(part, [entry for entry in dir(value) if not entry.startswith("_")], n=1)
             hint = f"; did you mean `{close[0]}`?" if close else ""
             raise ConfigError(f"`{key}`: `{module_name}` has no `{part}`{hint}")
+        needs_object = isinstance(value, type) and inspect.isfunction(inspect.getattr_static(value, part, None))
         value = getattr(value, part)
     if not callable(value):
         raise ConfigError(f"`{key}`: `{path}` is not callable, but {type(value).__name__}")
+    if needs_object or isinstance(value, type):
+        kind = "a method of a class" if needs_object else "a class"
+        raise ConfigError(f"`{key}`: `{path}` is {kind}; give a function, or an object that the file makes of it")
     return value
 
 

@@ -93,7 +93,7 @@ def signature_of(name: str, call: Callable[..., Any]) -> Signature:
     if not forms and (takes_all or "turns" in names) and not unnamed:
         forms = [Form.TRL]
     if len(forms) != 1 or unnamed:
-        raise ConfigError(f"reward `{name}({_shown(parameters)})` {_complaint(forms, unnamed)}; {THREE_FORMS}".rstrip())
+        raise ConfigError(f"`{name}({_shown(parameters)})` {_complaint(forms, unnamed)}; {THREE_FORMS}".rstrip())
     required = tuple(p.name for p in named if p.default is p.empty)
     return Signature(forms[0], tuple(names), required, takes_all)
 
