@@ -69,6 +69,16 @@ def as_value(cell: str) -> Any:
         return first
 
 
+def test_the_defaults_of_gkd(monkeypatch):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from trl.experimental.gkd import GKDConfig
+
+    _, ours, theirs, name = row("`distill`: `beta`")
+    assert float(ours) == DistillOptions().beta
+    assert as_value(theirs) == default(GKDConfig, name)
+    assert f"at its `temperature`\n  ({default(GKDConfig, 'temperature')} unless set)" in PAGE
+
+
 def test_the_length_of_a_run():
     _, ours, theirs, name = row("the length of a run")
     assert ours == f"steps: {Recipe.model_fields['steps'].default}"

@@ -4,6 +4,7 @@ gradients, metrics. Slow to import.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -273,6 +274,31 @@ def test_distillation_equals_trl(beta, monkeypatch):
     )
     assert metrics["actor/loss"] == pytest.approx(chunked.item(), rel=1e-5)
     assert metrics["actor/entropy"] == pytest.approx(float(entropies / count), rel=1e-5)
+
+
+def test_the_loss_of_gkd_is_at_temperature_1(monkeypatch):
+    """Whatever the `temperature` that its trainer samples at."""
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from trl.experimental.gkd.gkd_trainer import GKDTrainer
+
+    rows, _ = pairs()
+    sample = max(rows.samples, key=lambda sample: sample.num_tokens)
+    policy, reference = tiny(FAMILY), tiny(FAMILY, seed=REF_SEED)
+    ids = torch.tensor([[*sample.prompt.token_ids, *sample.token_ids]])
+    labels = ids.clone()
+    labels[:, : len(sample.prompt.token_ids)] = -100
+    trl = SimpleNamespace(teacher_model=reference, beta=0.3, temperature=0.1)
+    trl.generalized_jsd_loss = GKDTrainer.generalized_jsd_loss
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    trainer = trainer_of(tiny_model(FAMILY))
+    with ExactFloat64():
+        expected = GKDTrainer.compute_loss(trl, policy, inputs)
+        top = run_all(scorer(tiny_model(FAMILY, seed=REF_SEED), 60, 1.0).score(Rows((sample,)), Top(VOCABULARY)))[1]
+        given = Rows((sample,)).with_column(IDS, top[:, :VOCABULARY]).with_column(TOP, top[:, VOCABULARY:])
+        columns = {"teacher_ids": IDS, "teacher_logprobs": TOP}
+        loss = loss_of(distill, DistillOptions(beta=0.3, top_k=VOCABULARY))
+        _, metrics = run_all(train(trainer, given, columns, loss))
+    assert metrics["actor/loss"] == pytest.approx(expected.item(), rel=1e-9)
 
 
 def said(module: Any, sample: Sample) -> torch.Tensor:
