@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,13 @@ from plait.algorithms.dpo import DPOOptions
 from plait.algorithms.grpo import GRPOOptions
 from plait.algorithms.kto import KTOOptions
 from plait.algorithms.rloo import RLOOOptions
+from plait.data.formats import Row
+from plait.data.prompts import PromptEncoder
+from plait.data.settings import DataSettings
 from plait.generation.settings import SamplingSettings
 from plait.recipes.recipe import Recipe
 from plait.training.settings import OptimizerSettings
+from tests.models.tiny import tiny_tokenizer
 
 trl = pytest.importorskip("trl")
 
@@ -77,6 +82,31 @@ def test_the_defaults_of_gkd(monkeypatch):
     assert float(ours) == DistillOptions().beta
     assert as_value(theirs) == default(GKDConfig, name)
     assert f"at its `temperature`\n  ({default(GKDConfig, 'temperature')} unless set)" in PAGE
+
+
+@pytest.mark.parametrize("trainer", ["GRPOTrainer", "RLOOTrainer", "DistillationTrainer"])
+def test_prompts_to_answer(trainer):
+    """As docs/data.md has it: TRL sends texts raw, and opens an answer behind a last message of the assistant."""
+    tokenizer = tiny_tokenizer()
+    given = SimpleNamespace(processing_class=tokenizer, tools=None, chat_template=None, chat_template_kwargs={})
+    given._is_vlm, given.environment_factories = False, None
+
+    def theirs(prompt: Any) -> str:
+        return tokenizer.decode(getattr(trl, trainer)._tokenize_prompts(given, [prompt])[0][0])
+
+    def ours(prompt: Any, **keys: Any) -> str:
+        settings = DataSettings(source="x.jsonl", **keys)
+        encoder = PromptEncoder(tokenizer, settings, conversational=not isinstance(prompt, str))
+        return encoder.render(Row({"prompt": prompt}, "x.jsonl:1"))
+
+    asked = [{"role": "user", "content": "hi"}]
+    begun = [*asked, {"role": "assistant", "content": "so"}]
+    _, default, their_own, _ = row("`data.chat_template`, for prompts that are texts")
+    assert default.startswith("auto`: a user message")
+    assert their_own == "false"
+    assert theirs("hi") == ours("hi", chat_template=False) == "hi"
+    assert theirs(asked) == ours(asked) == ours("hi")
+    assert theirs(begun) == ours(begun) + "<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_the_length_of_a_run():

@@ -79,7 +79,7 @@ class PromptEncoder:
         if messages is None:
             assert isinstance(row.prompt, str), "messages are never sent raw"
             return self.around(row.prompt)
-        # A last message of the assistant is one that the response goes on from, as in TRL.
+        # A last message of the assistant is one that the response goes on from.
         goes_on = messages[-1]["role"] == "assistant"
         return rendered_whole(
             self._tokenizer, messages, row, remedy=self.remedy, begin_answer=not goes_on, go_on=goes_on
