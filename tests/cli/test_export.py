@@ -36,3 +36,7 @@ def test_export_defaults_to_the_dtype_of_the_run_and_lists_the_steps(
     assert capsys.readouterr().err.endswith("; give the folder of a run\n")
     assert main(["export", f"{run_dir}/checkpoints/step-2/", "--out", str(out)]) == 2
     assert f"is a checkpoint of the run `{run_dir}`: give that, with `--step 2`" in capsys.readouterr().err
+    assert main(["export", f"{run_dir}/final", "--out", str(out)]) == 2
+    assert f"; it is a Hugging Face folder already; the run is `{run_dir}`: give that" in capsys.readouterr().err
+    assert main(["export", f"{run_dir}/checkpoints", "--out", str(out)]) == 2
+    assert capsys.readouterr().err.endswith(f"does not exist; the run is `{run_dir}`: give that\n")

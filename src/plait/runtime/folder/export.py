@@ -165,6 +165,9 @@ def _run_around(folder: Path) -> str:
     run, step = folder.parent.parent, folder.name.removeprefix("step-")
     if folder.parent.name == CHECKPOINTS and step.isdecimal() and os.path.isfile(run / RECIPE):
         return f"it is a checkpoint of the run `{run}`: give that, with `--step {step}`"
+    if os.path.isfile(folder.parent / RECIPE):
+        whole = "it is a Hugging Face folder already; " if os.path.isfile(folder / "config.json") else ""
+        return f"{whole}the run is `{folder.parent}`: give that"
     inside = sorted(folder.glob(f"*/{RECIPE}")) if os.path.isdir(folder) else ()
     stages = ", ".join(f"`{path.parent}`" for path in inside)
     return f"give one of {stages}" if stages else "give the folder of a run"
