@@ -426,6 +426,13 @@ def test_an_entropy_that_is_no_number_is_not_what_later_ones_are_held_to(unknown
     assert list(named(doctor, 4, numbers(actor__entropy=0.1))) == ["entropy_collapse"]
 
 
+def test_a_policy_that_becomes_as_certain_as_what_it_learns_from_has_not_collapsed():
+    doctor = Doctor()
+    taught = {"doctor/is_taught": 1.0}
+    assert named(doctor, 1, HEALTHY | taught) == {}
+    assert named(doctor, 2, numbers(actor__entropy=0.1) | taught) == {}
+
+
 def test_a_critic_that_is_worse_than_a_constant():
     doctor = Doctor()
     spoken = [

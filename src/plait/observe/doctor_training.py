@@ -224,8 +224,11 @@ def clip_share(reading: Reading) -> Sign | None:
 
 
 def entropy_collapse(reading: Reading) -> Sign | None:
+    """Who learns from given samples, or from a teacher, is to become as certain as these are."""
     entropy, first = reading.get("actor/entropy"), reading.first(FIRST_ENTROPY)
-    if entropy is None or first is None or first < 0.05 or entropy >= reading.settings.entropy_left * first:
+    if entropy is None or first is None or first < 0.05 or reading.is_set("is_taught"):
+        return None
+    if entropy >= reading.settings.entropy_left * first:
         return None
     return Sign(
         Severity.WARNING,

@@ -483,6 +483,16 @@ def test_a_reference_of_the_same_name_is_no_other(model: str | None, is_another:
     assert StepFacts(patient).of_step(StepState(1), {})["reference_is_another"] == is_another
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "is_taught"), [("sft", 1.0), ("kto", 1.0), ("distill", 1.0), ("grpo", 0.0), ("ppo", 0.0)]
+)
+def test_who_learns_from_given_samples_or_a_teacher_is_told(algorithm: str, is_taught: float) -> None:
+    recipe = load_recipe(None, [("model", "m"), ("data.source", "d")])
+    flow = trace_algorithm(load_flow(algorithm), {}, ("actor", "reward", "ref", "critic"))
+    patient: Any = SimpleNamespace(flow=flow, recipe=recipe, models={}, roles=(), rollouts=lambda state: [])
+    assert StepFacts(patient).of_step(StepState(1), {})["is_taught"] == is_taught
+
+
 def test_what_training_reads_is_told_of_what_takes_part() -> None:
     """Of two truncated samples and two others the others, which have no advantages; of truncated ones alone none."""
     flow = trace_algorithm(load_flow("grpo"), {"mask_truncated": True}, ("actor", "reward"))

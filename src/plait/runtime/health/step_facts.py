@@ -40,7 +40,7 @@ class StepFacts:
 
     def of_step(self, state: StepState, metrics: Mapping[str, float]) -> dict[str, float]:
         """What the rules read; a fact that does not apply is absent."""
-        facts = {"drawn_by_another": float(self._is_drawn_by_another(state))}
+        facts = {"drawn_by_another": float(self._is_drawn_by_another(state)), "is_taught": float(self._is_taught())}
         rollouts = [rows for node, rows in self._patient.rollouts(state)]
         samples = [sample for rows in rollouts for sample in rows.samples]
         if samples:
@@ -88,6 +88,13 @@ class StepFacts:
         trainings = (node for node in flow.calls("actor") if node.kind is CallKind.TRAIN)
         compared = (node.rows for node in trainings if flow.nodes[node.rows].kind is CallKind.GENERATE)
         return next(compared, None) not in (None, *own)
+
+    def _is_taught(self) -> bool:
+        """Whether the actor learns from a teacher, or from given samples in its first training, whose entropy is that
+        of the step: it becomes as certain as these are."""
+        flow = self._patient.flow
+        first = next((node for node in flow.calls("actor") if node.kind is CallKind.TRAIN), None)
+        return bool(flow.teachers) or (first is not None and flow.nodes[first.rows].kind is CallKind.READ)
 
     def _of_reference(self, state: StepState) -> dict[str, float]:
         """KL(sampling ‖ reference) of the step's samples, k3, from the columns that the flow asked for."""
