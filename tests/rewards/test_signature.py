@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from plait.errors import ConfigError, RunError
 from plait.rewards.functions import reward_functions
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import FailureKind
-from plait.rewards.signature import Form, Signature, signature_of
+from plait.rewards.signature import Form, RewardCall, Signature, signature_of
 from plait.rewards.tasks import TaskReward, WellFormed
 from tests.cases import slow_but
 from tests.rewards import forms, samples
@@ -116,6 +117,39 @@ def test_verls_other_shapes():
     columns = {"data_source": "s", "ground_truth": "c", "extra_info": None}
     (one,) = score(forms.partly, group(0, "a", "b", **columns))
     assert (one.rewards, one.extras) == ((1.0, 0.5), {"hint": ("x", None)})
+
+
+def test_a_coroutine_keeps_its_client_from_call_to_call():
+    """As in TRL, all calls have one event loop."""
+    found = score(forms.asks_a_service, group(0, "a", "bb"), group(1, "ccc", "d"), workers=1)
+    assert [one.rewards for one in found] == [(1.0, 2.0), (3.0, 1.0)]
+    assert [one.recovered for one in found] == [(), ()]
+
+
+def test_where_one_coroutine_fails_the_others_are_ended():
+    ended = []
+
+    async def waits(solution_str):
+        if solution_str == "bad":
+            raise ValueError("cannot read this")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(solution_str)
+
+    with pytest.raises(ValueError, match="cannot read this"):
+        RewardCall("waits", waits)({}, [("q", "slow"), ("q", "bad")], {})
+    assert ended == ["slow"]
+
+
+def test_a_coroutine_that_exits_does_so_once():
+    async def leaves(solution_str):
+        return float(len(solution_str)) if solution_str != "bad" else sys.exit(3)
+
+    call = RewardCall("leaves", leaves)
+    with pytest.raises(SystemExit):
+        call({}, [("q", "bad"), ("q", "a")], {})
+    assert call({}, [("q", "a"), ("q", "bb")], {}) == [1.0, 2.0]
 
 
 def test_a_number_that_no_float_can_hold_is_logged_with_the_sample_and_in_no_curve():

@@ -15,9 +15,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from plait.errors import ConfigError
+
+if TYPE_CHECKING:
+    from asyncio import Runner
 
 Logs = Mapping[str, Callable[[str, Any], None]]
 """`log_extra(column, values)` and `log_metric(name, value)`, by name."""
@@ -245,14 +249,37 @@ def settled(result: Any) -> Any:
 
 
 def _all_settled(results: list[Any]) -> list[Any]:
-    """The results, those of coroutine functions awaited together."""
+    """The results, those of coroutine functions awaited together; where one fails, the others are ended."""
 
     if not any(inspect.isawaitable(result) for result in results):
         return results
     import asyncio  # slow to import, and workers must start in a blink
 
     async def settle() -> list[Any]:
-        waited = iter(await asyncio.gather(*(result for result in results if inspect.isawaitable(result))))
+        tasks = [asyncio.ensure_future(result) for result in results if inspect.isawaitable(result)]
+        try:
+            waited = iter(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         return [next(waited) if inspect.isawaitable(result) else result for result in results]
 
-    return asyncio.run(settle())
+    runner = _runner()
+    try:
+        return runner.run(settle())
+    except Exception:
+        raise
+    except BaseException:  # it has left the loop before the coroutines have ended: `sys.exit`
+        _runner.cache_clear()
+        runner.close()
+        raise
+
+
+@cache
+def _runner() -> Runner:
+    """One event loop for all calls of this process: what a function keeps from call to call, such as a client of a
+    service or a semaphore, works in the loop alone that it was first used in."""
+    import asyncio
+
+    return asyncio.Runner()
