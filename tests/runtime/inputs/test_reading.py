@@ -83,6 +83,22 @@ def test_a_batch_that_holds_rows_several_times_is_said(
     assert capsys.readouterr().err == "", "nothing is trained"
 
 
+def test_a_warm_up_that_is_longer_than_the_run_is_said(
+    make_recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two batches of two mini-batches make four optimizer steps."""
+    keys = {"steps": 2, "options": {"mini_batches": 2}, "prompts_per_step": 3}
+    prepare(make_recipe(**keys, **{"optimizer.warmup_steps": 4}))
+    assert capsys.readouterr().err == ""
+    prepare(make_recipe(**keys, **{"optimizer.warmup_steps": 5}))
+    said = (
+        "`optimizer.warmup_steps` is 5, and the run has 4 optimizer steps: it ends before `optimizer.learning_rate` is"
+    )
+    assert capsys.readouterr().err.splitlines() == [f"{said} reached"]
+    prepare(make_recipe(**keys, **{"optimizer.warmup_steps": 5}), trains=False)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_column_that_the_prompt_template_names_is_said_to_stay(
     make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
