@@ -80,3 +80,44 @@ def test_moves_change_nothing(make_recipe: Callable[..., Recipe], tmp_path: Path
     assert read_rows(placed.run_dir / "metrics.jsonl")[1]["perf/samples_moved"] > 0
     rows = read_rows(placed.run_dir / "rebalancing.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
+
+
+ROUNDS_PLANS = ("dp2", "tp2 beside one")
+
+
+@pytest.mark.parametrize("plan", slow_but(["dp2"], ROUNDS_PLANS))
+def test_moves_of_each_round_change_nothing(make_recipe: Callable[..., Recipe], tmp_path: Path, plan: str) -> None:
+    """Groups are drawn in rounds, as those of every second prompt have equal rewards. In each round of the second step
+    half of the samples go over when 20 are left, as a run before had decided; a round has decisions of its own."""
+    (tmp_path / "some.py").write_text(
+        "def some(prompts, completions, **columns):\n"
+        "    return [float(i) if int(p.split()[2]) % 2 else 1.0 for i, p in enumerate(prompts)]\n"
+    )
+    keys = KEYS | {"options": {"dynamic_sampling": True, "max_sampling_rounds": 4, "kl_coef": 0.05}}
+    keys |= {"reward.functions": [f"{tmp_path}/some.py:some"], "data.chat_template": False}
+    one = make_recipe(**(keys | {"steps": 2}), run_dir=str(tmp_path / "one"))
+    run(one)
+    rounds = [int(row["dynamic/rounds"]) for row in read_rows(one.run_dir / "metrics.jsonl")]
+    assert max(rounds) > 1
+    keys |= {"rebalance": "auto", "plan": str(write_plan(tmp_path, "plan", PLANS[plan]))}
+    placed = make_recipe(**keys, run_dir=str(tmp_path / "placed"))
+    run(placed)
+    calls = [f"actor.generate{'' if number == 1 else f'/r{number}'}" for number in range(1, max(rounds) + 1)]
+    decided = read_rows(placed.run_dir / "rebalancing.jsonl")
+    assert [(row["step"], row["call"], row["moves"]) for row in decided] == [(1, c, []) for c in calls[: rounds[0]]]
+    drawn = {sample["uid"] for sample in read_rows(one.run_dir / "samples" / "step-000002.jsonl")}
+    uids = sorted({int(uid.split(".")[0]) for uid in drawn})
+    with open(placed.run_dir / "rebalancing.jsonl", "a") as file:
+        for number, call in enumerate(calls[: rounds[1]]):
+            over = [(uid, index) for uid in uids[6 * number : 6 * number + 6] for index in (0, 2)]
+            move = {"left": 20, "pairs": [[0, 1, over]], "ahead": True, "recompute": over[:2]}
+            curve = {"fixed_s": 1.0, "each_s": 1.0, "move_s": 1.0}
+            file.write(json.dumps({"step": 2, "call": call, "curve": curve, "moves": [move], "move_s": None}) + "\n")
+    run(placed.model_copy(update={"steps": 2}), resume=True)
+    assert_equal_runs(placed.run_dir, one.run_dir)
+    assert_equal_columns(placed.run_dir, one.run_dir)
+    rows = read_rows(placed.run_dir / "metrics.jsonl")
+    assert [row["perf/samples_moved"] > 0 for row in rows] == [False, True]
+    assert [(row["step"], row["call"]) for row in read_rows(placed.run_dir / "rebalancing.jsonl")] == [
+        (step, call) for step, count in enumerate(rounds, 1) for call in calls[:count]
+    ]

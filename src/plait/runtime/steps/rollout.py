@@ -164,7 +164,9 @@ class Rollout:
         number = 0
         for number in range(1, resample.max_rounds + 1):
             growing = PartialRollout(prompts, self._count(node))
-            yield from self._round(node, engine, state, growing)
+            name = node.call if number == 1 else f"{node.call}/r{number}"
+            watch = Watch(balance=self._balance(name, engine, state, prompts))
+            yield from self._round(node, engine, state, growing, watch)
             groups = list(growing.groups.values())
             drawn += groups
             rewards = yield from self._rewarding.rewards_of(node, resample.reward, groups, state)
@@ -199,9 +201,8 @@ class Rollout:
             yield from self._round(node, engine, state, growing)
             return growing
         state.growing[node.id] = growing
-        watch = Watch(self._tail(node, engine, state, fused), self._balance(node, engine, state))
-        yield from self._round(node, engine, state, growing, watch)
-        state.count("perf/samples_moved", watch.end())
+        balance = self._balance(node.call, engine, state, state.prompts)
+        yield from self._round(node, engine, state, growing, Watch(self._tail(node, engine, state, fused), balance))
         return growing
 
     def _round(
@@ -212,11 +213,17 @@ class Rollout:
         growing: PartialRollout,
         watch: Watch | None = None,
     ) -> Work[None]:
-        """Draw the samples of `growing`, as far as they come in this step."""
+        """Draw the samples of `growing`, as far as they come in this step.
+
+        Args:
+            watch: of samples that move between instances; None: they do not.
+        """
         self._say_how(node, engine, is_fused=watch is not None and watch.tail is not None)
         beside = self.beside or Beside(state.step, (state.step,))
         says = partial(self._progress.phase, node.call, unit="samples")
-        return self._asking.work(self._asked(node, state, growing), engine, beside, says, watch)
+        yield from self._asking.work(self._asked(node, state, growing), engine, beside, says, watch)
+        if watch is not None:
+            state.count("perf/samples_moved", watch.end())
 
     def _tail(self, node: Node, engine: GenerationEngine, state: StepState, fused: Task | None) -> Tail | None:
         """Gathers the last samples of a batch; None: they end where they begin."""
@@ -233,12 +240,18 @@ class Rollout:
         size = replace(self.size_of(node, engine), samples=len(batch.prompts), parted=batch.parted)
         return self.gate.judge(state.step, node.call, size)
 
-    def _balance(self, node: Node, engine: GenerationEngine, state: StepState) -> Balance | None:
-        """Moves samples of a batch between instances; None: they stay."""
+    def _balance(
+        self, name: str, engine: GenerationEngine, state: StepState, prompts: Sequence[Prompt]
+    ) -> Balance | None:
+        """Moves samples of these prompts between instances; None: they stay.
+
+        Args:
+            name: of the call, or of one of its rounds (`actor.generate/r2`).
+        """
         if self.rebalancer is None:
             return None
-        tokens = {prompt.uid: len(prompt.token_ids) for prompt in state.prompts}
-        return self.rebalancer.balance((state.step + 1, node.call), engine, tokens, self._bounds)
+        tokens = {prompt.uid: len(prompt.token_ids) for prompt in prompts}
+        return self.rebalancer.balance((state.step + 1, name), engine, tokens, self._bounds)
 
     def _say_how(self, node: Node, engine: GenerationEngine, *, is_fused: bool) -> None:
         """Say once per run why the compiled forward is not used, why nothing is guessed, and if stated `fusion` cannot
