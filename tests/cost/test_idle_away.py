@@ -158,6 +158,26 @@ def test_that_nothing_is_divided_is_said(make_recipe, monkeypatch: pytest.Monkey
     ]
 
 
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({}, None),
+        ({"devices": 1}, "one instance generates"),
+        (
+            {"options": {"kl_coef": 0.1, "dynamic_sampling": True}},
+            "samples are drawn in rounds (`resample`), and no model scores any before a round has ended",
+        ),
+        ({"fusion": "auto", "devices": 1}, None),
+    ],
+)
+def test_that_stated_fusion_hides_nothing_is_said(make_recipe, monkeypatch: pytest.MonkeyPatch, keys, why) -> None:
+    """Where steps decide (`auto`), a dry run says it."""
+    told: list[str] = []
+    monkeypatch.setattr(spending, "say", lambda text, file: told.append(text))
+    prepare.prepare(make_recipe(**({"fusion": 0.5, "devices": 2, "plan": "colocated"} | keys)))
+    assert told == ([f"`fusion` has nothing to hide: {why}"] if why else [])
+
+
 def test_layers_to_adapt_that_a_model_has_not_are_refused_before_it_is_loaded(make_recipe) -> None:
     with pytest.raises(ModelError, match=r"^lora\.target_modules: expected all-linear alone, or .*found q_prj$"):
         prepare.prepare(make_recipe(**{"lora.rank": 2, "lora.target_modules": ["q_prj"]}))

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from plait.dataflow import Dataflow
+from plait.dataflow import Dataflow, Resample, trace
 from plait.schedule.plan import Placement, Plan
 from plait.schedule.stage_fusion import nothing_to_hide
 from tests.schedule.test_placements import ALONE, PPO, SFT
+from tests.schedule.workloads import never
+
+
+def in_rounds(prompts, actor, ref, reward):
+    samples = actor.generate(prompts, resample=Resample(keep=bool, reward=reward, max_rounds=2))
+    actor.train(samples, loss=never, rewards=reward.score(samples), kept=ref.logprobs(samples))
+
+
+ROUNDS = trace(in_rounds, roles=("actor", "ref", "reward"))
 
 
 def placed(generates: int, **scores: tuple[int, ...]) -> Plan:
@@ -35,6 +44,8 @@ def placed(generates: int, **scores: tuple[int, ...]) -> Plan:
         (PPO, placed(2, ref=(1,), critic=(0, 1)), ("critic",), ""),
         (PPO, placed(2, ref=(1,), critic=(0, 1)), ("critic", "ref"), "weights of ref and critic are brought"),
         (ALONE, placed(2, actor=(0, 1)), ("actor",), "weights of actor are brought"),
+        (ROUNDS, placed(2, ref=(0, 1)), (), "samples are drawn in rounds (`resample`), and no model scores any before"),
+        (ROUNDS, placed(2, ref=(2,)), (), "no model scores samples where they are generated"),
     ],
 )
 def test_why_there_is_nothing_to_hide(flow: Dataflow, plan: Plan, copied: tuple[str, ...], said: str) -> None:

@@ -131,7 +131,7 @@ def _print(prepared: Outline | Prepared, plan: Plan, data: str, nodes: int) -> N
         console.print(staleness_text(prepared.recipe, prepared.flow, prepared.models, plan, foretold))
     copied = OffloadPolicy(prepared.models, plan, adapted=prepared.recipe.lora.rank > 0).scores_with_copies
     hidden = nothing_to_hide(plan, prepared.flow, [model.role for model in prepared.models], copied)
-    if hidden and (plan.num_ranks > 1 or prepared.recipe.fusion_rule.is_stated):
+    if hidden and plan.num_ranks > 1 and not prepared.recipe.fusion_rule.is_stated:
         console.print(f"fusion has nothing to hide: {hidden}")
     for better in better_orders(prepared.recipe, prepared.models, plan):
         console.print(_order_text(better))

@@ -29,12 +29,17 @@ def nothing_to_hide(plan: Plan, flow: Dataflow, models: Collection[str], copied:
             reasons.append("one instance generates")
             continue
         scores = [call for call in flow.of_kind(CallKind.SCORE) if call.rows == node.id and call.role in models]
-        streaming = [call for call in scores if may_stream(call, flow) and ranks & _ranks(plan, call)]
+        scores = [call for call in scores if ranks & _ranks(plan, call)]
+        streaming = [call for call in scores if may_stream(call, flow)]
         if any(call.role not in copied for call in streaming):
             return ""
-        roles = " and ".join(dict.fromkeys(str(call.role) for call in streaming))
-        brought = f"weights of {roles} are brought from where they train before samples are scored"
-        reasons.append(brought if streaming else "no model scores samples where they are generated")
+        if streaming:
+            roles = " and ".join(dict.fromkeys(str(call.role) for call in streaming))
+            reasons.append(f"weights of {roles} are brought from where they train before samples are scored")
+        elif scores:
+            reasons.append("samples are drawn in rounds (`resample`), and no model scores any before a round has ended")
+        else:
+            reasons.append("no model scores samples where they are generated")
     return reasons[0]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 from plait.cost.lengths import SampleLengths
 from plait.cost.model_parameters import parameters_of
+from plait.cost.offload_policy import OffloadPolicy
 from plait.cost.placed import Facts
 from plait.cost.placement import device_bytes, num_devices
 from plait.cost.spent_memory import (
@@ -28,6 +30,7 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.inputs.prepared import Outline
 from plait.schedule.named_plans import AUTO, NAMES
 from plait.schedule.plan import Plan
+from plait.schedule.stage_fusion import nothing_to_hide
 
 
 def spending(run: Outline, plan: Plan, lengths: SampleLengths, *, is_alike: bool = True) -> Outline:
@@ -67,7 +70,11 @@ def settled(run: Outline, plan: Plan, lengths: SampleLengths) -> Plan:
     memory, and pools stay where they fit. (A file says itself what leaves and what stays; a plan that was found does,
     too.) Says what it changes, and what of the recipe has nothing to do in it."""
     recipe = run.recipe
-    for text in (*said_of_unread_options(run.flow, recipe), *said_of_idle_keys(recipe, plan)):
+    for text in (
+        *said_of_unread_options(run.flow, recipe),
+        *said_of_idle_keys(recipe, plan),
+        *_said_of_fusion(run, plan),
+    ):
         say(text, file=sys.stderr)
     if recipe.device != "cuda" or not _is_by_name(recipe):
         return plan
@@ -79,6 +86,14 @@ def settled(run: Outline, plan: Plan, lengths: SampleLengths) -> Plan:
         text = f"plan {plan.name}: all of it does not fit on a GPU, so what idles is in host memory: {leaving}"
         say(text, file=sys.stderr)
     return plan
+
+
+def _said_of_fusion(run: Outline, plan: Plan) -> Iterator[str]:
+    """Why `fusion` does nothing in a plan, in words, where a recipe states it."""
+    copied = OffloadPolicy(run.models, plan, adapted=run.recipe.lora.rank > 0).scores_with_copies
+    hidden = nothing_to_hide(plan, run.flow, [model.role for model in run.models], copied)
+    if run.recipe.fusion_rule.is_stated and hidden:
+        yield f"`fusion` has nothing to hide: {hidden}"
 
 
 def held_positions(recipe: Recipe, shape: ModelShape) -> int:

@@ -218,7 +218,7 @@ class Rollout:
         Args:
             watch: of samples that move between instances; None: they do not.
         """
-        self._say_how(node, engine, is_fused=watch is not None and watch.tail is not None)
+        self._say_how(node, engine)
         beside = self.beside or Beside(state.step, (state.step,))
         says = partial(self._progress.phase, node.call, unit="samples")
         yield from self._asking.work(self._asked(node, state, growing), engine, beside, says, watch)
@@ -253,9 +253,8 @@ class Rollout:
         tokens = {prompt.uid: len(prompt.token_ids) for prompt in prompts}
         return self.rebalancer.balance((state.step + 1, name), engine, tokens, self._bounds)
 
-    def _say_how(self, node: Node, engine: GenerationEngine, *, is_fused: bool) -> None:
-        """Say once per run why the compiled forward is not used, why nothing is guessed, and if stated `fusion` cannot
-        save time."""
+    def _say_how(self, node: Node, engine: GenerationEngine) -> None:
+        """Say once per run why the compiled forward is not used, and why nothing is guessed."""
         if self._has_said_how:
             return
         self._has_said_how = True
@@ -263,11 +262,6 @@ class Rollout:
             self._progress.message(f"{node.call}: computed by the model's own layers, not by compiled ones: {reason}")
         if (reason := said_of_no_guesses(self._recipe, engine.not_compiled)) is not None:
             self._progress.message(f"{node.call}: guesses of next tokens: {reason}")
-        if self._recipe.fusion_rule.is_stated and not is_fused:
-            self._progress.message(
-                f"{node.call}: `fusion` has nothing to hide: one instance generates, or no model scores its samples "
-                "where they are generated; they end where they begin"
-            )
 
 
 def _stays(resample: Resample, rewards: FloatArray, noise: str) -> bool:
