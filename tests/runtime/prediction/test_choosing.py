@@ -112,6 +112,21 @@ def test_where_no_plan_fits_the_largest_part_is_named() -> None:
     assert str(four.value).endswith("take more devices, a smaller model, `lora.rank` or `optimizer.shard_gradients`")
 
 
+def test_models_with_adapters_are_not_cut_and_more_devices_do_not_help() -> None:
+    """The same weights. A pool of 50 GiB is asked for beside them, but without it they have no room either."""
+    keys = {"lora.rank": 8, "critic.model": None, "sampling.kv_tokens": 65_536}
+    here = planning("4xRTX-4090", "llama-2-13b", **keys)
+    with pytest.raises(ConfigError) as told:
+        choose(here, Budget(50))
+    helps = "take devices with more memory, a smaller model or `lora.rank` 0 (models without adapters are cut)"
+    why = "actor (decode), whole, as models with adapters (`lora.rank` 8) are not cut: 24.2 GiB of weights and "
+    assert why in str(told.value)
+    assert str(told.value).endswith(f"; {helps}")
+    not_cut = "models with adapters (`lora.rank` 8) are not cut, and one does not fit on a device"
+    with pytest.raises(ConfigError, match=re.escape(f"plan `hybridflow`: {not_cut}; {helps}, or another plan")):
+        here.given("hybridflow")
+
+
 def test_what_comes_nearest_is_said_of_the_rank_that_lacks_room(tmp_path: Path) -> None:
     """Models whole on devices of 80 and of 40 GiB: each holds about as much, in half the room on the latter."""
     link = {"gb_per_s": 200, "latency_us": 5}

@@ -87,3 +87,12 @@ def test_keys_that_would_change_nothing_are_not_named() -> None:
     state = "actor: masters, moments and gradients"
     assert remedies(state, 1) == "take more devices, a smaller model or `lora.rank`"
     assert remedies(state, 2) == "take more devices, a smaller model, `lora.rank` or `optimizer.shard_gradients`"
+
+
+def test_models_with_adapters_are_not_cut() -> None:
+    """More devices have room for more samples, not for a larger model."""
+    uncut = "a smaller model or `lora.rank` 0 (models without adapters are cut)"
+    assert remedies("actor: weights", 8, adapted=True) == f"take devices with more memory, {uncut}"
+    assert remedies("actor: weights", 8, more="a machine", adapted=True) == f"take a machine, {uncut}"
+    assert "more devices" in remedies("actor: KV cache", 8, adapted=True)
+    assert "shard_gradients" not in remedies("adapter, its masters, moments and gradients", 8, adapted=True)

@@ -207,8 +207,9 @@ def misfit(planning: Planning, result: SearchResult) -> str:
     where = f"{devices} device{'s' * (devices > 1)} of {' to '.join(gib(size) for size in (sizes[0], *sizes[1:][-1:]))}"
     for number, slot in enumerate(planning.graph.slots):
         if not any(planning.space.forms.of(number, ranks) for ranks in planning.space.meshes):
-            what = f"{slot.role} ({slot.mode})"
-            return f"no plan on {where} has room for {what}, however it is cut: {_least(planning, number)}"
+            what, rank = f"{slot.role} ({slot.mode})", planning.recipe.lora.rank
+            how = f"whole, as models with adapters (`lora.rank` {rank}) are not cut" if rank else "however it is cut"
+            return f"no plan on {where} has room for {what}, {how}: {_least(planning, number)}"
     if result.nearest is None:
         return f"no plan on {where} was found"
     if result.nearest.judged.idle:
@@ -216,9 +217,10 @@ def misfit(planning: Planning, result: SearchResult) -> str:
     memory = planning.predict(planning.plan_of(result.nearest.places, "nearest")).memory
     worst = max(memory, key=lambda rank: rank.peak_bytes / rank.limit_bytes)
     what, count = max(worst.terms.items(), key=lambda item: item[1])
+    helps = remedies(what, devices, adapted=planning.recipe.lora.rank > 0)
     return (
         f"no plan on {where} was found that fits: what comes nearest needs "
-        f"{gib(worst.peak_bytes)} on rank {worst.rank}, of which {what} takes {gib(count)}; {remedies(what, devices)}"
+        f"{gib(worst.peak_bytes)} on rank {worst.rank}, of which {what} takes {gib(count)}; {helps}"
     )
 
 
@@ -237,12 +239,15 @@ def _idle(planning: Planning, places: State) -> str:
 
 
 def _least(planning: Planning, number: int) -> str:
-    """What a slot takes of a device at least, by itself, and what would make its larger part smaller."""
+    """What a slot takes of a device at least, by itself, and what would make its larger part smaller, or the part that
+    has no room even alone."""
     slot, space = planning.graph.slots[number], planning.space
     form = space.forms.smallest(number, max(space.meshes, key=len))
     held = "weights and optimizer state" if slot.mode == "train" else "weights"
     beside = "keys, values and packed weights" if slot.mode == "decode" else "activations and logits"
-    larger = held if form.static_bytes >= form.active_bytes else slot.mode
     taken = f"{gib(form.static_bytes)} of {held} and {gib(form.active_bytes)} of {beside} at least"
-    process = sum(planning.problem.costs.process_terms.values())
-    return f"{taken}, beside {gib(process)} of the process; {remedies(larger, planning.cluster.num_devices)}"
+    process, devices = sum(planning.problem.costs.process_terms.values()), planning.cluster.num_devices
+    room = max(map(planning.cluster.memory_of, range(devices))) - process
+    larger = held if form.static_bytes >= min(form.active_bytes, room) else slot.mode
+    helps = remedies(larger, devices, adapted=planning.recipe.lora.rank > 0)
+    return f"{taken}, beside {gib(process)} of the process; {helps}"

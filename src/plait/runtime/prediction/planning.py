@@ -37,6 +37,7 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, is_reward, unchanging
 from plait.runtime.prediction.foretellable import Coming
 from plait.runtime.prediction.guesses import NOTHING_STATED, Acceptance, guesses_of_run
+from plait.runtime.prediction.remedies import remedies
 from plait.runtime.prediction.search_facts import joint_pairs, role_facts
 from plait.schedule.completion import complete
 from plait.schedule.kept_pools import pools_stay
@@ -212,11 +213,12 @@ class Planning:
         if name in MAKERS:
             places = MAKERS[name](self.space)
             if places is None:
-                devices = self.cluster.num_devices
-                raise ConfigError(
-                    f"plan `{name}`: cut as this plan cuts models, one does not fit on {devices} devices; take more "
-                    "devices, or another plan"
-                )
+                devices, rank = self.cluster.num_devices, self.recipe.lora.rank
+                why = f"cut as this plan cuts models, one does not fit on {devices} devices"
+                if rank:
+                    why = f"models with adapters (`lora.rank` {rank}) are not cut, and one does not fit on a device"
+                helps = remedies("weights", devices, adapted=rank > 0)
+                raise ConfigError(f"plan `{name}`: {why}; {helps}, or another plan")
             return self.plan_of(places, name)
         name = NAMES[0] if name == AUTO else name
         if name in NAMES:

@@ -17,6 +17,7 @@ from plait.cost.working_memory import process_terms
 from plait.errors import cause_of
 from plait.memory_limits import limit
 from plait.observe.screen import say
+from plait.recipes.recipe import Recipe
 from plait.runtime.prediction.foretellable import Foretellable
 from plait.runtime.prediction.remedies import remedies
 from plait.schedule.plan import Plan
@@ -42,14 +43,14 @@ def said_of_room(
         if room is None or fullest.expected_bytes <= room:
             return None
         needs = f"device {fullest.ranks[0]} is expected to hold {human_bytes(fullest.expected_bytes)}"
-        return f"does not fit: {needs} of {human_bytes(room)}; {_remedies(fullest, recipe.device, plan)}"
+        return f"does not fit: {needs} of {human_bytes(room)}; {_remedies(fullest, recipe, plan)}"
     needed, (room, has) = max(_by_machine(devices, plan)), _least(joined_bytes)
     if needed <= room:
         return None
     per_node = plan.num_ranks // plan.nodes
     of = f"{per_node} ranks of a machine are together" if per_node > 1 else "the rank of a machine is"
     needs = f"{'the run is' if plan.num_ranks == 1 else of} expected to hold {human_bytes(needed)}, and {has}"
-    return f"does not fit: {needs}; {_remedies(fullest, recipe.device, plan)}"
+    return f"does not fit: {needs}; {_remedies(fullest, recipe, plan)}"
 
 
 def warn_of_room(run: Foretellable, plan: Plan, lengths: SampleLengths, joined_bytes: Mapping[str, int]) -> None:
@@ -82,9 +83,10 @@ def _by_machine(devices: Sequence[DeviceMemory], plan: Plan) -> list[int]:
     return machines
 
 
-def _remedies(device: DeviceMemory, kind: str, plan: Plan) -> str:
-    process = process_terms(kind, 2)
+def _remedies(device: DeviceMemory, recipe: Recipe, plan: Plan) -> str:
+    process = process_terms(recipe.device, 2)
     rows = [(what, num_bytes) for what, num_bytes in device.rows if what not in process]
     what, _ = max(rows, key=lambda row: row[1])
-    more = "a machine with more memory" if kind == "cpu" else "more devices"
-    return f"the largest part is {what}: {remedies(what, plan.num_ranks, more=more)}"
+    more = "a machine with more memory" if recipe.device == "cpu" else None
+    helps = remedies(what, plan.num_ranks, more=more, adapted=recipe.lora.rank > 0)
+    return f"the largest part is {what}: {helps}"
