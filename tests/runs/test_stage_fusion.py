@@ -125,3 +125,35 @@ def test_fusion_changes_nothing(make_recipe: Callable[..., Recipe], tmp_path: Pa
     if "after=offload" in PLANS[name]["ref.logprobs"]:
         loaded = [span for span in spans if (span.kind, span.role) == ("ONLOAD", "ref")]
         assert min(s.end_s for s in loaded) < max(s.end_s for s in generated), "it is back before that"
+
+
+THREE = {"actor.generate": "0 | 1,2 tp2", "actor.train": "0,1,2 dp3", "ref.logprobs": "0,1,2 dp3"}
+
+
+@pytest.mark.parametrize("fusion", [0.25, "auto"])
+@pytest.mark.parametrize(("name", "most"), slow_but([("dp2", 1)], [("dp2", 1), ("dp2", 2), ("three", 1)]))
+def test_batches_that_are_drawn_ahead_are_scored_as_they_end(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, name: str, most: int, fusion: float | str
+) -> None:
+    """A reference scores a batch in the step that draws it, on ranks that have none of its samples left. With auto it
+    does so in parts where lengths of a step before are known when the batch is drawn: only for the last."""
+    keys = KEYS | {"steps": 2 + most, "max_staleness": most}
+    one = make_recipe(**keys, run_dir=str(tmp_path / "one"))
+    run(one)
+    plan = write_plan(tmp_path, "plan", (PLANS | {"three": THREE})[name], policies={"fusion": PARTS_PAY})
+    how = {"fusion": fusion, "plan": str(plan)}
+    if fusion != "auto":
+        how["algorithm"] = paced(tmp_path, (1, 2))
+    fused = make_recipe(**(keys | how), run_dir=str(tmp_path / "fused"))
+    run(fused)
+    assert_equal_runs(fused.run_dir, one.run_dir)
+    assert_equal_columns(fused.run_dir, one.run_dir)
+    spans = load_any(fused.run_dir / "trace.json").spans
+    parts = {span.step for span in spans if span.action.startswith("ref.logprobs/p1/")}
+    assert parts == ({2 + most} if fusion == "auto" else {*range(1, 3 + most)})
+    if fusion != "auto":
+        assert all(row["perf/samples_moved"] > 0 for row in read_rows(fused.run_dir / "metrics.jsonl"))
+        for step in parts:
+            scored = [span.start_s for span in spans if span.step == step and span.action.startswith("ref.logprobs/")]
+            drawn = [span.end_s for span in spans if span.step == step and span.action.startswith("actor.generate/")]
+            assert min(scored) < max(drawn), "while others still generated"
