@@ -81,7 +81,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """A policy by name with its settings (`migration`: threshold 96, max_batch 48)."""
+    """FUSION, SHARES or POOL with its settings (`shares`: actor 0.0003)."""
 
     name: str
     settings: tuple[tuple[str, int | float | str | bool], ...] = ()
