@@ -10,7 +10,9 @@ an actor and a critic share devices in opposite directions; micro-batches of one
 median of 200 tokens, cut at the limit. Layers are launched as captured graphs, as of a tuned engine.
 
     base     one stage after the other, one role after the other by 1F1B, weights brought to generation
-    between  the last samples gathered by the threshold that `policy.threshold` tunes; freed instances score
+    between  the last samples gathered by the threshold that `policy.threshold` tunes; freed instances score. One that
+             is kept takes samples up to the knee of its step time (`knee`), as RLHFuse's do; in a run of plait it takes
+             up to `sampling.max_running`, whatever its steps take then
     inside   actor and critic in one schedule, found by the search of `plait schedule`
     both
 

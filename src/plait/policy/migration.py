@@ -2,7 +2,8 @@
 
 Near the end of generation a handful of long samples keep every instance half idle. Once at most `threshold` samples
 are unfinished, `decide` keeps the instances with the most work left, moves the samples of the others there, and frees
-those for scoring. Paper notes B2 and B3; the tuner of the threshold is `policy.threshold`.
+those for scoring. Paper notes B2 and B3. In a run `policy.fusion_gate` says when, by a threshold that
+`policy.threshold` tunes or the share of the recipe.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class Migration:
 def decide(loads: Sequence[InstanceLoad], threshold: int, max_batch: int) -> Migration | None:
     """Whether and how to migrate now; None while more than `threshold` samples are unfinished or none is.
 
-    max_batch: samples that an instance takes before a decode step gets slower (the knee of its step time)
+    max_batch: samples that an instance takes at most: in a run `sampling.max_running`, however much slower its decode
+               steps get by that. RLHFuse takes no more than have steps that are hardly slower (BS_max).
 
     The number kept is the least that fits `max_batch` and the KV memory; kept are those with the most work left, so
     that the least is moved. The longest samples are placed first, each on the kept instance with the fewest samples

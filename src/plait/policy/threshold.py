@@ -24,7 +24,7 @@ class Rollout:
     num_instances: that generate and, once freed, score
     step_s:        seconds of a step with n samples, which brings each a token (`unfinished`)
     score_s:       device seconds that scoring one sample takes, over all scoring models
-    max_batch:     the knee of `step_s`
+    max_batch:     samples that a kept instance takes at most, as of `migration.decide`
     migration_s:   seconds during which the samples that move stand still
     frees:         an instance whose samples have all ended scores, whether others move or not; else all score after the
                    last sample, but for instances that a migration frees
