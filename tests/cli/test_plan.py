@@ -302,13 +302,19 @@ def test_ranks_that_do_the_same_share_a_row(
 
 
 @pytest.mark.parametrize(
-    ("devices", "said"),
-    [(8, "scoring may begin beside generation"), (2, "nothing to hide: one instance generates")],
+    ("devices", "keys", "said"),
+    [
+        (8, ("--fusion", "0.25"), "scoring may begin beside generation"),
+        (8, (), "scoring could begin beside generation, but neither recipe nor plan"),
+        (8, ("--fusion", "off"), "scoring could begin beside generation, but neither recipe nor plan"),
+        (2, (), "nothing to hide: one instance generates"),
+    ],
 )
 def test_a_table_says_whether_fusion_has_something_to_hide(
-    devices: int, said: str, recipe: str, capsys: pytest.CaptureFixture[str]
+    devices: int, keys: tuple[str, ...], said: str, recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, _ = run(capsys, "simulate", recipe, "--cluster", f"{devices}xH200", "--plan", "split")
+    """A named plan lets nothing be that the recipe does not state."""
+    code, out, _ = run(capsys, "simulate", recipe, "--cluster", f"{devices}xH200", "--plan", "split", *keys)
     assert code == 0
     [line] = [line for line in out.splitlines() if line.startswith("fusion")]
     assert said in line

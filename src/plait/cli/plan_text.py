@@ -81,9 +81,7 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         found = ", as they fit" if is_open(planning.recipe) else ""
         yield from _line("training", f"{spent_text(planning.followed(report.plan).recipe)}{found}", width)
     if cluster.num_devices > 1:
-        hidden = planning.nothing_to_hide(report.plan)
-        text = f"nothing to hide: {hidden}" if hidden else "scoring may begin beside generation"
-        yield from _line("fusion", text, width)
+        yield from _line("fusion", _fusion(report), width)
     if generates and (program := said_of_program(planning.recipe)) is not None:
         yield from _line("engine", program, width)
     if (rounds := said_of_rounds(planning.flow, planning.recipe)) is not None:
@@ -104,6 +102,15 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         worst = max(prediction.memory, key=lambda rank: rank.peak_bytes / rank.limit_bytes)
         text = f"rank {worst.rank} would hold {human_bytes(worst.peak_bytes)} of {human_bytes(worst.limit_bytes)}"
         yield from _line("does not fit", text, width)
+
+
+def _fusion(report: Report) -> str:
+    """Whether scoring begins beside generation."""
+    if hidden := report.planning.nothing_to_hide(report.plan):
+        return f"nothing to hide: {hidden}"
+    if report.plan.fuses(report.planning.recipe.fusion_rule):
+        return "scoring may begin beside generation"
+    return "scoring could begin beside generation, but neither recipe nor plan lets it (`fusion`)"
 
 
 def _devices(count: int) -> str:
