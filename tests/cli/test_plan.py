@@ -25,6 +25,7 @@ from plait.schedule.plan import Plan
 from plait.schedule.timeline import Span, Timeline
 from tests.cli.printed import run
 from tests.cli.recipes import write_with_reward
+from tests.cost.test_gpu_links import of_gpu
 from tests.cost.test_profile import PROFILE
 from tests.given_plan import leave_others_out
 
@@ -389,18 +390,46 @@ def test_where_there_is_no_gpu_a_cluster_is_asked_for(
     assert err.startswith("error: --cluster: `device` of the recipe is cuda, but torch finds no CUDA device here")
 
 
-@pytest.mark.parametrize(("words", "devices"), [((), 4), (("--devices", "2"), 2)])
-def test_this_machine_has_as_many_gpus_as_a_run_would_take(
-    words: tuple[str, ...], devices: int, recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch
-) -> None:
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H100 that are not there."""
     h100 = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=80 << 30)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: h100.name)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: h100)
+
+
+@pytest.mark.parametrize(("words", "devices"), [((), 4), (("--devices", "2"), 2)])
+def test_this_machine_has_as_many_gpus_as_a_run_would_take(
+    words: tuple[str, ...], devices: int, recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    four_gpus(monkeypatch)
     code, out, _ = run(capsys, "simulate", recipe, *words, "--lengths", "64:128", "--plan", "colocated", "--json")
     assert code == 0
     assert json.loads(out)["devices"] == devices
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_where_the_links_of_gpus_are_from_is_said(
+    is_kept: bool,
+    recipe: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """With a profile, in which links were not measured, and without one; nothing where a plan has one GPU."""
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
+    leave_others_out(monkeypatch)
+    four_gpus(monkeypatch)
+    if is_kept:
+        keep_profile(of_gpu(shape=ModelShape.from_config(KNOWN["llama-2-7b"], "llama-2-7b")))
+    ask = ("simulate", recipe, "--lengths", "64:128", "--plan", "colocated", "--devices")
+    said = "links between GPUs not measured, taken as 360 GB/s and 5 us, a share of vendors' numbers of H100"
+    source = json.loads(run(capsys, *ask, 2, "--json")[1])["calibration"]["source"]
+    assert source.endswith(f"; {said}")
+    assert said in " ".join(run(capsys, *ask, 2)[1].split())
+    assert "links between" not in json.loads(run(capsys, *ask, 1, "--json")[1])["calibration"]["source"]
+    assert source.startswith("what was measured" if is_kept else "vendors' numbers")
 
 
 def test_keys_of_the_recipe_may_stand_behind_it(
@@ -514,7 +543,8 @@ def test_runs_on_such_devices_say_how_wrong_they_were_foretold(
     monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
     leave_others_out(monkeypatch)
     run_record = RunRecord(devices=8, foretold_s=10.0, measured_s=8.0)
-    profile = PROFILE.model_copy(update={"machine": "NVIDIA H100 80GB HBM3", "device": "cuda", "runs": (run_record,)})
+    of_gpu = {"machine": "NVIDIA H100 80GB HBM3", "device": "cuda", "links_over": "nccl"}
+    profile = PROFILE.model_copy(update={**of_gpu, "runs": (run_record,)})
     keep_profile(profile)
     words = ("simulate", recipe, "--plan", "colocated", "--lengths", "64:128", "--json")
     found = {

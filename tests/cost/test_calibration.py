@@ -178,7 +178,7 @@ def test_profiles_of_a_gpu_are_found_by_its_name(
 ) -> None:
     monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
     gib = DEVICES[name].memory_bytes / GIB
-    profile = PROFILE.model_copy(update={"machine": machine, "device": "cuda", "memory_gib": gib})
+    profile = PROFILE.model_copy(update={"machine": machine, "device": "cuda", "memory_gib": gib, "links_over": "nccl"})
     keep_profile(profile)
     keep_profile(PROFILE)
     assert profiles_of_gpu(name) == [profile]

@@ -71,17 +71,24 @@ def profile(
 
 
 def _describe(measured: Profile, model: str) -> None:
+    from plait.cost.gpu_links import links_of
+
     say(f"{measured.machine}: {model} in {measured.dtype}, {measured.threads} thread{'s' * (measured.threads > 1)}")
     tokens, seconds = measured.forward[-1]
     samples, context, step = measured.decode[-1]
     back_tokens, back = measured.backward[-1]
-    between = measured.send.bytes_per_s
     say(f"  a layer forward over {tokens} tokens   {1e3 * seconds:.2f} ms")
     say(f"  a layer backward over {back_tokens} tokens   {1e3 * back:.2f} ms")
     say(f"  a layer for {samples} samples of {context} tokens   {1e3 * step:.2f} ms")
     say(f"  all beside layers in a step of {samples} samples   {1e3 * measured.drawing_s(samples):.2f} ms")
-    say(f"  copies {measured.copy_bytes_per_s / 1e9:.1f} GB/s, between processes {between / 1e9:.1f} GB/s")
+    say(f"  copies {measured.copy_bytes_per_s / 1e9:.1f} GB/s{_between(measured)}")
+    if measured.device == "cuda":
+        say(f"  {links_of(measured).label}")
     say(f"  steps of other sizes are foretold with a mean error of {measured.error:.0%}")
+
+
+def _between(measured: Profile) -> str:
+    return "" if measured.send is None else f", between processes {measured.send.bytes_per_s / 1e9:.1f} GB/s"
 
 
 def _check_device(device: str, dtype: str) -> None:

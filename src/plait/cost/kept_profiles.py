@@ -38,9 +38,21 @@ def load_profile(path: Path) -> Profile:
     """
     record = FORM.parse(FORM.text_of(path), str(path))
     try:
-        return Profile.model_validate({key: value for key, value in record.items() if key not in ("format", "version")})
+        read = Profile.model_validate({key: value for key, value in record.items() if key not in ("format", "version")})
+        return _without_gloo(read)
     except ValidationError as error:
         raise DataError(f"{path}: {what_is_refused(error)}") from None
+
+
+def _without_gloo(profile: Profile) -> Profile:
+    """A GPU's profile without what two processes sent each other over gloo, through their CPUs, and without the runs
+    that were foretold by it: of GPUs' links it says nothing."""
+    if profile.device != "cuda" or profile.links_over == "nccl":
+        return profile
+    alone = tuple(run for run in profile.runs if run.devices == 1)
+    unknown = {"send": None, "all_reduce": None, "between": None}
+    host = profile.host or profile.send
+    return profile.model_copy(update={**unknown, "host": host, "links_over": "nccl", "runs": alone})
 
 
 def profile_path(profile: Profile) -> Path:

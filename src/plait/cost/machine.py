@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from plait.cost.calibration import VENDORS, Calibration
 from plait.cost.cluster import ClusterSpec
+from plait.cost.gpu_links import links_of_kind
 from plait.cost.hardware import Device, Link, Software, known_device
 from plait.launch.machine import cpu_cores, cpu_flags, cpu_name, usable_cores
 from plait.memory_limits import limit
@@ -101,7 +102,8 @@ def _unmeasured_gpus(devices: int) -> tuple[ClusterSpec, Calibration]:
     known = known_device(properties.name, properties.total_memory)
     flops, bandwidth = (100e12, 1e12) if known is None else (known.flops, known.memory_bandwidth)
     gpu = Device(properties.name, flops, properties.total_memory, bandwidth)
-    near = Link(50e9, 10e-6)
-    cluster = ClusterSpec(1, devices, gpu, near, near, Link(20e9, 10e-6), name="this machine")
+    near = links_of_kind(properties.name, properties.total_memory)
+    cluster = ClusterSpec(1, devices, gpu, near.link, near.link, Link(20e9, 10e-6), name="this machine")
     whose = VENDORS.source if known is not None else f"a guess, as plait does not know the {properties.name}"
-    return cluster, Calibration(f"{whose}; it was not measured (`plait profile --device cuda` does)")
+    source = f"{whose}; it was not measured (`plait profile --device cuda` does)"
+    return cluster, Calibration(f"{source}; {near.label}" if devices > 1 else source)

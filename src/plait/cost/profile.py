@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.drafts import Drafts
@@ -31,6 +32,10 @@ Steps = tuple[tuple[int, int, float], ...]
 class LinkRecord(Settings):
     bytes_per_s: float = Field(gt=0)
     latency_s: float = Field(ge=0)
+
+    @property
+    def link(self) -> Link:
+        return Link(self.bytes_per_s, self.latency_s)
 
 
 class KindRecord(Settings):
@@ -110,6 +115,9 @@ class Profile(Settings):
     products:          (rows, floating point operations per second of a product with a layer's largest matrix)
     widens:            whether products of bfloat16 are computed in float32 (`models.compute.widened`)
     optimizer_s:       seconds of an optimizer step, of each number that is trained
+    links_over:        by what two processes were to send each other: gloo, or on GPUs nccl
+    send, all_reduce:  messages and sums of theirs; None, of GPUs alone: not measured
+    between:           on a CPU sums between which both compute
     host:              copies between a device and its host's memory, in the slower direction; None: as `send`
     error:             mean of |predicted / measured - 1| over whole steps of sizes that were not among the points
     runs:              what runs measured since, the newest last
@@ -138,13 +146,22 @@ class Profile(Settings):
     packing_bytes_per_s: float | None = Field(default=None, gt=0)
     widens: bool = False
     optimizer_s: float | None = Field(default=None, gt=0)
-    send: LinkRecord
-    all_reduce: LinkRecord
+    links_over: Literal["gloo", "nccl"] = "gloo"
+    send: LinkRecord | None = None
+    all_reduce: LinkRecord | None = None
     between: LinkRecord | None = None
     host: LinkRecord | None = None
     contention: float = Field(default=1.0, ge=1)
     error: float = Field(ge=0)
     runs: tuple[RunRecord, ...] = ()
+
+    @model_validator(mode="after")
+    def _has_links(self) -> Self:
+        if self.device == "cpu" and (self.send is None or self.all_reduce is None):
+            raise PydanticCustomError("missing", "expected `send` and `all_reduce` in a profile of a CPU")
+        if self.host is None and self.send is None:
+            raise PydanticCustomError("missing", "expected `host` in a profile of a GPU")
+        return self
 
     def layer_s(self, tokens: float, of: Literal["forward", "backward", "prompts"] = "forward") -> float:
         """Seconds of a layer over a row of so many tokens.
@@ -219,15 +236,20 @@ class Profile(Settings):
     def with_run(self, record: RunRecord) -> Profile:
         return self.model_copy(update={"runs": (*self.runs, record)[-KEPT_RUNS:]})
 
-    def cluster(self, devices: int = 1) -> ClusterSpec:
-        """So many processes of this machine, which share its memory; links are as two of them had them."""
+    def cluster(self, devices: int = 1, link: Link | None = None) -> ClusterSpec:
+        """So many processes of this machine, which share its memory; links are as two of them had them.
+
+        Args:
+            link: between GPUs that were not measured.
+        """
         flops = max(rate for _, rate in self.products)
         memory = int(self.memory_gib * GIB) // (devices if self.device == "cpu" else 1)
         device = Device(self.machine, flops, memory, self.copy_bytes_per_s, 0.0, flops)
-        link = Link(self.all_reduce.bytes_per_s, self.all_reduce.latency_s)
-        send = Link(self.send.bytes_per_s, self.send.latency_s)
+        link = link if self.all_reduce is None else self.all_reduce.link
+        assert link is not None, "links that were not measured are given"
+        send = link if self.send is None else self.send.link
+        host = send if self.host is None else self.host.link
         exact = Software(1.0, 1.0, 1.0, 0.0, 0.0)
-        host = send if self.host is None else Link(self.host.bytes_per_s, self.host.latency_s)
         return ClusterSpec(1, devices, device, link, send, host, None, f"{devices}x{self.machine}", exact)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from statistics import fmean, median
 from typing import Any
@@ -35,13 +35,14 @@ CUT_WAIT_S = 120.0
 @dataclass(frozen=True)
 class Links:
     """send, all_reduce: of processes that do nothing else; between: sums in the model's dtype by processes that compute
-    before each, with the wait for each other; contention: times as long as alone that computing takes where both do"""
+    before each, with the wait for each other; contention: times as long as alone that computing takes where both do;
+    None: not measured"""
 
-    send: LinkRecord
-    all_reduce: LinkRecord
-    between: LinkRecord
-    contention: float
-    cut: CutLayer
+    send: LinkRecord | None = None
+    all_reduce: LinkRecord | None = None
+    between: LinkRecord | None = None
+    contention: float = 1.0
+    cut: CutLayer = field(default_factory=CutLayer)
 
 
 def measure_links(config: Mapping[str, Any], dtype: str, tokens: Sequence[int], *, rounds: int = ROUNDS) -> Links:

@@ -18,7 +18,7 @@ from plait.cost.measured.cut import MANY as CUT_MANY
 from plait.cost.measured.cut import REPEATS as CUT_REPEATS
 from plait.cost.measured.host import measure_host
 from plait.cost.measured.links import ROUNDS as LINK_ROUNDS
-from plait.cost.measured.links import measure_links
+from plait.cost.measured.links import Links, measure_links
 from plait.cost.measured.models import (
     Layers,
     Models,
@@ -88,8 +88,7 @@ def measure(
         decoded = by_layer(measured["decode"], least_s)
         decode, drawing = steps_of(decoded), drawing_of(decoded)
     rounds = 1 if quick else LINK_ROUNDS
-    shared = _shared_tokens(forward, backward, rounds) if device == "cpu" else ()
-    links = measure_links(config, dtype, shared, rounds=rounds)
+    links = _links_of_cpu(config, dtype, forward, backward, rounds) if device == "cpu" else Links()
     profile = Profile(
         machine=machine_name(device),
         device=device,
@@ -114,11 +113,12 @@ def measure(
         packing_bytes_per_s=models.packing_rate(measured["packing"][ALONE][0]),
         widens=device == "cpu" and widened.WIDENS,
         optimizer_s=measured["optimizer"][ALONE][0],
+        links_over="nccl" if device == "cuda" else "gloo",
         send=links.send,
         all_reduce=links.all_reduce,
         between=links.between,
         host=measure_host(device) if device == "cuda" else None,
-        contention=links.contention if device == "cpu" else 1.0,
+        contention=links.contention,
         error=0.0,
     )
     return profile.model_copy(update={"error": QUICK_ERROR if quick else _held_out_error(profile, models, sizes)})
@@ -150,11 +150,12 @@ def _works(models: Models, sizes: Sizes) -> dict[str, dict[Size, Work]]:
     return works
 
 
-def _shared_tokens(forward: Layers, backward: Layers, rounds: int) -> list[int]:
-    """Tokens of rows that pass layers which two processes share: as many as `SHARED_S` has room for."""
+def _links_of_cpu(config: Mapping[str, Any], dtype: str, forward: Layers, backward: Layers, rounds: int) -> Links:
+    """With layers that two processes share, of rows of as many tokens as `SHARED_S` has room for."""
     seconds = {tokens: forward[(tokens,)][0] + layer for (tokens,), (layer, _) in backward.items()}
     repeats = rounds * CUT_REPEATS * (CUT_FEW + CUT_MANY)
-    return [tokens for tokens in seconds if repeats * seconds[tokens] < SHARED_S]
+    shared = [tokens for tokens in seconds if repeats * seconds[tokens] < SHARED_S]
+    return measure_links(config, dtype, shared, rounds=rounds)
 
 
 def _product_s(model: LanguageModel, shape: ModelShape, rows: int) -> Seconds:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 from plait.cost.calibration import Calibration, calibrated, speaks_for
 from plait.cost.cluster import ClusterSpec
+from plait.cost.gpu_links import links_of
 from plait.cost.kept_profiles import kept_profiles
 from plait.cost.machine import machine_name, threads_alone, unmeasured
 from plait.launch.machine import usable_cores
@@ -36,8 +38,13 @@ def machine_of(recipe: Recipe, shape: ModelShape, devices: int) -> tuple[Cluster
     if not profiles:
         return unmeasured(recipe.device, devices, threads)
     calibration = calibrated(profiles, shape, recipe.dtype.value, threads, devices)
-    assert calibration.profile is not None, "calibrated by no profile"
-    return calibration.profile.cluster(devices), calibration
+    profile = calibration.profile
+    assert profile is not None, "calibrated by no profile"
+    if recipe.device == "cpu":
+        return profile.cluster(devices), calibration
+    links = links_of(profile)
+    source = f"{calibration.source}; {links.label}" if devices > 1 else calibration.source
+    return profile.cluster(devices, links.effective), replace(calibration, source=source)
 
 
 def measured_machine(recipe: Recipe, shape: ModelShape, devices: int) -> tuple[ClusterSpec, Calibration]:

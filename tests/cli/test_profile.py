@@ -1,0 +1,39 @@
+"""What `plait profile` says of what it measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plait.cost.measured import measuring
+from plait.cost.profile import Profile
+from plait.models import devices
+from tests.cli.printed import run
+from tests.cost.test_gpu_links import of_gpu
+from tests.cost.test_profile import PROFILE
+
+
+@pytest.mark.parametrize(
+    ("profile", "copies", "said"),
+    [
+        (PROFILE, "copies 1.0 GB/s, between processes 0.1 GB/s", ""),
+        (of_gpu(), "copies 1.0 GB/s\n", "links between GPUs not measured, taken as 360 GB/s and 5 us, a share of"),
+    ],
+    ids=["a CPU", "a GPU"],
+)
+def test_where_numbers_of_links_are_from_is_said(
+    profile: Profile,
+    copies: str,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measuring, "measure", lambda *of, quick: profile)
+    monkeypatch.setattr(devices, "check_cuda", lambda dtype, key: None)  # as if there were a GPU
+    code, out, _ = run(capsys, "profile", "--device", profile.device, "--out", tmp_path / "p.json")
+    assert code == 0
+    assert copies in out
+    assert said in out
+    assert ("links between" in out) == bool(said)
