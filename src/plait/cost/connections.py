@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.layout.groups import NAMES, axes
+from plait.layout.groups import NAMES, NCCL_PEER_CHANNELS, axes
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.params import Heads
 from plait.models.shape import ModelShape
@@ -26,12 +26,10 @@ NCCL_CHANNEL_BYTES = (4 << 20) + 120 * 640 * 8 * 8 + 8 * 512 * 8 * 16
 """Buffers of a channel's connection by NCCL's defaults: Simple (NCCL_BUFFSIZE), LL128, LL."""
 GROUP_BYTES = NCCL_CHANNELS * NCCL_CHANNEL_BYTES
 """What a communicator that has reduced something takes of each of its ranks."""
-NCCL_PEER_CHANNELS = 8
-"""Channels between two ranks that send each other messages, which a run asks for where the user does not
-(`NCCL_MAX_P2P_NCHANNELS`)."""
 SENDER_BYTES, RECEIVER_BYTES = NCCL_PEER_CHANNELS * 2 << 20, NCCL_PEER_CHANNELS * 10 << 20
-"""Buffers of these channels where messages are sent, and where they come. NCCL itself takes 32 channels on an H100: 3.3
-GB for all seven others (NVIDIA/nccl, issue 1685)."""
+"""Buffers of the channels between two ranks, where messages are sent, and where they come: as many channels as a run
+asks for where the user does not (`NCCL_MAX_P2P_NCHANNELS`). NCCL itself takes 32 on an H100: 3.3 GB for all seven
+others (NVIDIA/nccl, issue 1685)."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ from plait.layout.mesh import Layout
 
 NAMES = ("all", "tp", "dp", "pp", "ends")
 """Names of axes: see `models.parallel.team.Team`."""
+NCCL_PEER_CHANNELS = 8
+"""Channels between two ranks that send each other messages, which a run asks for where the user does not
+(`NCCL_MAX_P2P_NCHANNELS`)."""
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from plait.cost.connections import NCCL_PEER_CHANNELS
 from plait.launch.interface import WorkerContext
+from plait.models.devices import backend
 from plait.models.parallel import nccl
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
@@ -42,28 +40,6 @@ from plait.workers.worker_group import WorkerGroup
 
 LOADS = "load models"
 """What the status of a rank says meanwhile."""
-
-
-NCCL_VARIABLES = {
-    "NCCL_MAX_P2P_NCHANNELS": str(NCCL_PEER_CHANNELS),
-    "NCCL_GRAPH_REGISTER": "0",
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
-}
-"""What NCCL and torch read of the environment, where the user has not set it. Channels between two ranks: each takes
-memory, and a multiprocessor while it waits. Memory of sums that are captured, which ranks would tell each other of in
-the midst of a capture, without a deadline: one that cannot go on would leave the others there. A thread of torch that
-ends a process in which a call of CUDA has taken 8 minutes, which may wait for a rank that has more to do: who hangs is
-found by the launcher."""
-
-
-def backend(device: str, number: int) -> str:
-    """That of the process group. A GPU, by its number on the machine, is the one of this process from now on."""
-    if device != "cuda":
-        return "gloo"
-    for name, value in NCCL_VARIABLES.items():
-        os.environ.setdefault(name, value)
-    torch.cuda.set_device(number)
-    return "cpu:gloo,cuda:nccl"
 
 
 @dataclass(frozen=True)
