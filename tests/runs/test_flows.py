@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from plait.cost.device_memory import memory_of_plan
 from plait.cost.lengths import Lengths, SampleLengths
-from plait.errors import RunError, UserError
+from plait.errors import FlowError, RunError, UserError
 from plait.models.files.saving import save_pretrained
 from plait.models.scalar_loading import load_scalar
 from plait.observe.run_log import read_rows
@@ -244,6 +244,34 @@ def test_dynamic_sampling_gives_up(make_recipe: MakeRecipe, tmp_path: Path) -> N
     recipe = make_recipe(options={"dynamic_sampling": True, "max_sampling_rounds": 2})
     with pytest.raises(RunError, match=r"drew 6 groups in 2 rounds and kept none.*options\.max_sampling_rounds"):
         run(recipe)
+
+
+PICKY = """
+from plait.algorithms.grpo import group_advantages
+from plait.dataflow import Resample, per_group
+
+def loss(batch, advantages):
+    return batch.aggregate(-batch.logprobs * advantages, "token-mean")
+
+def picky(rewards):
+    return False
+
+def unscored(prompts, actor, reward):
+    samples = actor.generate(prompts, resample=Resample(keep=picky, reward=reward, max_rounds=2))
+    actor.train(samples, loss=loss, advantages=samples.finished)
+
+def scored(prompts, actor, reward):
+    samples = actor.generate(prompts, resample=Resample(keep=picky, reward=reward, max_rounds=2))
+    actor.train(samples, loss=loss, advantages=per_group(group_advantages, reward.score(samples), name="advantages"))
+"""
+
+
+def test_who_decides_which_groups_stay_has_to_score_them(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    (tmp_path / "picky.py").write_text(PICKY)
+    with pytest.raises(FlowError, match=r"asks `reward` which groups stay, but .* call `reward\.score\(samples\)`"):
+        run(make_recipe(algorithm=f"{tmp_path}/picky.py:unscored", options={}))
+    with pytest.raises(RunError, match=r"kept none; `picky` refuses the rewards .* \(`max_rounds` of its `Resample`\)"):
+        run(make_recipe(algorithm=f"{tmp_path}/picky.py:scored", options={}))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from plait.dataflow.graph import CallKind, Dataflow, Grain, Level
+from plait.dataflow.graph import CallKind, Dataflow, Grain, Level, Node
 from plait.dataflow.handles import (
     LABELLED,
     Carried,
@@ -124,8 +124,8 @@ def trace(
 
     Raises:
         FlowError: a parameter is neither `prompts`, `examples`, `pairs`, `labelled`, `options` nor a filled role; a
-            call is given what it cannot take; the flow trains nothing, makes more than `tracer.MAX_NODES` calls, or
-            does not come back; or it raises, whatever that is.
+            call is given what it cannot take; the flow trains nothing, does not ask for rewards by which groups stay,
+            makes more than `tracer.MAX_NODES` calls, or does not come back; or it raises, whatever that is.
     """
     tracer = Tracer()
     title = name or title_of(flow)
@@ -156,6 +156,8 @@ def trace(
         flow(**arguments)
     if not any(node.kind is CallKind.TRAIN for node in tracer.nodes):
         raise FlowError(f"flow `{title}` trains nothing: it makes no `train` call")
+    for node in tracer.nodes:
+        _check_decided(node, tracer.nodes, title)
     return Dataflow(title, tuple(tracer.nodes), reads.unread, arguments.get("options"), frozenset(tracer.teachers))
 
 
@@ -200,6 +202,17 @@ def _compute(
         options=options,
     )
     return ColumnHandle(tracer, node.outputs[0])
+
+
+def _check_decided(node: Node, nodes: Collection[Node], title: str) -> None:
+    """Raises FlowError where the rewards that decide which groups stay are not asked for."""
+    resample = node.generation.resample if node.kind is CallKind.GENERATE else None
+    scored_by = [other.role for other in nodes if other.kind is CallKind.SCORE and other.rows == node.id]
+    if resample is not None and resample.reward not in scored_by:
+        raise FlowError(
+            f"flow `{title}`: {node.call}(resample=…) asks `{resample.reward}` which groups stay, but the flow does "
+            f"not score these samples by it; call `{resample.reward}.score(samples)`"
+        )
 
 
 def _unfit(fn: Callable[..., Any], count: int, constants: Mapping[str, Any]) -> TypeError | None:

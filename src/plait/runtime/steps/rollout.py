@@ -157,8 +157,7 @@ class Rollout:
         self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw, resample: Resample
     ) -> Work[tuple[list[list[Sample]], list[list[Sample]]]]:
         """(groups that stay, all groups drawn)."""
-        num_wanted = len(state.prompts)
-        prompts = state.prompts
+        num_wanted, prompts = len(state.prompts), state.prompts
         kept: list[list[Sample]] = []
         drawn: list[list[Sample]] = []
         number = 0
@@ -181,10 +180,12 @@ class Rollout:
         state.count("dynamic/groups_drawn", len(drawn))
         state.count("dynamic/groups_refused", len(drawn) - len(kept))
         if not kept:
+            why, more = "the rewards of each group are all alike", "options.max_sampling_rounds"
+            if is_users(resample.keep):
+                why, more = f"`{title_of(resample.keep)}` refuses the rewards of each", "max_rounds` of its `Resample"
             raise RunError(
-                f"step {state.step + 1}: {node.call} drew {len(drawn)} groups in {number} rounds and kept none; the "
-                "rewards of each group are all alike: take easier or harder prompts, more `samples_per_prompt`, or "
-                "raise the number of rounds (`options.max_sampling_rounds`)"
+                f"step {state.step + 1}: {node.call} drew {len(drawn)} groups in {number} rounds and kept none; {why}: "
+                f"take easier or harder prompts, more `samples_per_prompt`, or raise the number of rounds (`{more}`)"
             )
         if len(kept) < num_wanted:
             self._progress.message(
