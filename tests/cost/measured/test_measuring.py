@@ -29,3 +29,20 @@ def test_a_copy_is_measured_into_memory_that_was_touched(monkeypatch: pytest.Mon
     monkeypatch.setattr(measuring, "seconds_in_a_row", seconds_of)
     assert measuring.copy_s("cpu") == (1.0,)
     assert found == [True]
+
+
+def test_links_between_gpus_are_measured_before_this_process_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the models, a GPU had no room for the other process."""
+    done: list[str] = []
+
+    def models_of(*of: object) -> None:
+        done.append("models")
+        raise InterruptedError
+
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(measuring, "measure_gpu_links", lambda: done.append("links"))
+    monkeypatch.setattr(measuring.Models, "of", models_of)
+    for device in ("cuda", "cpu"):
+        with pytest.raises(InterruptedError):
+            measuring.measure("m", {}, "bfloat16", device, 1)
+    assert done == ["links", "models", "models"]

@@ -1,8 +1,10 @@
-"""What two processes of this machine send each other, and sum, over gloo, in bytes per second, how much they slow each
-other down, and what a layer takes that they share. Imports torch late."""
+"""What two processes of this machine send each other, and sum, in bytes per second: over gloo, or over NCCL where each
+has a GPU. On a CPU also how much they slow each other down, and what a layer takes that they share. Imports torch late.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +14,13 @@ from typing import Any
 
 from plait.cost.measured.cut import CutLayer, CutLayers
 from plait.cost.profile import LinkRecord
-from plait.errors import LayoutError, ModelError
-from plait.launch.interface import WorkerContext
+from plait.errors import LayoutError, ModelError, RunError, cause_of
+from plait.launch.interface import Group, WorkerContext
 from plait.launch.local import LocalProcesses
+from plait.observe.screen import say
 
-SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
+SIZES = {"cpu": (1 << 10, 1 << 16, 1 << 20, 1 << 23), "cuda": (1 << 10, 1 << 20, 1 << 24, 1 << 27)}
+"""Bytes of messages and sums. NVLink is busy with large ones alone."""
 REPEATS = 9
 BETWEEN_SIZES = (1 << 12, 1 << 16, 1 << 20)
 """Bytes of sums between which both compute, as those of a model that is cut."""
@@ -30,6 +34,8 @@ WORK_ROWS, WORK_WIDTH = 32, 1024
 TURNS = 6
 WAIT_S = 60.0
 CUT_WAIT_S = 120.0
+START_S = 90.0
+"""For two processes to import torch and be connected over NCCL."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +59,32 @@ def measure_links(config: Mapping[str, Any], dtype: str, tokens: Sequence[int], 
         tokens: of rows that pass layers that they share.
         rounds: of what they do to each other.
     """
-    with LocalProcesses().start(Pair, 2) as group:
-        measured = group.submit([0, 1], "measure", dtype, rounds).result(WAIT_S)[0]
+    with LocalProcesses().start(Pair, 2, arguments=("cpu",)) as group:
+        send, all_reduce = _messages(group)
+        between, contention = group.submit([0, 1], "together", dtype, rounds).result(WAIT_S)[0]
         cut = group.submit([0, 1], "cut", config, dtype, tokens, rounds).result(CUT_WAIT_S)[0] if tokens else CutLayer()
-    sends, sums, between, contention = measured
-    # A ring of two carries 2 (p - 1) / p = 1 times the bytes.
-    return Links(_fitted(sends), _fitted(sums), _fitted(between), max(1.0, contention), cut)
+    return Links(send, all_reduce, _fitted(between), max(1.0, contention), cut)
+
+
+def measure_gpu_links() -> Links:
+    """Measure two processes with a GPU each. Nothing where the machine has not two, or it cannot be done: why is said.
+    While it is, this process has nothing on them."""
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        return Links()
+    try:
+        with LocalProcesses().start(Pair, 2, arguments=("cuda",), deadline_s=START_S) as group:
+            return Links(*_messages(group))
+    except RunError as error:
+        say(f"links between GPUs are not measured: {cause_of(error)}", file=sys.stderr)
+        return Links()
+
+
+def _messages(group: Group) -> tuple[LinkRecord, LinkRecord]:
+    """What a `Pair` sends and sums. A ring of two carries 2 (p - 1) / p = 1 times the bytes of a sum."""
+    sends, sums = group.submit([0, 1], "messages").result(WAIT_S)[0]
+    return _fitted(sends), _fitted(sums)
 
 
 def _fitted(points: list[tuple[int, float]]) -> LinkRecord:
@@ -72,25 +98,36 @@ Measured = list[tuple[int, float]]
 
 
 class Pair:
-    """One of two ranks."""
+    """One of two ranks.
 
-    def __init__(self, context: WorkerContext) -> None:
+    Args:
+        device: cpu or cuda, of which each has its own.
+    """
+
+    def __init__(self, context: WorkerContext, device: str) -> None:
         import torch
         import torch.distributed as dist
 
+        from plait.models.devices import backend
+        from plait.models.parallel import nccl
+
         torch.set_num_threads(1)
-        self.rank = context.rank
-        wait = timedelta(seconds=WAIT_S)
-        dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=2, timeout=wait)
+        self.rank, self.device = context.rank, device
+        over, wait = backend(device, context.place.device), timedelta(seconds=WAIT_S)
+        dist.init_process_group(over, store=context.store(), rank=context.rank, world_size=2, timeout=wait)
+        nccl.connect(None, range(2), context.rank, pairs=True)
         self._dist: Any = dist
 
-    def measure(self, dtype: str, rounds: int) -> tuple[Measured, Measured, Measured, float]:
-        """Sends one way, sums, sums between which both compute; times as long as alone that computing takes where both
-        do."""
+    def messages(self) -> tuple[Measured, Measured]:
+        """Sends one way, and sums."""
+        sizes = SIZES[self.device]
+        sends = [(size, self.timed(self._there_and_back, size) / 2) for size in sizes]
+        return sends, [(size, self.timed(self._summed, size)) for size in sizes]
+
+    def together(self, dtype: str, rounds: int) -> tuple[Measured, float]:
+        """On a CPU: sums between which both compute; times as long as alone that computing takes where both do."""
         import torch
 
-        sends = [(n, self._timed(self._there_and_back, n) / 2) for n in SIZES]
-        sums = [(n, self._timed(self._summed, n)) for n in SIZES]
         kind = getattr(torch, dtype)
         count = WORK_BYTES // (WORK_WIDTH * WORK_WIDTH * kind.itemsize)
         weights = [torch.ones(WORK_WIDTH, WORK_WIDTH, dtype=kind) for _ in range(count)]
@@ -98,7 +135,7 @@ class Pair:
         with torch.inference_mode():
             measured = [self._round(rows, weights) for _ in range(rounds)]
         contention, *waits = (median(column) for column in zip(*measured, strict=True))
-        return sends, sums, list(zip(BETWEEN_SIZES, waits, strict=True)), contention
+        return list(zip(BETWEEN_SIZES, waits, strict=True)), contention
 
     def cut(self, config: Mapping[str, Any], dtype: str, tokens: Sequence[int], rounds: int) -> CutLayer:
         """What a layer takes whose halves they have; nothing where it cannot be cut in two."""
@@ -145,16 +182,27 @@ class Pair:
             taken.append(time.perf_counter() - started)
         return fmean(sorted(taken[1:])[: -BETWEEN_REPEATS // 50])  # without what the machine did otherwise
 
-    def _timed(self, work: Callable[[Any], None], num_bytes: int) -> float:
+    def timed(self, work: Callable[[Any], None], num_bytes: int) -> float:
+        """Seconds of one of several that follow each other, as `stopwatch` has it."""
         import torch
 
-        tensor = torch.zeros(num_bytes // 4)
-        taken = []
+        from plait.cost.measured.stopwatch import IN_A_ROW
+
+        tensor, calls, taken = torch.zeros(num_bytes // 4, device=self.device), IN_A_ROW[self.device], []
         for _ in range(REPEATS):
-            started = time.perf_counter()
-            work(tensor)
-            taken.append(time.perf_counter() - started)
+            started = self._now()
+            for _ in range(calls):
+                work(tensor)
+            taken.append((self._now() - started) / calls)
         return median(taken[1:])
+
+    def _now(self) -> float:
+        """As the clock on the wall has it, all that was asked for being done."""
+        import torch
+
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
     def _there_and_back(self, tensor: Any) -> None:
         peer = 1 - self.rank

@@ -18,7 +18,7 @@ from plait.cost.measured.cut import MANY as CUT_MANY
 from plait.cost.measured.cut import REPEATS as CUT_REPEATS
 from plait.cost.measured.host import measure_host
 from plait.cost.measured.links import ROUNDS as LINK_ROUNDS
-from plait.cost.measured.links import Links, measure_links
+from plait.cost.measured.links import Links, measure_gpu_links, measure_links
 from plait.cost.measured.models import (
     Layers,
     Models,
@@ -73,7 +73,7 @@ def measure(
             `QUICK_ERROR`.
     """
     torch.set_num_threads(threads)
-    sizes = sizes_of(device, quick=quick)
+    links, sizes = measure_gpu_links() if device == "cuda" else Links(), sizes_of(device, quick=quick)
     models = Models.of(name, config, dtype, device, sizes.most_tokens)
     works, compiles = _works(models, sizes), device == "cuda"
     measured = in_rounds(works, BUDGET_S, rounds=1 if quick else ROUNDS, compiles=compiles)
@@ -87,8 +87,8 @@ def measure(
     else:
         decoded = by_layer(measured["decode"], least_s)
         decode, drawing = steps_of(decoded), drawing_of(decoded)
-    rounds = 1 if quick else LINK_ROUNDS
-    links = _links_of_cpu(config, dtype, forward, backward, rounds) if device == "cpu" else Links()
+    if device == "cpu":
+        links = _links_of_cpu(config, dtype, forward, backward, 1 if quick else LINK_ROUNDS)
     profile = Profile(
         machine=machine_name(device),
         device=device,
