@@ -98,7 +98,7 @@ TESTS_AT_A_TIME, TEST_S = 6, 90
 """Processes that test, where pytest-xdist is installed: for most tests the host compiles kernels. Seconds of a test."""
 DUMP_S = 5.0
 """For a part that is stopped to say where it was."""
-_AS_THEIR_PACKAGE = "torch transformers accelerate safetensors numpy numba pydantic cyclopts rich gguf jinja2"
+_AS_THEIR_PACKAGE = "torch transformers accelerate safetensors numpy numba psutil pydantic cyclopts rich gguf jinja2"
 NEEDED: Mapping[str, str] = {"yaml": "pyyaml", **{name: name for name in _AS_THEIR_PACKAGE.split()}}
 """Module → package: what plait needs, which is not installed itself."""
 TESTED_BY: Mapping[str, str] = {"pytest": "pytest", "pytest_timeout": "pytest-timeout", "hypothesis": "hypothesis"}
