@@ -3,10 +3,9 @@
     python benchmarks/turn_rounds.py [--prompts 8] [--samples 4] [--turns 4] [--tokens 256] [--seconds 0.5]
                                      [--sigma 1.0] [--workers 32] [--steps 2] [--repeats 3] [--tiny]
 
-Both sides draw the same samples by runs of the recipe in exact mode: a function replies to each turn
+Both sides draw the same samples by runs of the recipe: a function replies to each turn
 but the last, after seconds that are log-normal and depend on the sample and the turn alone. Printed are medians of the
-seconds in which the samples of a step were drawn (`timing_s/actor.generate`) and their ratio, and whether both sides
-drew the same tokens.
+seconds of a step, waiting for replies included, and their ratio, and whether both sides drew the same tokens.
 """
 
 from __future__ import annotations
@@ -83,17 +82,20 @@ def _drawn(recipe: Recipe, folder: Path, name: str, side: str, options: argparse
         "checkpoint": {"every": 0},
         "dtype": options.dtype,
         "threads": options.threads,
-        "algorithm": "grpo",
+        "algorithm": "grpo" if options.samples > 1 else "reinforce_pp",
+        "options": {},
     }
     keys["turns"]["wait_for"] = side  # type: ignore[index]
-    sampling = recipe.sampling.model_dump(exclude_unset=True) | {"max_response_tokens": options.tokens, "exact": True}
+    sampling = recipe.sampling.model_dump(exclude_unset=True) | {"max_response_tokens": options.tokens}
+    if options.tiny:
+        sampling["stop_token_ids"] = (*range(3, 500, 12),)  # a random model hardly ends a turn by itself
     tried = Recipe.model_validate(recipe.model_dump(exclude_unset=True) | keys | {"sampling": sampling})
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         run(tried)
     rows = read_rows(tried.run_dir / "metrics.jsonl")[1:]
     samples = [read_rows(path) for path in sorted((tried.run_dir / "samples").glob("step-*"))]
     drawn = [(sample["uid"], sample["token_ids"]) for step in samples for sample in step]
-    return Drawn([row["timing_s/actor.generate"] for row in rows], drawn)
+    return Drawn([row["timing_s/step"] for row in rows], drawn)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -352,11 +352,10 @@ def test_what_is_refused_before_the_run(
     ("keys", "by_prompt"),
     [
         ({}, False),
-        ({"sampling.exact": True}, True),
         ({"max_staleness": 1}, False),
         ({"max_staleness": 1, "on_update": "keep"}, True),
         ({"turns.wait_for": "prompt"}, True),
-        ({"turns.wait_for": "step", "sampling.exact": True}, False),
+        ({"turns.wait_for": "step"}, False),
     ],
 )
 def test_whose_turns_a_next_turn_waits_for(

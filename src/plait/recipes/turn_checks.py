@@ -46,10 +46,9 @@ def check_turns(flow: Dataflow, recipe: Recipe) -> None:
 
 
 def rounds_by_prompt(recipe: Recipe) -> bool:
-    """Whether next turns wait for those of their own prompt alone: where samples outlive their step (`on_update`), and
-    where tokens have the same bits in any company."""
+    """Whether next turns wait for those of their own prompt alone, by themselves where samples outlive their step."""
     if recipe.turns.wait_for is WaitFor.AUTO:
-        return recipe.sampling.exact or not recipe.update_rule.waits
+        return not recipe.update_rule.waits
     return recipe.turns.wait_for is WaitFor.PROMPT
 
 

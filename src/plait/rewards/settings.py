@@ -46,7 +46,8 @@ class TurnSettings(Settings):
     wait_for: WaitFor = Field(
         default=WaitFor.AUTO,
         description="whose turns a next turn waits for: step (all samples drawn with it, so that runs repeat to the "
-        "bit), prompt (those of its prompt), or auto (prompt where that changes no bit)",
+        "bit), prompt (those of its prompt, for slow replies), or auto (prompt where samples outlive their "
+        "step, by `on_update`)",
     )
 
     _paths = path_key("reply")

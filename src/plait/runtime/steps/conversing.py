@@ -1,10 +1,10 @@
 """A generation engine whose samples have several turns: what follows a turn is asked of a function of the user's.
 
 Samples go on in rounds: each draws a turn; whoever has ended it is replied to while others are still being drawn; when
-all are there, those that were replied to go on behind their replies, all at once. All samples of a step are in one
-round where tokens have other bits in other company: what is computed together depends on what was said then, never on
-how long a reply took. Where they have not, or samples go on with new weights, so that the clock decides how far they
-are then, each prompt has rounds of its own (`recipes.turn_checks.rounds_by_prompt`).
+all are there, those that were replied to go on behind their replies, all at once. Where all samples of a step are in
+one round, what is computed together depends on what was said, never on how long a reply took. Where each prompt has
+rounds of its own, none waits for the tools of another; so it is where samples go on with new weights, as the clock
+decides how far they are then anyway (`recipes.turn_checks.rounds_by_prompt`).
 
 A turn that follows is a sample that goes on (`GoingOn`): tokens that were drawn are never written anew, and noise
 depends on the position in the response, which counts replies. Samples that halt for new weights stand within a turn,
