@@ -52,6 +52,12 @@ def test_advantages_over_the_batch_by_hand():
     assert batch_advantages(np.zeros(1), np.ones(1)).tolist() == [0]
 
 
+@pytest.mark.parametrize(("value", "said"), [("group", "; TRL's `group` is true"), ("batchh", ""), (2, ""), (None, "")])
+def test_what_rewards_are_scaled_by_is_told(value, said):
+    with pytest.raises(ValueError, match=rf"expected true, batch or false, found {value!r}{said}"):
+        GRPOOptions(scale_rewards=value)
+
+
 @pytest.mark.parametrize("how", list(KLEstimator))
 def test_kl_in_the_reward(how):
     logprobs, ref = np.array([-1.0, -2.0, -0.5]), np.array([-1.5, -1.0, -0.5])

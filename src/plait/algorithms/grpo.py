@@ -8,10 +8,10 @@ DAPO, Dr. GRPO and GSPO are settings of the options below; `docs/algorithms.md` 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from plait.algorithms.advantages import FloatArray, centred, standardised
 from plait.algorithms.kl import KLPlace
@@ -68,6 +68,14 @@ class GRPOOptions(KLInLossOptions):
         super().check_read()
         self._check_switch("overlong_buffer_tokens", "`options.overlong_buffer_tokens` above 0", "overlong_penalty")
         self._check_switch("dynamic_sampling", "`options.dynamic_sampling` to true", "max_sampling_rounds")
+
+    @field_validator("scale_rewards", mode="before")
+    @classmethod
+    def _is_scale(cls, value: Any) -> Any:
+        if not isinstance(value, bool) and value != "batch":
+            trl = {"group": "; TRL's `group` is true", "none": "; TRL's `none` is false"}
+            raise ValueError(f"expected true, batch or false, found {value!r:.40}{trl.get(str(value), '')}")
+        return value
 
     @model_validator(mode="after")
     def _check_objectives(self) -> Self:
