@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from plait.cli import main
 from plait.cost.measured import measuring
 from plait.cost.profile import Profile
 from plait.models import devices
@@ -37,3 +39,11 @@ def test_where_numbers_of_links_are_from_is_said(
     assert copies in out
     assert said in out
     assert ("links between" in out) == bool(said)
+
+
+def test_a_python_that_cannot_look_after_processes_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(os, "waitid")
+    assert main(["profile", "--model", "smollm2-135m"]) == 2
+    assert "processes of ranks need Python 3.13 or newer on macOS" in capsys.readouterr().err

@@ -485,6 +485,18 @@ def test_only_where_a_template_rewrites_turns_a_conversation_is_parted(tmp_path)
         assert ("two" in before) == (index == 1)
 
 
+def test_a_text_whose_system_message_is_written_last_is_refused_by_its_place(tmp_path):
+    """No parting helps a question and its answer."""
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = (
+        "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{{ messages[0].content }}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    row = {"prompt": "1+1?", "completion": "two"}
+    with pytest.raises(DataError, match=r"rows.jsonl:1: .*the first 2 turns .* differently once others follow"):
+        prepare(tmp_path, row, tokenizer=tokenizer, chat_template=True, system_prompt="be the fox")
+
+
 def test_turns_that_are_rewritten_at_once_are_refused(tmp_path):
     """A pair is of whole completions; and no parting helps where the prompt itself is written otherwise."""
     messages = [user("1+1?"), assistant("2#two"), user("so?"), assistant("2#so")]

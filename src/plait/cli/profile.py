@@ -92,7 +92,10 @@ def _between(measured: Profile) -> str:
 
 
 def _check_device(device: str, dtype: str) -> None:
+    from plait.launch.local import check_processes
     from plait.models.devices import check_cuda
 
     if device == "cuda":
         check_cuda(dtype, "--device")
+    else:
+        check_processes()  # two of them show what links take

@@ -97,7 +97,8 @@ class ExampleEncoder:
         try:
             return [(row, self.encode(row))]
         except Rewritten:
-            if self._kind is not RowKind.EXAMPLES:
+            parts = parts_of(row.columns, self._kind, row.place)
+            if self._kind is not RowKind.EXAMPLES or isinstance(parts.prompt, str):
                 raise
             return [(part, self.encode(part)) for part in self._parts(row)]
 
@@ -105,7 +106,7 @@ class ExampleEncoder:
         parts = parts_of(row.columns, self._kind, row.place)
         prompt, turns = parts.prompt, parts.completions[0]
         assert isinstance(prompt, list), "texts have no turns"
-        assert isinstance(turns, list), "nor has a text that answers messages"
+        assert isinstance(turns, list), "texts answer texts alone"
         messages = self._prompts.messages(prompt, row.place)
         assert messages is not None, "messages are never sent raw"
         of_settings = len(messages) - len(prompt)

@@ -87,7 +87,7 @@ def check_processes() -> None:
     if not hasattr(os, "waitid"):
         raise ConfigError(
             "processes of ranks need Python 3.13 or newer on macOS, found "
-            f"{platform.python_version()}; take another Python, or set `devices` to 1"
+            f"{platform.python_version()}; take another Python (a run with `devices` 1 has none)"
         )
 
 
