@@ -73,10 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def recipe_of(options: argparse.Namespace, folder: Path) -> Recipe:
+    """What the options of a benchmark name; with `tiny` it lies in the folder."""
+    return _tiny(folder) if options.tiny else load_recipe(options.recipe)
+
+
 def recipe_and_model(options: argparse.Namespace, folder: Path) -> tuple[Recipe, LanguageModel]:
-    """What the options of a benchmark name, on as many threads as they say; with `tiny` it lies in the folder."""
+    """The same with its model, on as many threads as the options say."""
     torch.set_num_threads(options.threads)
-    recipe = _tiny(folder) if options.tiny else load_recipe(options.recipe)
+    recipe = recipe_of(options, folder)
     return recipe, load_model(recipe.model, dtype=options.dtype)
 
 

@@ -3,9 +3,9 @@
     python benchmarks/turn_rounds.py [--prompts 8] [--samples 4] [--turns 4] [--tokens 256] [--seconds 0.5]
                                      [--sigma 1.0] [--workers 32] [--steps 2] [--repeats 3] [--tiny]
 
-Both sides draw the same samples by runs of the recipe: a function replies to each turn
-but the last, after seconds that are log-normal and depend on the sample and the turn alone. Printed are medians of the
-seconds of a step, waiting for replies included, and their ratio, and whether both sides drew the same tokens.
+Both sides are runs of the recipe: a function replies to each turn but the last, after seconds that are log-normal and
+depend on the sample and the turn alone. Printed are medians of the seconds of a step, waiting for replies included,
+their ratio, and whether both sides drew the same tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from common_prompts import DEMO, recipe_and_model
+from common_prompts import DEMO, recipe_of
 from sides import positive
 
 from plait.observe.run_log import read_rows
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tokens: dict[str, list[Any]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        recipe, _ = recipe_and_model(options, folder)
+        recipe = recipe_of(options, folder)
         (folder / "tool.py").write_text(TOOL.format(mu=math.log(options.seconds), sigma=options.sigma))
         for number in range(options.repeats):
             for side in SIDES:

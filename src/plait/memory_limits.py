@@ -1,7 +1,7 @@
 """How much memory this process may have, and whether the kernel has ended processes for want of it.
 
 On Linux a process is in a memory control group, within others, each of which may have a limit (version 1 and 2 of these
-groups); in each the kernel counts the processes that it has ended. Imports the standard library only.
+groups); in each the kernel counts the processes that it has ended. Imports the standard library, and psutil late.
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@ import numpy as np
 
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 
+EPSILON = 1e-4
+"""Added to standard deviations of rewards, as in the published code."""
+
 
 def standardised(values: FloatArray, epsilon: float) -> FloatArray:
     """(x − mean x) / (std x + ε), the sample standard deviation (ddof 1).
@@ -41,7 +44,7 @@ def decoupled(scores: FloatArray, weights: FloatArray) -> FloatArray:
     sums = np.zeros(scores.shape[1])
     for values, weight in zip(scores, weights, strict=True):
         applies = np.isfinite(values)
-        sums[applies] += weight * standardised(values[applies], 1e-4)
+        sums[applies] += weight * standardised(values[applies], EPSILON)
     return sums
 
 

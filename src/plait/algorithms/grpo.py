@@ -13,16 +13,13 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from plait.algorithms.advantages import FloatArray, centred, standardised
+from plait.algorithms.advantages import EPSILON, FloatArray, centred, standardised
 from plait.algorithms.kl import KLPlace
 from plait.algorithms.losses import Aggregation, KLEstimator, Ratio
 from plait.algorithms.options import KLInLossOptions
 from plait.algorithms.policy import policy_logprobs, train_policy
 from plait.dataflow import Prompts, Resample, Role, per_batch, per_group, per_sample
 from plait.dataflow.handles import ColumnHandle, Scores
-
-EPSILON = 1e-4
-"""Added to standard deviations, as in the published code."""
 
 
 class Objectives(StrEnum):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from plait.algorithms.advantages import FloatArray, centred, standardised
+from plait.algorithms.advantages import EPSILON, FloatArray, centred, standardised
 from plait.algorithms.losses import Aggregation, Ratio
 from plait.algorithms.options import KLPlaceOptions
 from plait.algorithms.policy import policy_logprobs, train_policy
@@ -33,7 +33,7 @@ def rloo(prompts: Prompts, actor: Role, reward: Role, options: RLOOOptions, ref:
     rewards = logprobs.off_score(rewards, "rewards")
     advantages = per_group(leave_one_out_advantages, rewards, name="advantages", least_samples=2)
     if options.normalize_advantages:
-        advantages = per_batch(standardised, advantages, name="normalized_advantages", epsilon=1e-4)
+        advantages = per_batch(standardised, advantages, name="normalized_advantages", epsilon=EPSILON)
     train_policy(actor, samples, advantages, logprobs, ratio=options.ratio, weigh_kl=options.weigh_kl_by_ratio)
 
 

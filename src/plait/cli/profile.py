@@ -92,7 +92,7 @@ def _between(measured: Profile) -> str:
 
 
 def _check_device(device: str, dtype: str) -> None:
-    from plait.launch.local import check_processes
+    from plait.launch.process import check_processes
     from plait.models.devices import check_cuda
 
     if device == "cuda":

@@ -100,10 +100,9 @@ class ExampleEncoder:
             parts = parts_of(row.columns, self._kind, row.place)
             if self._kind is not RowKind.EXAMPLES or isinstance(parts.prompt, str):
                 raise
-            return [(part, self.encode(part)) for part in self._parts(row)]
+            return [(part, self.encode(part)) for part in self._parted(row, parts)]
 
-    def _parts(self, row: Row) -> list[Row]:
-        parts = parts_of(row.columns, self._kind, row.place)
+    def _parted(self, row: Row, parts: Parts) -> list[Row]:
         prompt, turns = parts.prompt, parts.completions[0]
         assert isinstance(prompt, list), "texts have no turns"
         assert isinstance(turns, list), "texts answer texts alone"

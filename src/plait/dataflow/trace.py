@@ -207,7 +207,7 @@ def _compute(
 def _check_decided(node: Node, nodes: Collection[Node], title: str) -> None:
     """Raises FlowError where the rewards that decide which groups stay are not asked for."""
     resample = node.generation.resample if node.kind is CallKind.GENERATE else None
-    scored_by = [other.role for other in nodes if other.kind is CallKind.SCORE and other.rows == node.id]
+    scored_by = [other.role for other in nodes if other.rows == node.id and other.asks == "score"]
     if resample is not None and resample.reward not in scored_by:
         raise FlowError(
             f"flow `{title}`: {node.call}(resample=…) asks `{resample.reward}` which groups stay, but the flow does "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import platform
 import secrets
 import socket
 import sys
@@ -14,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from plait.errors import ConfigError, LayoutError
+from plait.errors import LayoutError
 from plait.launch.interface import Place
 from plait.launch.local_group import LocalGroup
 from plait.launch.machine import usable_cores, visible_devices
@@ -80,15 +79,6 @@ class LocalNode:
             for local in range(order.first_local, order.first_local + len(order.ranks))
         ]
         return Began(processes, key, places)
-
-
-def check_processes() -> None:
-    """Raises ConfigError where this Python cannot look after processes of ranks."""
-    if not hasattr(os, "waitid"):
-        raise ConfigError(
-            "processes of ranks need Python 3.13 or newer on macOS, found "
-            f"{platform.python_version()}; take another Python (a run with `devices` 1 has none)"
-        )
 
 
 class LocalProcesses:
@@ -164,7 +154,6 @@ class LocalProcesses:
             LayoutError: the ranks cannot be divided over the nodes.
             ConfigError: this Python cannot look after processes on this system.
         """
-        check_processes()
         assert num_ranks >= 1, f"a group has at least one rank, asked for {num_ranks}"
         if num_ranks % len(self._nodes):
             raise LayoutError(

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from plait.errors import ConfigError
 from plait.memory_limits import KernelKills
 
 _BOOT = (
@@ -36,6 +38,15 @@ _TAIL_BYTES = 4000
 _KILL_WAIT_S = 10.0
 
 
+def check_processes() -> None:
+    """Raises ConfigError where this Python cannot look after processes of ranks."""
+    if not hasattr(os, "waitid"):
+        raise ConfigError(
+            "processes of ranks need Python 3.13 or newer on macOS, found "
+            f"{platform.python_version()}; take another Python (a run with `devices` 1 has none)"
+        )
+
+
 class WorkerProcess:
     """A running process, in a session of its own: Ctrl-C in the terminal does not reach it.
 
@@ -45,6 +56,9 @@ class WorkerProcess:
         output_file: to which its stdout and stderr are appended; None keeps them for `output` only.
         folder: that it works in, if there is such a folder; else that of this process.
         python: of another environment, whose packages it has in place of this process's.
+
+    Raises:
+        ConfigError: see `check_processes`.
     """
 
     def __init__(
@@ -56,6 +70,7 @@ class WorkerProcess:
         *,
         python: Path | None = None,
     ) -> None:
+        check_processes()
         self._output_file = output_file
         self.link, theirs = socket.socketpair()
         life_read, self._guard = os.pipe()

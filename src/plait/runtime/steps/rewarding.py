@@ -68,11 +68,11 @@ class RewardCalls:
         """Rewards of groups that were just drawn, [samples] each, before the graph's SCORE node is reached.
 
         Raises:
-            RunError: the flow does not score these samples by that role.
+            RunError: that role gives no rewards.
         """
         node = next((node for node, _ in self._readers(rollout) if node.role == role), None)
         if node is None:
-            raise RunError(f"{rollout.call}: `resample` asks the role `{role}`, but the flow does not score by it")
+            raise RunError(f"{rollout.call}: `resample` asks the role `{role}`, which gives no rewards")
         samples = tuple(sample for group in groups for sample in group)
         totals = yield from self._of_functions(samples, node, state)
         yield from self._of_model(partial(in_parts, Table(lambda: Rows(samples))), node, state)
