@@ -11,10 +11,10 @@ Two workers of one thread each and a random model; B samples of equal lengths ar
     dp            the whole model on both workers, half of the samples each
     one worker    all of it on one
 
-Speeds are tokens per second against one group. The ceiling of a ring of two groups is (t(B) + c) / (t(B / 2) + c), with
-the time t of a stage and of a hop c as measured in the same run: t is what the slower stage takes for a step without
-waiting, c what a round of one group takes beyond both stages, halved. That of two batches is 2. A whole model on a
-worker, and only that, is computed by the compiled forward: `dp` and `one worker` say what one would do without stages.
+Speeds are tokens per second against one group. The ceiling of a ring of two groups is (t(B) + c) / (t(B / 2) + c),
+with the time t of a stage and of a hop c as measured in the same run: t is what the slower stage takes for a step
+without waiting, c what a round of one group takes beyond both stages, halved. That of two batches is 2. `dp` and `one
+worker` say what one would do without stages.
 
 Then 2, 4 and 8 workers whose stages sleep (`--sleep` ms, much longer than what they compute: they share the cores): the
 milliseconds of a round with G = 1, P, P + 1 and 2 P groups against max(P (t + c), G t), and the (min(G, P) - 1) (t + c)

@@ -30,7 +30,7 @@ def rehearse() -> None:
             model = language_loading.load_model(folder, dtype=dtype)
             engine = Engine(model, SamplingSettings(max_running=2))
             engine.add(request(0, 5, [3, 4, 2]))
-            assert engine.not_compiled is None or dtype == "float64"
+            assert engine.state.forward.refusals.compiled is None or dtype == "float64"
             for _ in drain(engine):
                 pass
             run_all(train(make_trainer(model), random_rows(), {}, token_mean))

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from plait.data.records import Sample
 from plait.data.rows import NO_VALUES, FloatArray, Rows
 from plait.dataflow import Asked, CallKind, Column, Node
+from plait.generation.refused import Refusals
 from plait.generation.request import Request
 from plait.policy.migration import AT_ONCE, Bounds, HowToMove
 from plait.policy.step import Key
@@ -77,8 +78,8 @@ class GenerationEngine(Protocol):
         ...
 
     @property
-    def not_compiled(self) -> str | None:
-        """Why the compiled forward is not used, in words; None: it is used, or the engine has none."""
+    def refusals(self) -> Refusals:
+        """What it does not do; those of stages are known when they have drawn samples."""
         ...
 
     @property

@@ -249,8 +249,9 @@ def test_as_many_groups_go_round_stages_as_are_quickest_by_what_was_measured(
     assert [with_groups(stated).decode_groups("actor.generate", layout) for stated in (1, 4, 99)] == [1, 4, 24]
 
 
-def test_a_part_decodes_as_its_layers_compute_otherwise() -> None:
-    """What one process compiles takes 1.1 s for a layer; a stage's layers take what they take of one token in a row."""
+def test_layers_that_ranks_share_decode_as_they_compute_otherwise() -> None:
+    """What one process compiles takes 1.1 s for a layer, in a stage as in the whole; what two share at least a half of
+    what a row of one token takes."""
     slow = PROFILE.model_copy(update={"forward": ((10, 3.0), (20, 4.0))})
     flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
     workload = Workload(1, 1, lengths, micro_batch_tokens=100)
@@ -258,11 +259,13 @@ def test_a_part_decodes_as_its_layers_compute_otherwise() -> None:
     whole = found.call("actor.generate", "decode", Layout.on(range(1)))
     staged = found.call("actor.generate", "decode", Layout.on(range(2), pp=2))
     assert whole.terms["layers"] == pytest.approx(4 * PROFILE.decode_s(1, 11))
-    assert staged.terms["layers"] == pytest.approx(4 * 3.0)
+    shared = found.call("actor.generate", "decode", Layout.on(range(2), tp=2))
+    assert staged.terms["layers"] == pytest.approx(4 * PROFILE.decode_s(1, 11))
+    assert shared.terms["layers"] >= 4 * 3.0 / 2
 
 
-def test_prompts_of_a_whole_model_take_what_generation_compiles() -> None:
-    """Half of what other forwards take; a stage's layers are not compiled."""
+def test_prompts_take_what_generation_compiles() -> None:
+    """Half of what other forwards take; layers that ranks share are not compiled."""
     quick = PROFILE.model_copy(update={"prompts": ((10, 0.5), (20, 1.0))})
     flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
     workload = Workload(1, 1, lengths, micro_batch_tokens=100)
@@ -271,10 +274,11 @@ def test_prompts_of_a_whole_model_take_what_generation_compiles() -> None:
         found = ModelCosts(workload, dict.fromkeys(flow.roles, SHAPE), flow, profile.cluster(2), profile=profile)
         prompts_s[bool(profile.prompts)] = [
             found.call("actor.generate", "decode", layout).terms["prompts"]
-            for layout in (Layout.on(range(1)), Layout.on(range(2), pp=2))
+            for layout in (Layout.on(range(1)), Layout.on(range(2), pp=2), Layout.on(range(2), tp=2))
         ]
-    assert prompts_s[False][0] - prompts_s[True][0] == pytest.approx(4 * 0.5)
-    assert prompts_s[False][1] == prompts_s[True][1]
+    whole, staged, shared = (plain - compiled for plain, compiled in zip(*prompts_s.values(), strict=True))
+    assert (whole, staged) == pytest.approx((4 * 0.5, 4 * 0.5))
+    assert shared == 0
 
 
 def test_a_layer_takes_at_least_the_reading_of_its_weights() -> None:

@@ -59,7 +59,7 @@ def test_they_are_what_a_compiled_forward_holds(settings: LoraSettings) -> None:
     model = tiny_model("llama")
     view = add_lora(model, settings, name="actor", seed=0)
     shape = ModelShape.from_config(model.config.to_dict(), "llama")
-    layers = [parts_of(layer, "actor") for layer in decoder_layers(view.module.base_model)]
+    layers = [parts_of(layer, "actor") for layer in decoder_layers(view.module.base_model).values()]
     found = 0
     for product in (product for layer in layers for product in layer.products):
         if any(part.adapter for part in product):

@@ -682,11 +682,11 @@ def test_what_goes_to_the_next_stage_stays_as_it_is(monkeypatch: pytest.MonkeyPa
     sent: list[Tensor] = []
     link: Any = SimpleNamespace(receive=lambda num_tokens: None, send=sent.append)
     monkeypatch.setattr(Team, "is_last_stage", False)
-    module, out_TH = ModuleForward.of(tiny_model("llama", dtype=torch.float32), link=link), torch.zeros(4, 8)
+    forward, out_TH = Forward(tiny_model("llama", dtype=torch.float32), POOL, exact=False, link=link), torch.zeros(4, 8)
     replayed: Any = SimpleNamespace(compute=lambda batch, pool: out_TH.add_(1))
-    monkeypatch.setattr(module, "captured", replayed)
+    monkeypatch.setattr(forward.module, "captured", replayed)
     for _ in range(2):
-        module.compute(one_batch([(1, 3)] * 4, 2), POOL)
+        forward.fill([NewTokens([5, 6, 7, 8], 0, (0,))])
     assert [float(hidden_TH[0, 0]) for hidden_TH in sent] == [1, 2]
 
 

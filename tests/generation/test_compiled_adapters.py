@@ -200,7 +200,7 @@ def test_weights_under_an_adapter_that_did_change_are_laid_out_again() -> None:
 def test_an_engine_draws_by_it_what_training_computes() -> None:
     model = adapted(torch.float32, LoraSettings(rank=4))
     engine = Engine(model, SamplingSettings(max_running=4))
-    assert engine.not_compiled is None
+    assert engine.state.forward.refusals.compiled is None
     for seed in (3, 4):  # weights change in between
         engine.add(Request(Prompt(0, "", (5, 6, 7)), 3, Sampling(max_tokens=24, stop_token_ids=()), NoiseKey(0, 0)))
         for sample in drain(engine):

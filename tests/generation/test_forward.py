@@ -27,16 +27,16 @@ def request(uid: int, length: int) -> Request:
 @needs_vectors
 def test_an_engine_says_why_its_model_is_not_compiled() -> None:
     narrow = tiny_model("llama", dtype=torch.float32)
-    assert Engine(narrow, SamplingSettings()).not_compiled is None
-    exact = Engine(narrow, SamplingSettings(exact=True)).not_compiled
+    assert Engine(narrow, SamplingSettings()).state.forward.refusals.compiled is None
+    exact = Engine(narrow, SamplingSettings(exact=True)).state.forward.refusals.compiled
     assert exact == "exact mode has a forward of its own"
-    wide = Engine(tiny_model("llama"), SamplingSettings()).not_compiled
+    wide = Engine(tiny_model("llama"), SamplingSettings()).state.forward.refusals.compiled
     assert wide is not None
     assert "torch.float64" in wide
-    capped = Engine(tiny_model("gemma2", dtype=torch.float32), SamplingSettings()).not_compiled
+    capped = Engine(tiny_model("gemma2", dtype=torch.float32), SamplingSettings()).state.forward.refusals.compiled
     assert capped == "its layers have further weights"
     adapted = add_lora(tiny_model("llama", dtype=torch.float32), LoraSettings(rank=2), name="actor", seed=0)
-    assert Engine(adapted, SamplingSettings()).not_compiled is None
+    assert Engine(adapted, SamplingSettings()).state.forward.refusals.compiled is None
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])

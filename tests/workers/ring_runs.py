@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 
 from plait.data.records import Sample
+from plait.generation import forward
 from plait.generation.engine import Engine, drain
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
@@ -34,11 +35,11 @@ def whole_model(dtype: str = "float64") -> Any:
     return tiny_model(dtype=getattr(torch, dtype), num_hidden_layers=LAYERS)
 
 
-def alone(requests: Sequence[Request], **settings: Any) -> Said:
+def alone(requests: Sequence[Request], dtype: str = "float64", **settings: Any) -> Said:
     """What one process says, without stages."""
-    if "alone" not in _models:
-        _models["alone"] = whole_model()
-    engine = Engine(_models["alone"], SamplingSettings(**settings))
+    if ("alone", dtype) not in _models:
+        _models["alone", dtype] = whole_model(dtype)
+    engine = Engine(_models["alone", dtype], SamplingSettings(**settings))
     for one in requests:
         engine.add(one)
     return said_by(list(drain(engine)))
@@ -59,17 +60,20 @@ class Seen:
     drafted: int = 0
     left: int = 0
     """Blocks and bytes held in the end."""
+    not_compiled: str | None = None
     use: Any = None
 
 
-def engine_on(worker: Any, sizes: dict[str, int], settings: dict[str, Any], timeout_s: float = 60.0) -> Any:
+def engine_on(
+    worker: Any, sizes: dict[str, int], settings: dict[str, Any], timeout_s: float = 60.0, dtype: str = "float64"
+) -> Any:
     """(the engine, the team) of this rank."""
     count = worker.context.num_ranks
     layout = Layout(Mesh(tuple(range(count))), Parallelism(1, sizes.get("tp", 1), sizes.get("pp", 1)))
     team = worker.team_of(layout, timeout_s)
-    if layout not in _models:
-        _models[layout] = part_of(copy_of(whole_model()), team)
-    return engine_of(_models[layout], SamplingSettings(**settings), team), team
+    if (layout, dtype) not in _models:
+        _models[layout, dtype] = part_of(copy_of(whole_model(dtype)), team)
+    return engine_of(_models[layout, dtype], SamplingSettings(**settings), team), team
 
 
 def note(seen: Seen, engine: Engine, samples: Sequence[Sample]) -> None:
@@ -83,6 +87,7 @@ def note(seen: Seen, engine: Engine, samples: Sequence[Sample]) -> None:
 
 def ended(seen: Seen, engine: Engine) -> Seen:
     seen.left = engine.occupancy.kv_bytes + engine.state.scheduler.blocks.num_held
+    seen.not_compiled = engine.state.forward.refusals.compiled
     if engine.speculation is not None:
         seen.drafted = int(engine.speculation.drafted)
     return seen
@@ -97,9 +102,22 @@ def all_at_once(engine: Engine, requests: Sequence[Request]) -> Seen:
     return ended(seen, engine)
 
 
-def generated(worker: Any, sizes: dict[str, int], settings: dict[str, Any], requests: Sequence[Request]) -> Seen:
-    engine, _ = engine_on(worker, sizes, settings)
-    return all_at_once(engine, requests)
+def generated(
+    worker: Any,
+    sizes: dict[str, int],
+    settings: dict[str, Any],
+    requests: Sequence[Request],
+    dtype: str = "float64",
+    refused: int | None = None,
+) -> Seen:
+    """
+    Args:
+        refused: the rank that finds no faster backend than the module; None: none.
+    """
+    engine, _ = engine_on(worker, sizes, settings, dtype=dtype)
+    kinds = () if worker.context.rank == refused else forward.BACKENDS
+    with mock.patch.object(forward, "BACKENDS", kinds):
+        return all_at_once(engine, requests)
 
 
 def misled(

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.generation.request import Request
+from plait.kernels import paged_attention
 from plait.launch.failures import WorkerError
 from plait.launch.interface import Group
 from plait.launch.local import LocalProcesses
@@ -21,6 +23,8 @@ from tests.models.parallel.team_workers import TeamWorker
 from tests.workers.ring_runs import Seen, alone
 
 LIMIT_S = 120.0
+NARROW = (torch.float32, torch.bfloat16)
+needs_vectors = pytest.mark.skipif(not all(map(paged_attention.fast, NARROW)), reason="no numba, or a CPU without AVX2")
 
 
 def ask(group: Group, function: str, *arguments: Any) -> list[Seen]:
@@ -67,6 +71,33 @@ def test_two_stages_say_what_one_process_says(two: Group, name: str, groups: int
     assert seen[0].in_flight == seen[1].in_flight
     most = max(seen[0].in_flight)
     assert most == groups if name == "at once" else most <= groups, "few are left of those that end early"
+
+
+LONG = [request(0, 9, [20, 17]), request(1, 45, [18, 30]), request(2, 4, [16]), with_head(3, 40, [19, 24])]
+"""Long enough for weights to be packed."""
+
+
+@needs_vectors
+@pytest.mark.parametrize(("dtype", "groups"), [("float32", 2), ("bfloat16", 3)])
+def test_compiled_stages_say_what_a_compiled_whole_says(two: Group, dtype: str, groups: int) -> None:
+    """To the bit, without exact mode: stages are parts of the same function."""
+    how = {"decode_groups": groups, "max_prefill_tokens": 32, "speculation": "off"}
+    seen = ask(two, "generated", {"pp": 2}, how, LONG, dtype)
+    assert [one.not_compiled for one in seen] == [None, None]
+    assert max(seen[0].in_flight) == groups
+    assert seen[0].said == alone(LONG, dtype, max_prefill_tokens=32, speculation="off")
+
+
+@needs_vectors
+@pytest.mark.parametrize("refused", [0, 1])
+def test_a_stage_whose_layers_are_not_compiled_is_one_for_all(two: Group, refused: int) -> None:
+    """They order the rows of a step alike."""
+    how = {"decode_groups": 2, "max_prefill_tokens": 32, "speculation": "off"}
+    seen = ask(two, "generated", {"pp": 2}, how, LONG, "float32", refused)
+    reasons = [one.not_compiled for one in seen]
+    assert reasons[1 - refused] == "the layers of another stage are not compiled"
+    expected = alone(LONG, "float32", max_prefill_tokens=32, speculation="off")
+    assert {key: tokens for key, (tokens, _) in seen[0].said.items()} == {key: t for key, (t, _) in expected.items()}
 
 
 @pytest.mark.slow

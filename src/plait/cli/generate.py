@@ -229,7 +229,8 @@ def summary(figures: dict[str, Any], *, guesses: bool = False) -> str:
         figures: of the report.
         guesses: whether guesses were asked for where they change no bit.
     """
-    from plait.recipes.engine_checks import LAYERS_ROUND, none_by_auto
+    from plait.generation.forward import LAYERS_ROUND
+    from plait.recipes.engine_checks import none_by_auto
 
     step, share, reason = figures["step_ms"], figures["limit_share"], figures["not_compiled"]
     limit = "" if share is None else f"; {share:.0%} of what this machine can at most"

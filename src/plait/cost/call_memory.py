@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from plait.cost.draft_memory import draft_cache, drafts_on
 from plait.cost.estimate import Rows
-from plait.cost.generation_memory import asked_tokens, packed_bytes, pool_tokens
+from plait.cost.generation_memory import asked_tokens, packed_stages, pool_tokens
 from plait.cost.graph_memory import GRAPHS, first_context, graph_bytes, prompt_graph_bytes
 from plait.cost.layer_kinds import stage_counts
 from plait.cost.micro_batch import LargestBatch
@@ -37,7 +37,6 @@ from plait.models.lora_settings import NO_LORA
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.recipes.engine_checks import abilities, most_guessed
 from plait.recipes.role_models import RoleModel
-from plait.schedule.placements import WHOLE, part_key
 from plait.schedule.plan import Mode
 from plait.training.memory import BYTES
 
@@ -72,9 +71,8 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
             step = LargestStep.of(tokens, pool.running, most_new_tokens, filters=filters)
             of_stages = step_bytes(shape, recipe.dtype, step, instance.parallelism)
             rows_by_use[model.role, "decode"].append((STEP, of_stages[instance.coordinates(rank).pp]))
-        if is_packed(recipe) and part_key(instance, rank) == WHOLE:
-            packed = packed_bytes(facts.shapes[model.name], recipe.dtype, recipe.lora)
-            rows_by_use[model.role, "decode"].append((PACKED, packed))
+        if is_packed(recipe) and (packed := packed_stages(shape, recipe.dtype, recipe.lora, instance.parallelism))[0]:
+            rows_by_use[model.role, "decode"].append((PACKED, packed[instance.coordinates(rank).pp]))
     asked: tuple[tuple[Mode, Layout | None], ...] = (("train", place.train), ("score", place.score))
     for mode, layout in asked:
         if layout is not None and rank in layout.mesh.ranks:

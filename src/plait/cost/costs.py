@@ -66,7 +66,7 @@ class CallCost:
     in_parts_s: float = 0.0
     activation_bytes: tuple[int, ...] = (0,)
     plain_bytes: tuple[int, ...] = (0,)
-    widened_bytes: int = 0
+    widened_bytes: tuple[int, ...] = (0,)
     passing_bytes: tuple[int, ...] = (0,)
 
     def times(self, factor: float, *, but: Collection[str] = ()) -> CallCost:

@@ -9,7 +9,7 @@ from functools import partial
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost
-from plait.cost.generation_memory import asked_tokens, kv_bytes_per_token, packed_bytes, pool_tokens, widened_bytes
+from plait.cost.generation_memory import asked_tokens, kv_bytes_per_token, packed_stages, pool_tokens, widened_bytes
 from plait.cost.graph_memory import first_context, graph_bytes, prompt_graph_bytes
 from plait.cost.step_room import LargestStep, step_bytes
 from plait.cost.workload import Workload
@@ -45,7 +45,7 @@ class GenerationBytes:
         passing = self._step_bytes(shape, layout, most_running) if beside else nothing
         cached = self.of_cache(role, layout, running)
         working = tuple(map(sum, zip(cached, graphs, passing, strict=True)))
-        widened = widened_bytes(self._packed_bytes(role, layout), workload.dtype)
+        widened = tuple(widened_bytes(packed, workload.dtype) for packed in self._packed(role, layout))
         return replace(cost, working_bytes=working, passing_bytes=passing, widened_bytes=widened)
 
     def of_cache(self, role: str, layout: Layout, running: int) -> tuple[int, ...]:
@@ -57,16 +57,17 @@ class GenerationBytes:
         tokens = asked_tokens(running, context, workload.held_root)
         if workload.kv_tokens is not None and not self._cluster.software.pool_share:
             tokens = pool_tokens(tokens, workload.kv_tokens, workload.device)
-        copied = self._packed_bytes(role, layout)
+        of_draft = 0
         if workload.draft_model is not None:
-            copied += tokens * kv_bytes_per_token(workload.draft_model, workload.dtype)
-        return tuple(tokens * token_bytes + copied for token_bytes in self.of_token(role, layout))
+            of_draft = tokens * kv_bytes_per_token(workload.draft_model, workload.dtype)
+        stages = zip(self.of_token(role, layout), self._packed(role, layout), strict=True)
+        return tuple(tokens * token_bytes + packed + of_draft for token_bytes, packed in stages)
 
-    def _packed_bytes(self, role: str, layout: Layout) -> int:
+    def _packed(self, role: str, layout: Layout) -> tuple[int, ...]:
         workload, sizes = self._workload, layout.parallelism
-        if workload.elsewhere or not workload.packed or sizes.tp * sizes.pp > 1:
-            return 0
-        return packed_bytes(self._shapes[role], workload.dtype, workload.lora)
+        if workload.elsewhere or not workload.packed:
+            return (0,) * sizes.pp
+        return packed_stages(self._shapes[role], workload.dtype, workload.lora, sizes)
 
     def of_token(self, role: str, layout: Layout) -> tuple[int, ...]:
         """Keys and values of a token on a device of each stage."""

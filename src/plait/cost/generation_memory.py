@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from plait.cost.shape_parameters import packed_adapter_parameters
+from plait.layout.mesh import Parallelism
+from plait.layout.shards import stage_bounds
 from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
@@ -45,8 +48,21 @@ def pool_tokens(asked: int, kv_tokens: int, device: str) -> int:
 
 def packed_bytes(shape: ModelShape, dtype: str, lora: LoraSettings = NO_LORA) -> int:
     """Bytes of the linear layers and the head once more, and of their adapters."""
-    linear = _linear_parameters(shape) + packed_adapter_parameters(shape, lora)
-    return (linear + shape.hidden * shape.vocabulary) * BYTES[dtype]
+    return packed_stages(shape, dtype, lora, Parallelism())[0]
+
+
+def packed_stages(shape: ModelShape, dtype: str, lora: LoraSettings, sizes: Parallelism) -> tuple[int, ...]:
+    """`packed_bytes` of each stage; nothing where ranks share layers, whose own layers compute."""
+    if sizes.tp > 1:
+        return (0,) * sizes.pp
+    head, packed = shape.hidden * shape.vocabulary, []
+    for first, stop in pairwise(stage_bounds(shape.layers, sizes)):
+        mixtures = [layer for layer in shape.mixtures if first <= layer < stop]
+        experts = len(mixtures) if shape.mixtures else min(shape.expert_layers, stop - first)
+        stage = replace(shape, layers=stop - first, expert_layers=experts, mixtures=(), windows=())
+        linear = _linear_parameters(stage) + packed_adapter_parameters(stage, lora)
+        packed.append((linear + (head if stop == shape.layers else 0)) * BYTES[dtype])
+    return tuple(packed)
 
 
 def widened_bytes(packed: int, dtype: str) -> int:

@@ -145,17 +145,16 @@ class LayerTimes:
         """Seconds of one layer: one token more of `rows` samples, whose contexts have `context` tokens together."""
         sizes, work = self.layout.parallelism, self.work
         if self.profile is not None:
-            on_gpu = self.profile.device == "cuda"
-            is_part = sizes.tp > 1 or (sizes.pp > 1 and not on_gpu)
-            fixed_s = self.profile.replayed_fixed_s if on_gpu and rows <= MOST_REPLAYED else None
-            return self.generated(self.profile.decode_s(rows, context, is_part=is_part), rows, fixed_s)
+            is_replayed = self.profile.device == "cuda" and rows <= MOST_REPLAYED
+            fixed_s = self.profile.replayed_fixed_s if is_replayed else None
+            return self.generated(self.profile.decode_s(rows, context, is_part=sizes.tp > 1), rows, fixed_s)
         seen = min(context, rows * self.window) if self.window else context
         read_bytes = work.read(rows) / sizes.tp + work.kept(seen, sizes.tp)
         return added(self.layer(rows, seen, read_bytes), self._adapters(rows))
 
     def generated(self, seconds: float, tokens: float, fixed_s: float | None = None) -> Terms:
-        """`_measured` of a layer that generates: on a CPU a whole model's adapters are compiled with it, and take as
-        long as so many weights more would.
+        """`_measured` of a layer that generates: on a CPU its adapters are compiled with it, and take as long as so
+        many weights more would.
 
         Args:
             fixed_s: see `Profile.fixed_s`, which it is where none is given.

@@ -88,13 +88,18 @@ class Passes:
         return self._piped(stages, count, self.times.hop(micro), in_turn=in_turn)
 
     def prompts(self, micro: Micro, count: int, *, in_turn: bool) -> Terms:
-        """`scoring` of prompts before their samples are generated: a whole model's layers are compiled for that."""
-        times = self.times
-        profile, sizes = times.profile, times.layout.parallelism
-        if profile is None or sizes.tp * sizes.pp > 1:
+        """`scoring` of prompts before their samples are generated: layers that no ranks share are compiled for that."""
+        profile, sizes = self.times.profile, self.times.layout.parallelism
+        if profile is None or sizes.tp > 1:
             return self.scoring(micro, count, in_turn=in_turn)
-        layer = times.generated(profile.layer_s(micro.tokens, "prompts"), micro.tokens)
-        return scaled(added(scaled(layer, times.work.shape.layers), {"head": times.head(micro.head_rows)}), count)
+
+        def of_stage(stage: int) -> Terms:
+            times = self.of_stage(stage)
+            layer = times.generated(profile.layer_s(micro.tokens, "prompts"), micro.tokens)
+            terms = scaled(layer, sum(self._counts[stage]))
+            return added(terms, {"head": times.head(micro.head_rows)}) if stage == sizes.pp - 1 else terms
+
+        return self._piped(self._by_stage(of_stage), count, self.times.hop(micro), in_turn=in_turn)
 
     def training(self, micro: Micro, count: int, *, recompute: bool, schedule: str) -> Terms:
         """`count` micro-batches, forwards and backwards: 1F1B and GPipe take equally long, fill and drain once."""

@@ -105,7 +105,7 @@ class Profile(Settings):
                        waits for each other; cut_backward as well; empty: not measured
     prompts:           (tokens of a row, seconds of a layer) of prompts in generation; empty: as in other forwards
     decode:            (samples, tokens of context of each, seconds of a layer)
-    decode_by_layers:  on a CPU the same of layers that are not compiled, as those of a part of a model; empty: not
+    decode_by_layers:  on a CPU the same of layers that are not compiled, as those that ranks share (tp); empty: not
                        measured
     head:              (rows, seconds of the head's forward)
     head_backward:     (rows, seconds of the head's and the embedding's backward); empty: not measured
@@ -191,10 +191,9 @@ class Profile(Settings):
 
         Args:
             context: tokens of all samples together.
-            is_part: by ranks whose layers are not compiled: on a CPU those that have a part of the model each, on a GPU
-                those that share layers, in steps of more samples than are replayed. They take at least what they take
-                in other forwards. (In such steps others take at least what prompts do, whose layers are compiled and
-                launched one by one.)
+            is_part: by ranks that share layers, which are not compiled: on a GPU in steps of more samples than are
+                replayed. They take at least what they take in other forwards. (In such steps others take at least what
+                prompts do, whose layers are compiled and launched one by one.)
         """
         of_parts = self.decode_by_layers if is_part and self.device == "cpu" else ()
         step_s = _interpolated_steps(of_parts or self.decode, samples, context / samples)

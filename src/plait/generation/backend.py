@@ -57,7 +57,12 @@ class Backend(Protocol):
 
     def compute(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
         """Logits [R, V] in the compute dtype of the rows that are read, None if R is 0. The pool holds keys and values
-        of all new tokens then."""
+        of all new tokens then.
+
+        Args:
+            batch: with hidden states of the stage before, which may be overwritten, on a stage that is not the first.
+                One that is not the last gives what it makes of them, [T, H].
+        """
         ...
 
     def drop(self, *, keep_memory: bool = False) -> None:

@@ -5,6 +5,8 @@ with rope, norm, gated MLP; perhaps biases, head norms, windows, layers without 
 adapter on its projections), and proves the result against the module's own forward (`proof`). Whatever is not of that
 shape, or computes something else, is refused with a reason, and the module itself computes.
 
+Of a model in pipeline stages it is the function of one stage.
+
 Both agree up to the order of sums; a row's numbers do not depend on the batch, on chunking, or on prompt and response
 (`kernels.decoder`).
 
@@ -14,8 +16,7 @@ Shapes: T rows (new tokens), R rows that are read, L layers, H hidden size, O ou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -35,6 +36,7 @@ from plait.generation.dense_layers import (
     parts_of,
     watched_calls,
 )
+from plait.generation.kernel_threads import KernelThreads
 from plait.generation.panels import Panels, Rows, aligned, padded
 from plait.generation.pool import KVPool
 from plait.generation.proof import prove
@@ -65,19 +67,21 @@ class CompiledForward:
         reason = unserved(type(self), model)
         require(reason is None, reason or "")
         require(paged_attention.fast(model.dtype), f"there are no vector instructions or no numba for {model.dtype}")
-        require(model.part is None or model.part.is_whole, "this rank has a part of it")
+        require(model.team.tp.size == 1, "ranks share its layers")
         self.model = model
         self.is_steady = model.head.linear
         """See Backend.is_steady: all products are the kernels' own, but for those of other heads."""
         self._module = model.module.base_model
-        self._layers = [parts_of(layer, adapter_name(model.own)) for layer in decoder_layers(self._module)]
+        layers = decoder_layers(self._module)
+        self._layers = [parts_of(layer, adapter_name(model.own)) for layer in layers.values()]
+        self._numbers = tuple(layers)
         self.weights: decoder.Weights | None = None
         """Packed, with what the kernel reads beside them; None: not prepared."""
         self._head: Tensor | None = None
         self._panels, self._adapter_panels = Panels(), Panels()
         self.room: decoder.Room | None = None
         """Working space, as large as the largest step so far took; None: no step was."""
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = KernelThreads()
         self._state = np.zeros(2, np.int64)
         self._read_settings()
 
@@ -119,7 +123,7 @@ class CompiledForward:
             self._lay_out_adapters().reshape(-1, 4, 3),
             np.float32(self.adapter_scale),
             torch.stack(norms).numpy(),
-            self._norm_weight(self._module.norm).numpy(),
+            self._norm_weight(self._last_norm).numpy(),
             np.array([[layer.uses_rope, window] for layer, window in zip(self._layers, self.windows, strict=True)]),
             np.array(self.scales, np.float32),
             np.float32(self.eps),
@@ -154,18 +158,26 @@ class CompiledForward:
         return table
 
     def compute(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
-        """See `Backend.compute`: [R, V]."""
+        """See `Backend.compute`: [R, V] or [T, H]."""
+        if not self.model.team.is_last_stage:
+            x_TH = self.entered(batch)
+            self.decoded(x_TH, replace(batch, read_R=None), pool)
+            return x_TH
         hidden_RH = self.hidden(batch, pool)
         return self.logits(hidden_RH) if len(hidden_RH) else None
 
     @torch.no_grad()
     def hidden(self, batch: RaggedBatch, pool: KVPool) -> Tensor:
         """Hidden states [R, H] after the final norm of the rows that are read; the pool holds the new tokens then."""
-        return self.decoded(self.embedded(batch.token_ids_T), batch, pool)
+        return self.decoded(self.entered(batch), batch, pool)
+
+    def entered(self, batch: RaggedBatch) -> Tensor:
+        """What enters the first layer: [T, H], of a stage behind the first that of the batch itself."""
+        return self.embedded(batch.token_ids_T) if batch.inputs_TH is None else batch.inputs_TH
 
     @torch.no_grad()
     def embedded(self, token_ids_T: Tensor) -> Tensor:
-        """What enters the first layer: [T, H]."""
+        """[T, H] of the first stage."""
         x_TH = F.embedding(token_ids_T, self._module.embed_tokens.weight)
         return x_TH if self.embedding_scale is None else x_TH * self.embedding_scale
 
@@ -203,7 +215,7 @@ class CompiledForward:
         def run(part: int) -> None:
             decoder.decoder(x, addresses, step, weights, self.sizes, room, out, self._state, part, parts)
 
-        self._on_threads(run, parts)
+        self._threads.run(run, parts)
         return out_RH if places_R is None else out_RH[places_R]
 
     @torch.no_grad()
@@ -216,7 +228,7 @@ class CompiledForward:
         out_RN = hidden_RH.new_empty(len(hidden_RH), padded(num_tokens, hidden_RH.dtype))
         x, out, parts = array_of(hidden_RH.contiguous()), array_of(out_RN), torch.get_num_threads()
         address, matrix = self._head.data_ptr(), self.sizes.matrix == 1
-        self._on_threads(lambda part: products.head(x, address, num_tokens, out, part, parts, matrix), parts)
+        self._threads.run(lambda part: products.head(x, address, num_tokens, out, part, parts, matrix), parts)
         return out_RN[:, :num_tokens]
 
     def _read_settings(self) -> None:
@@ -227,8 +239,8 @@ class CompiledForward:
         require(getattr(rotary, "rope_type", None) in ROPE_TYPES, "its angles are not a function of the position alone")
         self._rotary = rotary
         entry: list[Tensor] = []
-        layers = decoder_layers(module)
-        hook = layers[0].register_forward_pre_hook(
+        layer = next(iter(decoder_layers(module).values()))
+        hook = layer.register_forward_pre_hook(
             lambda _, args, kwargs: entry.append(input_of(args, kwargs)), with_kwargs=True
         )
         ids = torch.arange(1, 5)
@@ -241,20 +253,24 @@ class CompiledForward:
         num_heads, num_key_heads, head_size = calls[0].shape
         self.scales, self.windows = [call.scale for call in calls], [call.window or 0 for call in calls]
         """What scores are multiplied by in each layer, and how many keys it sees; 0: all."""
-        embedded = F.embedding(ids, module.embed_tokens.weight.detach())
-        self.embedding_scale = factor_between(embedded, entry[0][0])
+        self.embedding_scale: float | None = None
         """What embeddings are multiplied by; None: nothing."""
-        self._residual = float(getattr(layers[0], "residual_multiplier", 1.0))
+        if self.model.team.is_first_stage:
+            embedded = F.embedding(ids, module.embed_tokens.weight.detach())
+            self.embedding_scale = factor_between(embedded, entry[0][0])
+        self._residual = float(getattr(layer, "residual_multiplier", 1.0))
         self.eps, norm = norm_kind(first.norms[0])
-        kinds = {norm_kind(norm) for layer in self._layers for norm in layer.norms} | {norm_kind(module.norm)}
+        self._last_norm = module.norm if self.model.team.is_last_stage else first.norms[0]
+        """One whose product nobody reads, of a stage that is not the last."""
+        kinds = {norm_kind(norm) for layer in self._layers for norm in (*layer.norms, self._last_norm)}
         require(len(kinds) == 1, "its norms are of several kinds")
         adapters = [part.adapter for layer in self._layers for product in layer.products for part in product]
         scales = {adapter.scale for adapter in adapters if adapter is not None}
         require(len(scales) <= 1, "its adapters have several scales")
         self.adapter_scale = next(iter(scales), 1.0)
         """What the products of adapters are multiplied by."""
-        hidden, intermediate = module.embed_tokens.weight.shape[1], first.mlp_out[0].linear.in_features
-        widths = (hidden, head_size, num_heads * head_size, intermediate)
+        self._hidden, intermediate = first.attention_in[0].linear.in_features, first.mlp_out[0].linear.in_features
+        widths = (self._hidden, head_size, num_heads * head_size, intermediate)
         require(all(width % 2 == 0 for width in widths), "a width is odd")
         require(
             sum(part.linear.out_features for part in first.attention_in) == (num_heads + 2 * num_key_heads) * head_size,
@@ -266,7 +282,7 @@ class CompiledForward:
             head_size,
             intermediate,
             norm,
-            activation(layers[0].mlp),
+            activation(layer.mlp),
             int(len(first.norms) == 4),
             int(head_size % 32 == 0),
             int(paged_attention.by_matrix_unit(self.model.dtype)),
@@ -302,8 +318,7 @@ class CompiledForward:
                 return room
             num_rows = max(num_rows, len(room.normed_CH))
             num_keys = max(2 * num_keys, room.scores_QGK.shape[2])
-        hidden = self._module.embed_tokens.weight.shape[1]
-        attended = sizes.num_heads * sizes.head_size
+        hidden, attended = self._hidden, sizes.num_heads * sizes.head_size
         all_heads = (sizes.num_heads + 2 * sizes.num_key_heads) * sizes.head_size
         dtype = torch.uint16 if self.model.dtype == torch.bfloat16 else torch.float32
 
@@ -323,30 +338,8 @@ class CompiledForward:
         """int64 [L, 2]: where keys and values of each layer begin."""
         sizes = self.sizes
         empty = torch.empty(sizes.num_key_heads, 0, sizes.head_size, dtype=self.model.dtype)
-        layers = [pool.layer(layer, empty, empty) for layer in range(len(self._layers))]
+        layers = [pool.layer(number, empty, empty) for number in self._numbers]
         return np.array([[kv.key.data_ptr(), kv.value.data_ptr()] for kv in layers], np.int64)
-
-    def _on_threads(self, run: Any, parts: int) -> None:
-        if parts == 1:
-            run(0)
-            return
-        if self._threads is None or self._threads._max_workers < parts - 1:
-            self._threads = _threads(parts - 1)
-        others = [self._threads.submit(run, part) for part in range(1, parts)]
-        run(0)
-        for other in others:
-            other.result()
-
-
-def _threads(count: int) -> ThreadPoolExecutor:
-    """So many that have all begun: in a step none may wait for one that could not. Raises RuntimeError there."""
-    threads, are_there = ThreadPoolExecutor(count, thread_name_prefix="compiled-forward"), Event()
-    try:
-        for _ in range(count):
-            threads.submit(are_there.wait)
-    finally:
-        are_there.set()
-    return threads
 
 
 def _narrowed(weights: decoder.Weights, layers: slice, window: int | None) -> decoder.Weights:

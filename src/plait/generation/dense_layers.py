@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from plait.generation.refused import Refused, require
 from plait.kernels.decoder import GELU_TANH, OFFSET, ROUNDED, SILU
 from plait.models.compute.attention_form import AttentionForm
+from plait.models.parallel.stage import PassingLayer
 from plait.models.working_weights import adapted_layers
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -98,19 +99,31 @@ def watched_calls(model: Any, token_ids_T: Tensor) -> list[Call]:
     Raises:
         Refused: a layer does not attend once, or has queries that grow with the position, however near to rounding.
     """
-    near, far = Watch(), Watch()
+    near, far, inputs_TH = Watch(), Watch(), entering(model, len(token_ids_T))
     with torch.no_grad():
-        model.hidden(token_ids_T, torch.arange(len(token_ids_T)), near)
-        model.hidden(token_ids_T, torch.full_like(token_ids_T, model.max_positions - 1), far)
-    layers = range(len(decoder_layers(model.module.base_model)))
-    require(near.calls.keys() == set(layers), "its layers do not attend once each")
+        model.hidden(token_ids_T, torch.arange(len(token_ids_T)), near, inputs_TH=inputs_TH)
+        model.hidden(token_ids_T, torch.full_like(token_ids_T, model.max_positions - 1), far, inputs_TH=inputs_TH)
+    layers = decoder_layers(model.module.base_model)
+    require(near.calls.keys() == layers.keys(), "its layers do not attend once each")
     norms = ((near.calls[layer].query_norm, far.calls[layer].query_norm) for layer in layers)
     require(all(abs(a - b) <= SAME_NORM * a for a, b in norms), "its queries grow with the position")
     return [near.calls[layer] for layer in layers]
 
 
-def decoder_layers(module: Any) -> list[Any]:
-    """Layers of a decoder of the classic shape.
+def entering(model: Any, num_tokens: int) -> Tensor | None:
+    """Random hidden states [T, H] as of the stage before; None of a model that begins with embeddings.
+
+    Args:
+        model: a language model.
+    """
+    if model.team.is_first_stage:
+        return None
+    hidden, generator = model.config.get_text_config().hidden_size, torch.Generator().manual_seed(0)
+    return torch.randn(num_tokens, hidden, generator=generator).to(model.dtype)
+
+
+def decoder_layers(module: Any) -> dict[int, Any]:
+    """Number → layer, of a decoder of the classic shape; of a stage its own ones.
 
     Raises:
         Refused: it has another shape.
@@ -118,7 +131,7 @@ def decoder_layers(module: Any) -> list[Any]:
     layers = getattr(module, "layers", None)
     are_layers = isinstance(layers, nn.ModuleList) and len(layers) > 0
     require(are_layers and hasattr(module, "norm") and hasattr(module, "embed_tokens"), "it is not a list of layers")
-    return list(layers)  # type: ignore[arg-type]
+    return {number: layer for number, layer in enumerate(layers) if not isinstance(layer, PassingLayer)}  # type: ignore[arg-type]
 
 
 def parts_of(layer: Any, adapter: str | None) -> Layer:

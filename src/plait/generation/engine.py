@@ -106,11 +106,6 @@ class Engine:
         """Counts of guesses since the engine was made; None: speculation is off."""
         return self.speculates.counts
 
-    @property
-    def not_compiled(self) -> str | None:
-        """See `Forward.not_compiled`."""
-        return self.state.forward.not_compiled
-
     # -- requests
 
     def add(self, request: Request) -> None:

@@ -19,17 +19,20 @@ from plait.data.across import uploaded
 from plait.generation.backend import Backend, unserved
 from plait.generation.compiled_forward import CompiledForward
 from plait.generation.exact import ExactForward
-from plait.generation.link import NO_LINK, Link
+from plait.generation.link import NO_LINK, Link, unread
 from plait.generation.module_forward import ModuleForward
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged, with_chunks
-from plait.generation.refused import Refused
+from plait.generation.refused import Refusals, Refused
 from plait.generation.rows import DecodeBatch, Drafts
 from plait.generation.settings import DRAFT_MODEL_TOKENS
 from plait.models.language_model import LanguageModel
 
 BACKENDS: tuple[type[Backend], ...] = (CompiledForward,)
 """Faster than the module, the best first; those that serve other devices or dtypes are refused."""
+
+LAYERS_ROUND = "the model's own layers may round by the number of rows"
+"""Why steps are not steady where the module computes."""
 
 PACK_STEPS = 16
 """Tokens that a response may have, from which on the weights are packed when work begins: packing costs about what so
@@ -54,9 +57,9 @@ class Forward:
 
     def __init__(self, model: LanguageModel, pool: KVPool, *, exact: bool, link: Link = NO_LINK) -> None:
         self.model = model
-        self._pool = pool
+        self._pool, self._link = pool, link
         self._exact = ExactForward(model, pool, link) if exact else None
-        self.module = ModuleForward.of(model, pool.block_tokens, link)
+        self.module = ModuleForward.of(model, pool.block_tokens)
         """The Transformers module as a backend."""
         self.backends: tuple[Backend, ...] = (self.module,)
         """Those that there are, the best first. A faster one than the module joins when it is first asked for, and
@@ -70,7 +73,7 @@ class Forward:
     def is_steady(self) -> bool:
         """Whether the next step gives each row the bits that it would have beside any others. As long as weights and
         work stay, a step that is steady is followed by steady ones alone."""
-        return self._exact is not None or self._prepared.is_steady
+        return self._exact is not None or (self.model.part is None and self._prepared.is_steady)
 
     @property
     def may_be_steady(self) -> bool:
@@ -90,25 +93,35 @@ class Forward:
         return next((backend for backend in self.backends if backend.is_prepared), self.module)
 
     @property
-    def not_compiled(self) -> str | None:
-        """Why the Transformers module computes; None where a faster backend does, once there are steps enough.
+    def refusals(self) -> Refusals:
+        """Why the Transformers module computes, and why no step is steady; None where a faster backend does, and where
+        its steps are, once there are steps enough.
 
-        The first question makes and proves it.
+        The first question makes and proves it; of a stage, that is before its first step, and nothing is known earlier.
         """
         if self._exact is not None:
-            return "exact mode has a forward of its own"
+            return Refusals(compiled="exact mode has a forward of its own")
+        if self.model.team.pp.size == 1:
+            self._ask()
         if self.model.part is not None:
-            return "this rank has a part of the model"  # ranks of one layer have to meet in between
-        self._ask()
-        return self._refused
+            return Refusals(self._refused, "several ranks compute a step together")
+        if self._refused is None and not self.backends[0].is_steady:
+            return Refusals(steady="the model's own head may round by the number of rows")
+        return Refusals(self._refused, self._refused and LAYERS_ROUND)
 
     def _ask(self) -> Backend:
-        """The best backend that there is: those beside the module are made and proven when this is called first."""
+        """The best backend that there is: those beside the module are made and proven when this is called first. Stages
+        have the same one, as each has its own order of a step's rows."""
         if self._refused is None and len(self.backends) == 1:
+            best: Backend = self.module
             try:
-                self.backends = (_first_of(BACKENDS, self.model, self._pool.block_tokens), self.module)
+                best = _first_of(BACKENDS, self.model, self._pool.block_tokens)
             except Refused as refused:
                 self._refused = str(refused)
+            if self._link.agree(best is not self.module):
+                self.backends = (best, self.module)
+            else:
+                self._refused = self._refused or "the layers of another stage are not compiled"
         return self.backends[0]
 
     def logits(self, rows: DecodeBatch, drafts: Drafts, chunks: Sequence[ChunkTokens]) -> Tensor | None:
@@ -154,7 +167,15 @@ class Forward:
         return logits if last_B is None else logits[last_B]
 
     def _logits(self, batch: RaggedBatch) -> Tensor | None:
-        return self._prepared.compute(batch, self._pool)
+        """Logits [R, V], None if R is 0; of a stage that is not the last they say nothing."""
+        inputs_TH = self._link.receive(batch.num_tokens)
+        out = self._prepared.compute(batch if inputs_TH is None else replace(batch, inputs_TH=inputs_TH), self._pool)
+        if self.model.team.is_last_stage:
+            return out
+        assert out is not None, "all hidden states go on"
+        self._link.send(out.clone())  # the next replay writes to the same memory
+        num_read = batch.num_tokens if batch.read_R is None else len(batch.read_R)
+        return unread(out, num_read, self.model.config.get_text_config().vocab_size) if num_read else None
 
     def prepare(self, longest: Callable[[], int]) -> None:
         """Before a step: pack the weights, if it is not decided yet and there will be steps enough.
@@ -162,7 +183,7 @@ class Forward:
         Args:
             longest: says how many tokens a response may still have.
         """
-        if self.is_decided or self._exact is not None or self.model.part is not None:
+        if self.is_decided or self._exact is not None or self.model.team.tp.size > 1:
             return
         self.is_decided = True
         if longest() < PACK_STEPS:

@@ -21,6 +21,10 @@ class Link(Protocol):
         """Give hidden states to the next stage; nothing on the last. They must stay as they are."""
         ...
 
+    def agree(self, here: bool) -> bool:
+        """Whether all stages say so; each asks before the same step."""
+        ...
+
 
 class NoLink:
     """`Link` of a rank that has all layers."""
@@ -30,6 +34,10 @@ class NoLink:
 
     def send(self, hidden_TH: Tensor) -> None:
         """See Link.send."""
+
+    def agree(self, here: bool) -> bool:
+        """See Link.agree."""
+        return here
 
 
 NO_LINK = NoLink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar, Self
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from plait.generation.captured import CapturedSteps
 from plait.generation.fused_layers import FusedLayers
-from plait.generation.link import NO_LINK, Link, unread
 from plait.generation.paged import attention_for
 from plait.generation.pool import KVPool
 from plait.generation.ragged import RaggedBatch
@@ -23,11 +21,7 @@ from plait.policy.blocks import BLOCK_TOKENS
 
 
 class ModuleForward:
-    """A Backend, see there. Prepared, its products on a CPU read weights that are packed once more.
-
-    Args:
-        link: to the ranks that have other layers.
-    """
+    """A Backend, see there. Prepared, its products on a CPU read weights that are packed once more."""
 
     devices: ClassVar[frozenset[str]] = frozenset(("cpu", "cuda"))
     dtypes: ClassVar[frozenset[torch.dtype]] = frozenset((torch.float64, torch.float32, torch.bfloat16))
@@ -35,9 +29,8 @@ class ModuleForward:
     is_steady = False
     """Libraries choose kernels by the number of rows."""
 
-    def __init__(self, model: LanguageModel, block_tokens: int, link: Link = NO_LINK) -> None:
-        self.model, self._link = model, link
-        self._is_last, self._vocabulary = model.team.is_last_stage, model.config.get_text_config().vocab_size
+    def __init__(self, model: LanguageModel, block_tokens: int) -> None:
+        self.model, self._is_last = model, model.team.is_last_stage
         self._attention = attention_for(model.device, model.dtype, block_tokens)
         self._packed = PackedLinears(model.module)
         storages = {param.untyped_storage()._cdata: param for param in model.module.parameters()}
@@ -53,9 +46,9 @@ class ModuleForward:
         device for numbers."""
 
     @classmethod
-    def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS, link: Link = NO_LINK) -> Self:
+    def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS) -> Self:
         """See Backend.of: never refused, as the module is what others are held against."""
-        return cls(model, block_tokens, link)
+        return cls(model, block_tokens)
 
     @property
     def is_prepared(self) -> bool:
@@ -67,16 +60,8 @@ class ModuleForward:
         self._packed.pack()
 
     def compute(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
-        """See `Backend.compute`: [R, V]."""
-        if (inputs_TH := self._link.receive(batch.num_tokens)) is not None:
-            batch = replace(batch, inputs_TH=inputs_TH)
-        out = (self.plainly if self.captured is None else self.captured.compute)(batch, pool)
-        if self._is_last:
-            return out
-        assert out is not None, "all hidden states go on"
-        self._link.send(out.clone())  # the next replay writes to the same memory
-        num_read = batch.num_tokens if batch.read_R is None else len(batch.read_R)
-        return unread(out, num_read, self._vocabulary) if num_read else None
+        """See `Backend.compute`: [R, V] or [T, H], which the next step that is replayed overwrites."""
+        return (self.plainly if self.captured is None else self.captured.compute)(batch, pool)
 
     def plainly(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
         """What this stage makes of a step, each operation by itself: logits [R, V], on a stage that is not the last

@@ -7,9 +7,9 @@ so nothing that earlier layers rounded hides an error of this one. Two things ar
 2. It points nowhere. Rounding is chance, so its projection on what the attention added, and on what the MLP added,
    averages out. A factor of 1.01 on either does not, even where rounding is larger than the difference it makes.
 
-Embeddings, final norm and head are compared in the same way; all layers in one go must give the bits of one after the
-other. The prompts come in chunks, alone and beside others; one stands at far positions; windows are narrowed, for no
-prompt of this length would reach their edge.
+Embeddings, final norm and head are compared in the same way, as far as a stage has them; all layers in one go must
+give the bits of one after the other. The prompts come in chunks, alone and beside others; one stands at far positions;
+windows are narrowed, for no prompt of this length would reach their edge.
 
 Shapes: T tokens of the prompts, H hidden size, V vocabulary.
 """
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from plait.data.packed import PackedBatch
 from plait.data.packed import pack as packed_row
-from plait.generation.dense_layers import decoder_layers, input_of
+from plait.generation.dense_layers import decoder_layers, entering, input_of
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged
 from plait.generation.refused import require
@@ -66,7 +66,7 @@ class Layered(Protocol):
     model: LanguageModel
 
     def embedded(self, token_ids_T: Tensor) -> Tensor:
-        """What enters the first layer: [T, H]."""
+        """What enters the first layer of the first stage: [T, H]."""
         ...
 
     def decoded(
@@ -77,10 +77,6 @@ class Layered(Protocol):
         Args:
             window: narrows those of layers that have one.
         """
-        ...
-
-    def hidden(self, batch: RaggedBatch, pool: KVPool) -> Tensor:
-        """[R, H] after all layers and the final norm."""
         ...
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
@@ -101,15 +97,14 @@ def prove(forward: Layered) -> None:
 
 def _prove(forward: Layered) -> None:
     model, module = forward.model, forward.model.module.base_model
-    row, positions_T = _prompts(module.embed_tokens.weight.shape[0], model.max_positions)
+    row, positions_T = _prompts(model.config.get_text_config().vocab_size, model.max_positions)
+    inputs_TH = entering(model, row.num_tokens)
     with torch.no_grad(), _watched(module) as seen:
-        hidden_TH = model.hidden(row.token_ids_T, positions_T, _Narrow(row))
-        logits_NV = model.logits(hidden_TH[-NUM_LOGITS:])
+        hidden_TH = model.hidden(row.token_ids_T, positions_T, _Narrow(row), inputs_TH=inputs_TH)
     steps, pool = _steps(row, positions_T), KVPool(KEYS)
     pool.reserve(5, 5)
-    embedded_TH = forward.embedded(row.token_ids_T)
-    _compare("embeddings", embedded_TH, seen[0].entered, [seen[0].entered])
-    x_TH, normed_TH = embedded_TH, embedded_TH
+    if inputs_TH is None:
+        _compare("embeddings", forward.embedded(row.token_ids_T), seen[0].entered, [seen[0].entered])
     for number, layer in enumerate(seen):
         x_TH, normed_TH = layer.entered.clone(), torch.empty_like(hidden_TH)
         for rows_T, batch in steps:
@@ -118,21 +113,23 @@ def _prove(forward: Layered) -> None:
             normed_TH[rows_T] = forward.decoded(x_nH, batch, pool, this_layer, window=WINDOW)
             x_TH[rows_T] = x_nH
         _compare(f"layer {number}", x_TH, layer.left, [layer.attention, layer.mlp])
-    with torch.no_grad():
-        expected_TH = module.norm(x_TH)
-    _compare("final norm", normed_TH, expected_TH, [expected_TH])
-    _compare("logits", forward.logits(hidden_TH[-NUM_LOGITS:]), logits_NV, [logits_NV])
-    _prove_in_one_go(forward, row.token_ids_T[:NUM_IN_ONE_GO], pool, len(seen))
+    if model.team.is_last_stage:
+        with torch.no_grad():
+            expected_TH, logits_NV = module.norm(x_TH), model.logits(hidden_TH[-NUM_LOGITS:])
+        _compare("final norm", normed_TH, expected_TH, [expected_TH])
+        _compare("logits", forward.logits(hidden_TH[-NUM_LOGITS:]), logits_NV, [logits_NV])
+    few = slice(NUM_IN_ONE_GO)
+    _prove_in_one_go(forward, row.token_ids_T[few], seen[0].entered[few], pool, len(seen))
 
 
-def _prove_in_one_go(forward: Layered, token_ids_T: Tensor, pool: KVPool, num_layers: int) -> None:
+def _prove_in_one_go(forward: Layered, token_ids_T: Tensor, entered_TH: Tensor, pool: KVPool, num_layers: int) -> None:
     """Raises Refused where all layers in one go give other bits than one after the other."""
     batch = ragged([NewTokens(token_ids_T.tolist(), 0, (0,))], KEYS)
-    x_TH = forward.embedded(token_ids_T)
-    normed_TH = x_TH
+    x_TH, at_once_TH = entered_TH.clone(), entered_TH.clone()
     for number in range(num_layers):
         normed_TH = forward.decoded(x_TH, batch, pool, slice(number, number + 1))
-    require(torch.equal(forward.hidden(batch, pool), normed_TH), "its layers in one go are not those one after another")
+    is_same = torch.equal(forward.decoded(at_once_TH, batch, pool), normed_TH) and torch.equal(at_once_TH, x_TH)
+    require(is_same, "its layers in one go are not those one after another")
 
 
 def _compare(what: str, found: Tensor, expected: Tensor, parts: Sequence[Tensor]) -> None:
@@ -209,7 +206,7 @@ class _Seen:
 @contextlib.contextmanager
 def _watched(module: Any) -> Iterator[list[_Seen]]:
     """Note what passes the layers of the module meanwhile."""
-    layers = decoder_layers(module)
+    layers = decoder_layers(module).values()
     seen, hooks = [_Seen() for _ in layers], []
 
     def keep(watched: _Seen, name: str) -> Any:

@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Refusals:
+    """Why an engine does not compute in its best way, in words; None: it does, or that is not known yet."""
+
+    compiled: str | None = None
+    """Why its model's own layers compute."""
+    steady: str | None = None
+    """Why the bits of a sample may depend on what is drawn beside it."""
+
 
 class Refused(Exception):
     """A backend cannot be had for a model; says why. Caught by `Forward`."""

@@ -80,7 +80,7 @@ STEADY = {"cpu": ("float32", "bfloat16")}
 
 def no_guesses(recipe: Recipe) -> str | None:
     """Why nothing is guessed with `sampling.speculation` auto, as far as the recipe says; None: something may be, or it
-    is not auto. What engines find when they have their model is `GenerationEngine.not_compiled`."""
+    is not auto. What engines find when they have their model is `GenerationEngine.refusals`."""
     sampling = recipe.sampling
     if sampling.speculation != "auto":
         return None
@@ -97,20 +97,16 @@ def no_guesses(recipe: Recipe) -> str | None:
     return None
 
 
-def said_of_no_guesses(recipe: Recipe, not_compiled: str | None = None) -> str | None:
+def said_of_no_guesses(recipe: Recipe, not_steady: str | None = None) -> str | None:
     """Why auto guesses nothing and what does, in words for a person; None: it may, or it is not auto.
 
     Args:
-        not_compiled: of the engine, as far as there is one.
+        not_steady: of the engine, as far as there is one.
     """
     why = no_guesses(recipe)
-    if why is None and guesses_whole(recipe) and not_compiled is not None:
-        why = LAYERS_ROUND
+    if why is None and guesses_whole(recipe):
+        why = not_steady
     return None if why is None else none_by_auto("sampling.speculation", why, adaptive=abilities(recipe).drafts)
-
-
-LAYERS_ROUND = "the model's own layers may round by the number of rows"
-"""Why auto guesses nothing where the Transformers module computes."""
 
 
 def none_by_auto(key: str, why: str, *, adaptive: bool = True) -> str:

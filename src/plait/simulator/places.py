@@ -110,7 +110,7 @@ class Place:
             self.activations[at] = _most([cost.activation_bytes for cost in answer.calls], p.pp)[stages]
             self.plain[at] = _most([cost.plain_bytes for cost in answer.calls], p.pp)[stages]
             self.passing[at] = _most([cost.passing_bytes for cost in answer.calls], p.pp)[stages]
-            self.widened[at] = max(cost.widened_bytes for cost in answer.calls)
+            self.widened[at] = _most([cost.widened_bytes for cost in answer.calls], p.pp)[stages]
 
     def tails(self, number: int) -> Sequence[Tail]:
         """The ways in which a generation may end; the first is without gathering.

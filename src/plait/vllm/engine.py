@@ -16,6 +16,7 @@ from plait.data.records import FinishReason, Sample, turn_start
 from plait.engines import Traits
 from plait.errors import CallError, ConfigError, RunError, cause_of
 from plait.generation.checks import check_new
+from plait.generation.refused import Refusals
 from plait.generation.request import Request
 from plait.generation.response import Response
 from plait.launch.failures import Ended as HowEnded
@@ -81,7 +82,7 @@ class VllmEngine:
     """
 
     moves = None
-    not_compiled = None
+    refusals = Refusals()
     speculation = None
     traits = Traits(num_instances=1, keeps_weights=False, shares_devices=False, tells_lengths=False)
     said: Mapping[Key, int] = {}

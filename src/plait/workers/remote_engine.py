@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from plait.data.records import Sample
 from plait.engines import Traits
+from plait.generation.refused import Refusals
 from plait.generation.request import Request
 from plait.policy.step import Key
 from plait.schedule.work import MOVED_ON, Done
@@ -66,9 +67,9 @@ class RemoteEngine:
         self.traits = Traits(len(self._instances), bool(rank_state.held_copies[role]), rank_state.keeps_all)
 
     @property
-    def not_compiled(self) -> str | None:
-        """Why the leader's own engine does not use the compiled forward; None: it does, or there is none."""
-        return None if self._engine is None else self._engine.not_compiled
+    def refusals(self) -> Refusals:
+        """What the leader's own engine does not do; nothing where there is none."""
+        return Refusals() if self._engine is None else self._engine.state.forward.refusals
 
     @property
     def speculation(self) -> Counts | None:

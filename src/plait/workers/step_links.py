@@ -189,6 +189,14 @@ class StageLink:
         if len(hidden_TH) > first:
             self._isend(Kind.MORE_HIDDEN, hidden_TH[first:])
 
+    def agree(self, here: bool) -> bool:
+        """Whether all stages say so; each asks before the same step.
+
+        Raises:
+            RunError: a stage is gone, or did not get here until the deadline.
+        """
+        return bool(self._pp.all_reduce(torch.tensor([int(here)]), "min"))
+
     def rest(self) -> None:
         """No step follows for now: what was received ahead is nothing, so that other messages may pass by this way.
 

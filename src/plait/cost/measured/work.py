@@ -117,8 +117,8 @@ def decode_s(model: LanguageModel, samples: int, context: int) -> float:
 
 
 def decode_by_layers_s(model: LanguageModel, samples: int, context: int) -> float:
-    """As `decode_s` on a CPU, by the model's own layers, as in parts of models: responses are too short for weights to
-    be packed."""
+    """As `decode_s` on a CPU, by the model's own layers, as where ranks share them: responses are too short for weights
+    to be packed."""
     return _steps_s(model, samples, context, min(PACK_STEPS - 1, response_tokens(model.max_positions)))
 
 

@@ -84,7 +84,7 @@ def generate(job: Job, keep: Callable[[Sample], None], done: Collection[tuple[in
         job = replace(job, engine=_sized(job))
     shape, requests, earlier = _checked(job)
     engine = Engine(load_model(job.model, dtype=job.dtype, device=job.device), job.engine)
-    not_compiled = engine.not_compiled
+    not_compiled = engine.state.forward.refusals.compiled
     for prompt_ids, token_ids, logprobs in earlier:
         engine.speculates.recall(prompt_ids, token_ids, logprobs)
     give_back_freed()

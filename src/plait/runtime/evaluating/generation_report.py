@@ -77,7 +77,7 @@ class GenerationReport:
     limit_s: float | None
     """What the machine needs at least for these samples (`cost.limit`); None where not all were finished."""
     not_compiled: str | None = None
-    """See `Engine.not_compiled`."""
+    """See `Refusals.compiled`."""
     speculation: Counts | None = None
     """See `Engine.speculation`."""
 

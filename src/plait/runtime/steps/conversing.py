@@ -21,6 +21,7 @@ from typing import Any
 from plait.data.records import FinishReason, Reply, Sample
 from plait.data.replies import ReplyEncoder
 from plait.engines import GenerationEngine
+from plait.generation.refused import Refusals
 from plait.generation.request import Request
 from plait.policy.step import Key
 from plait.rewards.pool import RewardPool
@@ -109,8 +110,8 @@ class Conversing:
         self._halted = False
 
     @property
-    def not_compiled(self) -> str | None:
-        return self._engine.not_compiled
+    def refusals(self) -> Refusals:
+        return self._engine.refusals
 
     @property
     def has_work(self) -> bool:

@@ -52,7 +52,7 @@ class Rollout:
         self._recipe = recipe
         self._progress = progress
         self._rollouts = [node.id for node in flow.of_kind(CallKind.GENERATE)]
-        self._has_said_how = False
+        self._said = set[str]()
         self.gate: Gate = AtShare()
         """Decides when the last samples of a rollout are gathered."""
         self.rebalancer: Rebalancer | None = None
@@ -223,6 +223,7 @@ class Rollout:
         beside = self.beside or Beside(state.step, (state.step,))
         says = partial(self._progress.phase, node.call, unit="samples")
         yield from self._asking.work(self._asked(node, state, growing), engine, beside, says, watch)
+        self._say_how(node, engine)
         if watch is not None:
             state.count("perf/samples_moved", watch.end())
 
@@ -255,14 +256,13 @@ class Rollout:
         return self.rebalancer.balance((state.step + 1, name), engine, tokens, self._bounds)
 
     def _say_how(self, node: Node, engine: GenerationEngine) -> None:
-        """Say once per run why the compiled forward is not used, and why nothing is guessed."""
-        if self._has_said_how:
-            return
-        self._has_said_how = True
-        if (reason := engine.not_compiled) is not None:
-            self._progress.message(f"{node.call}: computed by the model's own layers, not by compiled ones: {reason}")
-        if (reason := said_of_no_guesses(self._recipe, engine.not_compiled)) is not None:
-            self._progress.message(f"{node.call}: guesses of next tokens: {reason}")
+        """Say once per run why nothing is guessed, and, which stages know when they have drawn, not compiled."""
+        by_layers, refusals = "computed by the model's own layers, not by compiled ones", engine.refusals
+        no_guesses = said_of_no_guesses(self._recipe, refusals.steady)
+        for what, why in ((by_layers, refusals.compiled), ("guesses of next tokens", no_guesses)):
+            if why is not None and what not in self._said:
+                self._said.add(what)
+                self._progress.message(f"{node.call}: {what}: {why}")
 
 
 def _stays(resample: Resample, rewards: FloatArray, noise: str) -> bool:
