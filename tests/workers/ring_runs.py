@@ -61,6 +61,8 @@ class Seen:
     left: int = 0
     """Blocks and bytes held in the end."""
     not_compiled: str | None = None
+    was_packed: bool = False
+    """Whether the module computed from packed weights."""
     use: Any = None
 
 
@@ -99,6 +101,7 @@ def all_at_once(engine: Engine, requests: Sequence[Request]) -> Seen:
     seen = Seen()
     while engine.has_work:
         note(seen, engine, engine.step())
+        seen.was_packed |= engine.state.forward.module.is_prepared
     return ended(seen, engine)
 
 

@@ -89,6 +89,16 @@ def test_compiled_stages_say_what_a_compiled_whole_says(two: Group, dtype: str, 
 
 
 @needs_vectors
+def test_ranks_that_share_layers_read_packed_weights(two: Group) -> None:
+    seen = ask(two, "generated", {"tp": 2}, {"speculation": "off"}, LONG, "float32")
+    assert [one.not_compiled for one in seen] == ["ranks share its layers"] * 2
+    assert [one.was_packed for one in seen] == [True, True]
+    expected = alone(LONG, "float32", speculation="off")
+    for key, (tokens, logprobs) in seen[0].said.items():
+        assert (tokens, logprobs) == (expected[key][0], pytest.approx(expected[key][1], abs=1e-4)), key
+
+
+@needs_vectors
 @pytest.mark.parametrize("refused", [0, 1])
 def test_a_stage_whose_layers_are_not_compiled_is_one_for_all(two: Group, refused: int) -> None:
     """They order the rows of a step alike."""

@@ -71,7 +71,8 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
             step = LargestStep.of(tokens, pool.running, most_new_tokens, filters=filters)
             of_stages = step_bytes(shape, recipe.dtype, step, instance.parallelism)
             rows_by_use[model.role, "decode"].append((STEP, of_stages[instance.coordinates(rank).pp]))
-        if is_packed(recipe) and (packed := packed_stages(shape, recipe.dtype, recipe.lora, instance.parallelism))[0]:
+        if is_packed(recipe):
+            packed = packed_stages(shape, recipe.dtype, recipe.lora, instance.parallelism)
             rows_by_use[model.role, "decode"].append((PACKED, packed[instance.coordinates(rank).pp]))
     asked: tuple[tuple[Mode, Layout | None], ...] = (("train", place.train), ("score", place.score))
     for mode, layout in asked:

@@ -226,12 +226,11 @@ class Generating:
         return min(counts, key=lambda count: (round_s(count) * (1 + 1e-12 * count), count))
 
     def _packing(self, role: str, times: LayerTimes) -> Terms:
-        """Weights that are laid out anew for decoding, where the measured engine does that: by each stage its own."""
+        """Weights that are laid out anew for decoding, where the measured engine does that: by each rank its own."""
         rate = None if self._profile is None else self._profile.packing_bytes_per_s
-        sizes = times.layout.parallelism
-        if rate is None or sizes.tp > 1:
+        if rate is None:
             return {}
-        return {"packing": max(self._held(role, replace(sizes, dp=1))) / rate * times.contention}
+        return {"packing": max(self._held(role, replace(times.layout.parallelism, dp=1))) / rate * times.contention}
 
     def _prompts_s(self, passes: Passes, prompts: int, groups: int) -> float:
         """Prompts of one instance, each computed once for all of its samples, and once for all prompts the blocks that

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from plait.cost.shape_parameters import packed_adapter_parameters
 from plait.layout.mesh import Parallelism
+from plait.layout.params import Heads
 from plait.layout.shards import stage_bounds
 from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
@@ -52,15 +53,13 @@ def packed_bytes(shape: ModelShape, dtype: str, lora: LoraSettings = NO_LORA) ->
 
 
 def packed_stages(shape: ModelShape, dtype: str, lora: LoraSettings, sizes: Parallelism) -> tuple[int, ...]:
-    """`packed_bytes` of each stage; nothing where ranks share layers, whose own layers compute."""
-    if sizes.tp > 1:
-        return (0,) * sizes.pp
-    head, packed = shape.hidden * shape.vocabulary, []
+    """`packed_bytes` of each stage, on the device that has most of it."""
+    head, packed = shape.hidden * -(-shape.vocabulary // sizes.tp), []
     for first, stop in pairwise(stage_bounds(shape.layers, sizes)):
         mixtures = [layer for layer in shape.mixtures if first <= layer < stop]
         experts = len(mixtures) if shape.mixtures else min(shape.expert_layers, stop - first)
         stage = replace(shape, layers=stop - first, expert_layers=experts, mixtures=(), windows=())
-        linear = _linear_parameters(stage) + packed_adapter_parameters(stage, lora)
+        linear = _linear_parameters(stage, sizes.tp) + packed_adapter_parameters(stage, lora)
         packed.append((linear + (head if stop == shape.layers else 0)) * BYTES[dtype])
     return tuple(packed)
 
@@ -71,6 +70,8 @@ def widened_bytes(packed: int, dtype: str) -> int:
     return packed if dtype == "bfloat16" else 0
 
 
-def _linear_parameters(shape: ModelShape) -> int:
-    dense = (shape.layers - shape.expert_layers) * 3 * shape.hidden * shape.intermediate
-    return shape.layers * shape.attention_parameters + dense
+def _linear_parameters(shape: ModelShape, tp: int) -> int:
+    heads = Heads(shape.heads, shape.kv_heads)
+    most = max(stop - first for first, stop in (heads.part_range(i, tp) for i in range(tp)))
+    dense = (shape.layers - shape.expert_layers) * 3 * shape.hidden * -(-shape.intermediate // tp)
+    return shape.layers * (shape.attention_parameters * most // shape.heads) + dense

@@ -183,7 +183,7 @@ class Forward:
         Args:
             longest: says how many tokens a response may still have.
         """
-        if self.is_decided or self._exact is not None or self.model.team.tp.size > 1:
+        if self.is_decided or self._exact is not None:
             return
         self.is_decided = True
         if longest() < PACK_STEPS:

@@ -12,7 +12,6 @@ from plait.cost.measured.stopwatch import clock, now, repeats, seconds_of, typic
 from plait.data.packed import PackedBatch, pack
 from plait.data.records import Prompt
 from plait.generation.engine import Engine
-from plait.generation.forward import PACK_STEPS
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
@@ -117,9 +116,8 @@ def decode_s(model: LanguageModel, samples: int, context: int) -> float:
 
 
 def decode_by_layers_s(model: LanguageModel, samples: int, context: int) -> float:
-    """As `decode_s` on a CPU, by the model's own layers, as where ranks share them: responses are too short for weights
-    to be packed."""
-    return _steps_s(model, samples, context, min(PACK_STEPS - 1, response_tokens(model.max_positions)))
+    """As `decode_s` on a CPU, by the model's own layers over packed weights, as where ranks share them."""
+    return _steps_s(model, samples, context, response_tokens(model.max_positions), by_layers=True)
 
 
 def capture_s(model: LanguageModel) -> float:
@@ -140,8 +138,10 @@ def capture_s(model: LanguageModel) -> float:
     return taken
 
 
-def _steps_s(model: LanguageModel, samples: int, context: int, tokens: int) -> float:
+def _steps_s(model: LanguageModel, samples: int, context: int, tokens: int, *, by_layers: bool = False) -> float:
     engine = engine_for(model, samples, context, tokens)
+    if by_layers:
+        engine.state.forward.module.prepare()  # what is prepared computes, and nothing else is made
     begin(engine, samples, context, tokens)
     if model.device.type != "cpu":
         engine.step()  # captures the step that follows, which takes some ten times as long
