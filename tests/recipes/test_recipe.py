@@ -170,6 +170,32 @@ def test_what_is_meant_by_a_shortened_or_misspelt_key(overrides: dict[str, objec
         load_recipe(None, [*BASE, *overrides.items()])
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("data.source: d", "unknown key `data.source`; in a file a section holds its keys: `data: {source: …}`"),
+        (
+            "critic.optimizer.learning_rate: 1",
+            "unknown key `critic.optimizer.learning_rate`; in a file a section holds its keys: `critic: {optimizer: "
+            "{learning_rate: …}}`",
+        ),
+        (
+            "critic: {optimizer.learning_rate: 1}",
+            "unknown key `critic.optimizer.learning_rate`; in a file a section holds its keys: `critic: {optimizer: "
+            "{learning_rate: …}}`",
+        ),
+        ("options.x.y: 1", "unknown key `options.x.y`; in a file a section holds its keys: `options: {x: {y: …}}`"),
+        ("model.x: 1", "unknown key `model.x`; did you mean"),
+        ("data.sorce: d", "unknown key `data.sorce`; did you mean `data.source`?"),
+    ],
+)
+def test_a_dotted_key_in_a_file_is_answered_with_its_section(tmp_path: Path, text: str, says: str) -> None:
+    (path := tmp_path / "r.yaml").write_text(f"{text}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(path)
+    assert str(caught.value).startswith(says)
+
+
 def test_missing_key_and_missing_file() -> None:
     with pytest.raises(ConfigError, match=r"key `model` is missing; set it in the recipe or with --model$"):
         load_recipe(None, [("data.source", "d")])

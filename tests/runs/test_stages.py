@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -215,6 +216,15 @@ def test_a_mistake_is_named(recipe: Path, change: dict, message: str) -> None:
     recipe.write_text(yaml.safe_dump(tree, sort_keys=False))
     with pytest.raises(ConfigError, match=message):
         load_stages(recipe)
+
+
+@pytest.mark.parametrize("stages", [[{"name": "sft"}], {}, None])
+def test_stages_that_are_no_mapping_are_named_by_the_command(
+    recipe: Path, capsys: pytest.CaptureFixture[str], stages: Any
+) -> None:
+    recipe.write_text(yaml.safe_dump({**yaml.safe_load(recipe.read_text()), "stages": stages}))
+    assert main(["train", str(recipe), "--dry-run"]) == 2
+    assert "`stages` is a mapping of names to recipes, found" in capsys.readouterr().err
 
 
 def test_a_key_on_the_command_line_is_for_all_stages_whatever_they_say_themselves(recipe: Path) -> None:

@@ -179,8 +179,22 @@ def element_of(annotation: Any) -> type[BaseModel] | None:
 
 def unknown_key(key: str, value: Any = None) -> ConfigError:
     names = [name for name, _, _ in describe_keys()]
-    near = answer(key, value) or _meant(key, value, names) or LIST_HINT
+    near = _nested(key) or answer(key, value) or _meant(key, value, names) or LIST_HINT
     return ConfigError(f"unknown key `{key}`{near}")
+
+
+def _nested(key: str) -> str:
+    """What to say of a key that there is, as it is given on the command line, dotted; empty of others."""
+    first, *rest = key.split(".")
+    model: type[BaseModel] | None = Recipe
+    for name in (first, *rest):
+        info = None if model is None else model.model_fields.get(name)
+        if info is None:
+            return ""
+        model = section_of(info.annotation)
+        if get_origin(info.annotation) is dict:
+            break
+    return f"; in a file a section holds its keys: `{first}: {{{': {'.join(rest)}: …{'}' * len(rest)}`"
 
 
 def _meant(key: str, value: Any, names: Sequence[str]) -> str:

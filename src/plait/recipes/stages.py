@@ -77,11 +77,22 @@ def final_folder(recipe: Recipe) -> Path:
 
 
 def stage_names(path: Path | None) -> tuple[str, ...]:
-    """Names of the stages of a recipe file; none where it is a recipe of one run, or cannot be read."""
+    """Names of the stages of a recipe file; none where it is a recipe of one run, or there is no such file.
+
+    Raises:
+        ConfigError: the file or its `stages` are malformed.
+    """
     if path is None or not os.path.isfile(path):
         return ()
-    stages = read_tree(path).get("stages")
-    return tuple(map(str, stages)) if isinstance(stages, dict) else ()
+    tree = read_tree(path)
+    return tuple(map(str, _stages_of(tree, path))) if "stages" in tree else ()
+
+
+def _stages_of(tree: Mapping[str, Any], path: Path) -> dict[Any, Any]:
+    stages = tree.get("stages")
+    if not isinstance(stages, dict) or not stages:
+        raise ConfigError(f"recipe `{path}`: `stages` is a mapping of names to recipes, found {stages!r:.80}")
+    return stages
 
 
 def load_stages(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, trust_run_code: bool = False) -> Stages:
@@ -93,9 +104,8 @@ def load_stages(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, trust_
             or the file lies in a run's folder and names code (`trust.check_origin`).
     """
     tree = read_tree(path)
-    trees = tree.pop("stages", None)
-    if not isinstance(trees, dict) or not trees:
-        raise ConfigError(f"recipe `{path}`: `stages` is a mapping of names to recipes, found {trees!r:.80}")
+    trees = _stages_of(tree, path)
+    del tree["stages"]
     of_all = [(key, value) for key, value in overrides if key.split(".")[0] not in trees]
     common = merged(tree, of_all)
     run_dir = Path(common.pop("run_dir", Recipe.model_fields["run_dir"].default))
