@@ -150,6 +150,21 @@ def test_a_signal_to_another_node_ends_the_step_and_saves(place: Path, placed: C
     assert left_of(recipe.run_dir) == []
 
 
+@pytest.mark.slow
+def test_a_signal_to_another_node_while_ranks_are_loading_ends_the_run(
+    place: Path, placed: Callable[..., Recipe]
+) -> None:
+    (flow, keys), plan = PLANS["grpo-split-2"]
+    recipe = placed(flow, "asked early", **keys, **where(place, "asked early", plan), steps=2000)
+    commands = begin_nodes(recipe, 2)
+    wait_for(recipe.run_dir / "workers", commands)
+    os.kill(commands[1].pid, signal.SIGINT)
+    leader, other = ends(commands, limit_s=60)
+    assert (leader.code, other.code) == (130, 130), leader.text + other.text
+    assert not recipe.run_dir.exists()
+    assert left_of(recipe.run_dir) == []
+
+
 def test_an_error_of_the_input_is_said_on_all_nodes(place: Path, placed: Callable[..., Recipe]) -> None:
     recipe = placed("grpo", "uneven", plan="colocated", devices=3)
     leader, other = ends(begin_nodes(recipe, 2))

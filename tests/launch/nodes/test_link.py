@@ -203,6 +203,23 @@ def test_a_connection_that_ends_is_a_node_that_is_lost(joined) -> None:
 
 def test_a_wish_of_the_node_is_passed_on(joined) -> None:
     wishes: list[int] = []
-    _, agent = joined(wished=lambda: wishes.append(1))
+    link, agent = joined()
+    link.on_wish(lambda: wishes.append(1))
     agent.relay.send(messages.Wish())
     until(lambda: wishes)
+
+
+def test_a_wish_that_nobody_hears_yet_is_kept_for_who_asks_next(joined) -> None:
+    wishes: list[int] = []
+    link, agent = joined()
+    agent.relay.send(messages.Wish())
+    link.ask(messages.Echo(b""), LIMIT_S)  # behind the wish
+    link.on_wish(lambda: wishes.append(1))
+    assert wishes == [1]
+    link.on_wish(lambda: wishes.append(2))
+    assert wishes == [1], "it was heard"
+    link.on_wish(None)
+    agent.relay.send(messages.Wish())
+    link.ask(messages.Echo(b""), LIMIT_S)
+    link.on_wish(lambda: wishes.append(3))
+    assert wishes == [1, 3]

@@ -111,10 +111,10 @@ class Gathered:
         """Bytes of the machine with least memory, of those that have joined; None: none has."""
         return min(self.joined_bytes.values(), default=None)
 
-    def on_wish(self, wished: Callable[[], None]) -> None:
-        """Have it called when a node was asked by a signal to stop the run."""
+    def on_wish(self, wished: Callable[[], None] | None) -> None:
+        """Have it called when a node was asked by a signal to stop the run; see `NodeLink.on_wish`."""
         for link in self._links:
-            link.wished = wished
+            link.on_wish(wished)
 
     def tell(self, text: str) -> None:
         """Have those who watch the other nodes read a text."""

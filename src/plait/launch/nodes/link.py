@@ -54,7 +54,6 @@ class NodeLink:
         key: of the connection.
         joined: who it says that it is.
         silent_after_s: without a word of it, after which it counts as lost.
-        wished: called when the agent was asked by a signal to stop the run.
         explain: says more of why a node was lost, if anybody knows; empty if not.
     """
 
@@ -64,13 +63,13 @@ class NodeLink:
         key: bytes,
         joined: messages.Joined,
         silent_after_s: float,
-        wished: Callable[[], None] = lambda: None,
         explain: Callable[[], str] = lambda: "",
     ) -> None:
         self.joined = joined
         self.name, self.node = joined.label, joined.node
         self.cores, self.devices, self.own_devices = joined.cores, joined.devices, joined.own_devices
-        self.wished = wished
+        self._wished: Callable[[], None] | None = None
+        self._unheard_wish = False
         self.explain = explain
         self.gone = ""
         """Why the node is lost; empty while it is there."""
@@ -93,6 +92,16 @@ class NodeLink:
     def doubtful(self) -> bool:
         """Whether it has been silent for longer than it ever is."""
         return bool(self.gone) or self._relay.silence_s > DOUBT_S
+
+    def on_wish(self, wished: Callable[[], None] | None) -> None:
+        """Have it called when the agent was asked by a signal to stop the run, or now where it was asked while there
+        was nobody to call. None: from now on there is nobody."""
+        with self.changed:
+            self._wished = wished
+            if wished is None or not self._unheard_wish:
+                return
+            self._unheard_wish = False
+        wished()
 
     def begin(self, order: Order) -> Began:
         """See `Node.begin`.
@@ -257,7 +266,10 @@ class NodeLink:
                     self._answers[number] = answer
                     self.changed.notify_all()
             case messages.Wish():
-                self.wished()
+                with self.changed:
+                    wished, self._unheard_wish = self._wished, self._wished is None
+                if wished is not None:
+                    wished()
             case messages.Leaving(why):
                 return why
             case _:

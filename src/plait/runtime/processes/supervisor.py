@@ -176,7 +176,7 @@ def _run(launcher: LocalProcesses, job: Job, directory: RunDirectory, nodes: Gat
         raise RanksLost(str(error), way_on(job, directory)) from error
     finally:
         if nodes is not None:
-            nodes.on_wish(lambda: None)
+            nodes.on_wish(None)
 
 
 def _explained(error: WorkerError, job: Job, directory: RunDirectory, status: Path) -> Exception:
