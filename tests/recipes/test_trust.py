@@ -12,8 +12,9 @@ import pytest
 import plait
 from plait.cli import main
 from plait.errors import ConfigError
+from plait.output import RUN_LOCK
 from plait.recipes.recipe_file import load_recipe
-from plait.recipes.trust import check_origin, code_of
+from plait.recipes.trust import check_origin, code_of, user_recipe
 from tests.runs.test_breaking_off import MakeRecipe
 
 FLOW = """
@@ -84,6 +85,34 @@ def test_the_users_word_is_a_recipe_of_his_own_or_the_keys_or_a_flag(sent: Path)
         plait.train(stored, resume=True, steps=3)
     assert main(["train", stored, "--resume", "--steps", "3", "--trust-run-code"]) == 0
     assert plait.train(stored, resume=True, trust_run_code=True, steps=4).step == 4
+
+
+def test_a_copy_of_a_run_does_not_go_on_in_the_folder_of_the_first(tmp_path: Path) -> None:
+    """Nor clear it, by `overwrite`; what reads a recipe alone takes it as it is."""
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    first.mkdir()
+    (first / RUN_LOCK).touch()
+    (first / "recipe.yaml").write_text(f"model: m\ndata: {{source: d}}\nrun_dir: {first}\n")
+    shutil.copytree(first, copy)
+    says = f"`run_dir` is `{first}`: give --run_dir {copy} to go on with that run"
+    for overrides in ([], [("overwrite", True)]):
+        with pytest.raises(ConfigError, match=says):
+            user_recipe(copy / "recipe.yaml", overrides, trains=True)
+    assert user_recipe(copy / "recipe.yaml", [("run_dir", str(copy))], trains=True).run_dir == copy
+    assert user_recipe(copy / "recipe.yaml", [("run_dir", str(first))], trains=True).run_dir == first
+    assert user_recipe(copy / "recipe.yaml", []).run_dir == first
+    assert user_recipe(first / "recipe.yaml", [], trains=True).run_dir == first
+    (tmp_path / "link").symlink_to(first)
+    assert user_recipe(tmp_path / "link" / "recipe.yaml", [], trains=True).run_dir == first
+
+
+def test_a_command_says_which_folder_a_copied_recipe_means(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / RUN_LOCK).touch()
+    (path := tmp_path / "recipe.yaml").write_text("model: m\ndata: {source: d}\nrun_dir: elsewhere\n")
+    assert main(["train", str(path), "--resume"]) == 2
+    assert f"give --run_dir {tmp_path}" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=f"give --run_dir {tmp_path}"):
+        plait.train(path, resume=True)
 
 
 def test_which_names_are_code(make_recipe: MakeRecipe) -> None:

@@ -54,7 +54,7 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
 
         _check_one_node(place)
         return train_stages(path, overrides, dry_run="--dry-run" in flags, resume="--resume" in flags, trust=trust)
-    loaded = user_recipe(path, overrides, trust_run_code=trust)
+    loaded = user_recipe(path, overrides, trust_run_code=trust, trains=True)
     if "--resume" not in flags:
         check_flow(loaded)
     attached = attached_by(loaded, place)

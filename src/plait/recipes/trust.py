@@ -18,16 +18,29 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 
 
-def user_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]], *, trust_run_code: bool = False) -> Recipe:
+def user_recipe(
+    path: Path | None, overrides: Sequence[tuple[str, Any]], *, trust_run_code: bool = False, trains: bool = False
+) -> Recipe:
     """`load_recipe`, of a recipe whose code is about to run. What a run has begun with may have keys without effect.
 
+    Args:
+        trains: its `run_dir` is about to be written.
+
     Raises:
-        ConfigError: as there; or the file lies in the folder of a run, and names code that `overrides` do not name.
+        ConfigError: as there; or the file lies in the folder of a run, and names code that `overrides` do not name, or
+            is to train in another folder, which they do not name: it is a copy, or has been moved.
     """
     recipe = load_recipe(path, overrides)
     if path is not None and not trust_run_code:
         check_origin(path, recipe, overrides)
-    return recipe if path is None or run_holding(path) is None else recipe.letting_be()
+    if path is None or (run := run_holding(path)) is None:
+        return recipe
+    if trains and "run_dir" not in dict(overrides) and run_holding(recipe.run_dir) != run:
+        raise ConfigError(
+            f"recipe `{path}` lies in the folder of a run, `{run}`, but its `run_dir` is `{recipe.run_dir}`: give "
+            f"--run_dir {run} to go on with that run, or the folder that you mean"
+        )
+    return recipe.letting_be()
 
 
 def check_origin(path: Path, recipe: Recipe, overrides: Sequence[tuple[str, Any]]) -> None:

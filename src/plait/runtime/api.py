@@ -111,7 +111,7 @@ def train(
             from plait.runtime.stage_runs import train_stages
 
             return train_stages(file, overrides, resume=resume, trust_run_code=trust_run_code)
-        loaded = user_recipe(file, overrides, trust_run_code=trust_run_code)
+        loaded = user_recipe(file, overrides, trust_run_code=trust_run_code, trains=True)
     return run(loaded, resume=resume, flow=algorithm if callable(algorithm) else None, recipe_file=file)
 
 
