@@ -61,5 +61,5 @@ def test_it_is_told_by_name(make_recipe: Callable[..., Recipe], tmp_path: Path, 
     with pytest.raises(RunError, match=SAID[loss]) as caught:
         run(make_recipe(**keys))
     if loss == "raising":
-        said = caught.value.frames or str(caught.value)  # of another rank than the leader, in what is said of it
-        assert "in backward" in said
+        assert "in backward" in caught.value.frames
+        assert "src/plait" not in f"{caught.value}{caught.value.frames}", "the user's own lines alone"

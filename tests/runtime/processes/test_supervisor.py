@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from plait.errors import RESUME
+from plait.errors import RESUME, RunError
+from plait.launch.failures import Ended, Failure, WorkerError
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.run_files import OLD_WORKERS
 from plait.runtime.processes import supervisor
-from plait.runtime.processes.supervisor import crowding, still_loading, way_on
+from plait.runtime.processes.supervisor import crowding, explained, still_loading, way_on
 from plait.runtime.processes.worker_output import worker_output
 
 
@@ -34,6 +35,30 @@ def test_only_a_run_that_has_begun_is_to_be_resumed(tmp_path: Path) -> None:
             RunDirectory.lent(tmp_path).begin("model: m\n")
             assert way_on(job, directory) == f"no step is saved; {RESUME} begins again at step 1"
             assert directory.begun
+
+
+def failed_on(rank: int, cause: RunError) -> WorkerError:
+    error = WorkerError(
+        Failure(Ended.RAISED, rank, "run", 1.0, "raised", traceback='  File "plait/training/trainer.py"')
+    )
+    error.__cause__ = cause
+    return error
+
+
+def test_what_the_users_code_raises_is_told_with_its_own_lines_on_any_rank(tmp_path: Path) -> None:
+    """As one process tells it: where ranks waited, and plait's own lines, say nothing of it."""
+    job: Any = SimpleNamespace(run_dir=tmp_path, recipe=SimpleNamespace(checkpoint=SimpleNamespace(keep_last=1)))
+    cause = RunError("the loss `mine`: own.py:4: NameError: no")
+    cause.frames = '  File "own.py", line 4, in mine'
+    status = tmp_path / "status"
+    with RunDirectory.claim(tmp_path / "run") as directory:
+        told = explained(failed_on(1, cause), job, directory, status)
+        assert str(told) == f"{cause} (on rank 1); no step is saved; begin the run again"
+        assert isinstance(told, RunError)
+        assert told.frames == cause.frames
+        assert explained(failed_on(0, cause), job, directory, status) is cause
+        ours = explained(failed_on(1, RunError("rank 1 expected a sign")), job, directory, status)
+        assert "plait/training/trainer.py" in str(ours), "of ours all is told"
 
 
 def test_what_ranks_have_printed_is_replaced_when_another_run_begins(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def _run(launcher: LocalProcesses, job: Job, directory: RunDirectory, nodes: Gat
             raise KeyboardInterrupt(*error.__cause__.args) from None
         if signals is not None and signals.ended_it(error.failure):
             raise KeyboardInterrupt from None
-        raise _explained(error, job, directory, status) from error
+        raise explained(error, job, directory, status) from error
     except NodeLost as error:
         raise RanksLost(str(error), way_on(job, directory)) from error
     finally:
@@ -179,11 +179,15 @@ def _run(launcher: LocalProcesses, job: Job, directory: RunDirectory, nodes: Gat
             nodes.on_wish(None)
 
 
-def _explained(error: WorkerError, job: Job, directory: RunDirectory, status: Path) -> Exception:
+def explained(error: WorkerError, job: Job, directory: RunDirectory, status: Path) -> Exception:
     """What the user is told: an error of the input or of the run itself as one process would say it."""
     cause, failure = error.__cause__, error.failure
     if isinstance(cause, UserError) or (isinstance(cause, RunError) and failure.rank == LEADER):
         return cause
+    if isinstance(cause, RunError) and cause.frames:  # raised by the user's code: where the ranks were says no more
+        of_users = RunError(f"{cause} (on rank {failure.rank}); {way_on(job, directory)}")
+        of_users.frames = cause.frames
+        return of_users
     if failure.ended in (Ended.RAISED, Ended.LATE):  # of the dead and the frozen it was read at once
         actions = read_status(status)
         peers = tuple(as_said(actions, peer) for peer in failure.peers)
