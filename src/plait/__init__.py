@@ -1,4 +1,8 @@
-"""plait: you write the RLHF algorithm as a plain function; plait plans how to run it, and runs what it planned."""
+"""plait: you write the RLHF algorithm as a plain function; plait plans how to run it, and runs what it planned.
+
+`plait.train` runs a recipe (`help(plait.train)`), `plait.dataflow` has what flows are written with, `plait.errors` what
+is raised. The rest is plait's own.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,11 @@ if sys.platform == "win32":
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "train"]
+
+
+def __dir__() -> list[str]:
+    """What `help(plait)` and the completion of names show: also `train`, which is not loaded yet."""
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

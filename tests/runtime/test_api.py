@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,17 @@ def halved(function: Callable[..., list[float]]) -> Callable[..., list[float]]:
 
 def sevens(completions: list[str], **_: Any) -> list[float]:
     return [float(text.count("7")) for text in completions]
+
+
+@pytest.mark.process
+def test_train_is_found_by_who_looks_for_it_before_its_first_use() -> None:
+    """By `help(plait)` and by the completion of names, which ask `dir`."""
+    code = (
+        "import plait, pydoc, sys; print('train' in dir(plait), 'torch' in sys.modules); print(pydoc.render_doc(plait))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout
+    assert said.startswith("True False\n")
+    assert "Train as `plait train RECIPE --key value` does." in said
 
 
 def test_functions_go_by_their_files() -> None:
