@@ -47,7 +47,12 @@ def _one_line(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return " ".join(str(error).split())
-    return f"{error.problem} (line {mark.line + 1}, column {mark.column + 1})"  # type: ignore[attr-defined]
+    said: str = error.problem  # type: ignore[attr-defined]
+    if said.startswith("but "):
+        said = f"{error.context}, {said}"  # type: ignore[attr-defined]
+    elif repr("\t") in said:
+        said = "found a tab, where spaces are expected"
+    return f"{said} (line {mark.line + 1}, column {mark.column + 1})"
 
 
 class _Bounded(yaml.SafeLoader):

@@ -135,6 +135,13 @@ def test_stop_token_ids_reach_the_request() -> None:
         ([("stalled_after_s", -1)], "key `stalled_after_s`: input should be greater than or equal to 0, found -1"),
         ([("freeze_after_s", 0.5)], "key `freeze_after_s`: input should be greater than or equal to 1, found 0.5"),
         ([("sampling", 3)], "`sampling` is a section of keys, such as `sampling.engine`, found 3"),
+        ([("data.more", {"0": {"source": "e.jsonl"}})], "key `data.more`: expected a list, found {'0'"),
+        ([("optimizer.betas", [0.9])], r"key `optimizer.betas`: expected at least 2 values, found \[0.9\]$"),
+        ([("optimizer.betas", [])], r"key `optimizer.betas`: expected at least 2 values, found \[\]$"),
+        (
+            [("data.examples", [["q", "a"], ["q"]])],
+            r"key `data.examples.1`: expected at least 2 values, found \['q'\]$",
+        ),
         ([("reward.functions", ["a", "b"]), ("reward.weights", [1])], "key `reward`: `weights` has 1 .* 2 functions$"),
     ],
 )
@@ -267,11 +274,20 @@ def test_an_empty_file(tmp_path: Path) -> None:
         load_recipe(path)
 
 
-@pytest.mark.parametrize("text", ["model: [", "- a\n- b\n"])
-def test_malformed_file(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model: [", ""),
+        ("- a\n- b\n", ""),
+        ("model: m\n---\nsteps: 1\n", "expected a single document .*, but found another document .line 2, column 1"),
+        ("data:\n\tsource: d\n", "found a tab, where spaces are expected .line 2, column 1"),
+        ("steps:\t3\n", "found a tab, where spaces are expected .line 1, column 7"),
+    ],
+)
+def test_malformed_file(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "r.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"r\.yaml"):
+    with pytest.raises(ConfigError, match=rf"r\.yaml` .*{said}"):
         load_recipe(path)
 
 

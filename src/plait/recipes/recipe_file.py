@@ -179,14 +179,19 @@ def _explain(error: ValidationError, *section: str) -> str:
     lines = []
     for detail in error.errors():
         key = ".".join((*section, *map(str, detail["loc"])))
-        if detail["type"] == "missing":
+        found = detail["input"]
+        if detail["type"] == "missing" and isinstance(detail["loc"][-1], int):
+            around, _, place = key.rpartition(".")
+            lines = [line for line in lines if not line.startswith(f"key `{around}`: expected at least")]
+            lines.append(f"key `{around}`: expected at least {int(place) + 1} values, found {shown(found)}")
+        elif detail["type"] == "missing":
             lines.append(f"key `{key}` is missing; set it in the recipe or with --{_required_in(key)}")
         elif isinstance(cause := detail.get("ctx", {}).get("error"), ValueError):
             lines.append(f"key `{key}`: {cause}" if key else str(cause))  # which says what was found, and where
         else:
-            found = detail["input"]
-            said = f"{detail['msg'][:1].lower()}{detail['msg'][1:]}, found {shown(found)}{answer_value(key, found)}"
-            lines.append(f"key `{key}`: {said}")
+            expected = detail["msg"][:1].lower() + detail["msg"][1:]
+            expected = "expected a list" if detail["type"] == "tuple_type" else expected
+            lines.append(f"key `{key}`: {expected}, found {shown(found)}{answer_value(key, found)}")
     return "; ".join(lines)
 
 
