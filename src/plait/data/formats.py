@@ -94,8 +94,8 @@ def make_row(value: dict[str, Any], kind: RowKind, prompt_column: str, place: st
     Raises:
         DataError: a column is absent (the nearest one is named) or is neither text nor messages.
     """
-    if value.get("images") or value.get("image"):
-        raise DataError(f"{place}: column `images`: only text models are trained; remove the column")
+    if seen := next((name for name in ("images", "image") if value.get(name)), None):
+        raise DataError(f"{place}: column `{seen}`: only text models are trained; remove the column")
     if prompt_column not in value and (kind is RowKind.PROMPTS or prompt_column != "prompt"):
         raise DataError(
             f"{place}: no column `{prompt_column}`{nearest(prompt_column, list(value))}; found "
