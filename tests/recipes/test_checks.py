@@ -19,6 +19,7 @@ from plait.recipes.algorithm import BUILT_IN, load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 from plait.recipes.role_models import RoleModel, ToCome
+from plait.recipes.staleness_checks import check_staleness
 
 SIZES = {"layers": 1, "hidden": 8, "intermediate": 16, "heads": 2, "kv_heads": 2, "head_dim": 4}
 SHAPE = ModelShape(**SIZES, vocabulary=32, tied=True, max_positions=100, attention_parameters=8 * 4 * (2 * 2 + 2 * 2))
@@ -178,12 +179,12 @@ def again(prompts, actor):
 )
 def test_samples_are_drawn_ahead_only_where_nothing_of_the_step_is_needed(flow, keys, said) -> None:
     with pytest.raises(ConfigError, match=said):
-        checks.check_staleness(flow, recipe_of(**keys))
+        check_staleness(flow, recipe_of(**keys))
 
 
 @pytest.mark.parametrize("keys", [{}, {"max_staleness": 2}, {"max_staleness": 1, "on_update": "recompute"}])
 def test_grpo_may_be_stale(keys: dict[str, Any]) -> None:
-    checks.check_staleness(built_in("grpo"), recipe_of(**keys))
+    check_staleness(built_in("grpo"), recipe_of(**keys))
 
 
 # -- calls and sections

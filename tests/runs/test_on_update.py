@@ -277,7 +277,6 @@ def test_a_run_that_fits_its_record_no_longer_says_so(make_recipe: MakeRecipe, t
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_staleness": 0}, "with `max_staleness` 0 no sample is running when new weights come"),
-    ({"options": {"dynamic_sampling": True}}, "draws again, by what was drawn, in the same step"),
     ({"algorithm": "remax"}, "generates more than once"),
     ({"fusion": 0.5}, "`fusion` is 0.5: instances whose samples end early"),
     ({"rebalance": "auto"}, "`rebalance` is auto"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from plait.algorithms.grpo import GRPOOptions
-from plait.dataflow import CallKind, Dataflow, Node
+from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, FlowError
 from plait.models.files.adapter_folder import adapter_of
 from plait.models.files.hub import classes_of, is_classifier
@@ -14,7 +14,6 @@ from plait.models.shape import ModelShape
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.recipes.recipe import Recipe, check_read
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome
-from plait.schedule.needs import needs_of
 from plait.settings import Settings
 
 _CALLS = {
@@ -75,54 +74,6 @@ def check_sampling(flow: Dataflow, recipe: Recipe) -> None:
             raise ConfigError(
                 f"`sampling.{key}` is {value}: training on a truncated distribution biases the probability ratio "
                 f"(log-probs are those of the whole vocabulary); set it to {off:g}, or use it in `plait generate` only"
-            )
-
-
-def check_staleness(flow: Dataflow, recipe: Recipe) -> None:
-    """Raises ConfigError where samples may be older than the weights that train on them, but the flow draws none, or
-    draws them with what it computes in the same step; or where they are to go on with new weights, and cannot."""
-    if (most := recipe.max_staleness) == 0:
-        if not recipe.update_rule.waits:
-            raise ConfigError(
-                f"`on_update` is {recipe.on_update}, but with `max_staleness` 0 no sample is running when new weights "
-                "come; raise `max_staleness`, or leave `on_update` out"
-            )
-        return
-    rollouts = flow.of_kind(CallKind.GENERATE)
-    if not rollouts:
-        raise ConfigError(
-            f"`max_staleness` is {most}, but the flow `{flow.name}` generates no samples: those that it reads have no "
-            "version; set `max_staleness` to 0"
-        )
-    before = needs_of(flow, ())
-    for node in rollouts:
-        waits = [other.call for number in sorted(before[node.id]) if (other := flow.nodes[number]) not in rollouts]
-        if waits:
-            raise ConfigError(
-                f"`max_staleness` is {most}, but {node.call} of the flow `{flow.name}` waits for {', '.join(waits)} of "
-                "the same step, so its samples cannot be drawn before that step; set `max_staleness` to 0"
-            )
-    if not recipe.update_rule.waits:
-        _check_going_on(rollouts, flow.name, recipe)
-
-
-def _check_going_on(rollouts: Sequence[Node], flow: str, recipe: Recipe) -> None:
-    """Raises ConfigError where samples cannot go on with new weights."""
-    wait, is_moved = "set `on_update` to wait", recipe.fusion_rule.is_stated
-    if len(rollouts) > 1 or rollouts[0].generation.resample is not None:
-        what = "generates more than once" if len(rollouts) > 1 else "draws again, by what was drawn, in the same step"
-        raise ConfigError(
-            f"`on_update` is {recipe.on_update}, but the flow `{flow}` {what}, and unfinished samples can go on "
-            f"only where a step has one rollout; {wait}"
-        )
-    for key, value, is_set in (
-        ("fusion", recipe.fusion, is_moved),
-        ("rebalance", recipe.rebalance, recipe.rebalance != "off"),
-    ):
-        if is_set:
-            raise ConfigError(
-                f"`on_update` is {recipe.on_update} and `{key}` is {value}: instances whose samples end early get "
-                f"those of the next batches, so none has to move; set `{key}` to off, or `on_update` to wait"
             )
 
 

@@ -9,12 +9,13 @@ from typing import Any
 from plait.dataflow import MISMATCHED, CallKind, Dataflow
 from plait.errors import ConfigError
 from plait.recipes.algorithm import load_flow, trace_algorithm
-from plait.recipes.checks import check_calls, check_sampling, check_staleness, check_trained_steps, check_unused
+from plait.recipes.checks import check_calls, check_sampling, check_trained_steps, check_unused
 from plait.recipes.device_checks import check_served
 from plait.recipes.engine_checks import check_engine
 from plait.recipes.recipe import Recipe
 from plait.recipes.reward_checks import check_evaluation, check_rewards
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, ToCome
+from plait.recipes.staleness_checks import check_staleness
 from plait.recipes.token_checks import check_teacher
 from plait.recipes.turn_checks import check_turns
 

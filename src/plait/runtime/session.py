@@ -141,7 +141,7 @@ class Session:
             self.moves = RolloutMoves.of(prepared, self.directory.files, self.done.step)
             rollout = self.executor.calls.rollout
             rollout.gate, rollout.rebalancer = self.moves.gate, self.moves.rebalancer
-            tell, path = self.progress.message if recipe.turns.reply else None, self.directory.files.moments
+            tell, path = self.progress.message if prepared.asks_for_more else None, self.directory.files.moments
             self.moments = Moments.opened(path, recipe.update_rule, self.done.policy_version, tell)
             rollout.run_on(self.moments)
             undo.pop_all()
@@ -158,7 +158,7 @@ class Session:
         self.done.policy_version += 1
         self.batches.end(state.step)
         if self.moments is not None:
-            self.moments.keep(self.done.policy_version, self.batches.standing)
+            self.moments.keep(self.done.policy_version, self.batches.standing, self.batches.rounds)
         self.done.prompts_drawn = self.feed.drawn
         self.done.carried |= {name: value.tolist() for name, value in state.next_carried.items()}
         reference = self.recipe.reference

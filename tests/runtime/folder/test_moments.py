@@ -25,6 +25,21 @@ def test_what_is_kept_is_there_in_the_next_stay(tmp_path: Path) -> None:
     assert (again.at(3), again.at(4), again.at(5)) == (Moment("keep", STANDING), Moment("keep", {}), None)
 
 
+def test_rounds_are_kept_beside_where_samples_stand_and_others_are_another_record(tmp_path: Path) -> None:
+    path, told = tmp_path / "moments.jsonl", list[str]()
+    rounds = ((4, 18), (3, 21))
+    Moments(path, "keep").keep(3, STANDING, rounds)
+    assert read_rows(path)[0]["rounds"] == [[4, 18], [3, 21]]
+    again = Moments(path, "keep", told.append)
+    assert again.at(3) == Moment("keep", STANDING, rounds)
+    again.recompute(3)
+    again.keep(3, STANDING, rounds)
+    assert (again.at(3), told) == (Moment("recompute", STANDING, rounds), [])
+    again.keep(3, STANDING, rounds[:1])
+    assert Moments(path, "keep").at(3) == again.at(3) == Moment("recompute", STANDING, rounds[:1])
+    assert len(told) == 1
+
+
 @pytest.mark.parametrize("row", ['{"version": 3}', '{"version": 3, "kv": "keep", "open": [7]}'])
 def test_a_row_that_is_none_is_damaged(tmp_path: Path, row: str) -> None:
     (tmp_path / "moments.jsonl").write_text(row + "\n")

@@ -36,9 +36,37 @@ def test_a_batch_takes_the_next_prompts_once() -> None:
 def test_what_a_rollout_asks_for_again_comes_before_later_batches() -> None:
     batches = Batches(feed(), per_step=2)
     first = batches.at(0)
-    assert uids(batches.draw(first, 3)) == [2, 3, 4]
-    assert first.drawn == 5
-    assert (uids(first.prompts), uids(batches.at(1).prompts)) == ([0, 1], [5, 6])
+    assert uids(batches.draw(first, None, is_later=False)) == [2, 3]
+    assert first.drawn == 4
+    assert (uids(first.prompts), uids(batches.at(1).prompts)) == ([0, 1], [4, 5])
+
+
+def test_rounds_that_began_are_told_when_the_step_has_ended_and_count_for_their_batch_and_later_ones() -> None:
+    batches = Batches(feed(), per_step=2)
+    states = [batches.at(step) for step in range(3)]
+    assert uids(batches.draw(states[1], None, is_later=True)) == [6, 7]
+    assert uids(batches.draw(states[0], None, is_later=False)) == [8, 9]
+    assert [state.drawn for state in states] == [4, 8, 10], "prompts up to each"
+    assert batches.rounds == ()
+    batches.end(0)
+    assert batches.rounds == ((1, 6), (0, 8))
+    batches.end(1)
+    assert batches.rounds == ()
+
+
+def test_rounds_on_record_have_the_same_prompts_in_whichever_order_they_begin() -> None:
+    record = ((1, 6), (0, 8), (1, 10))
+    batches = Batches(feed(), per_step=2)
+    own, later = batches.at(0), batches.at(1)
+    batches.at(2)
+    assert uids(batches.draw(own, record, is_later=False)) == [8, 9]
+    assert uids(batches.draw(later, record, is_later=True)) == [6, 7]
+    assert uids(batches.draw(later, record, is_later=True)) == [10, 11]
+    assert batches.draw(later, record, is_later=True) is None, "its next one began in a later step"
+    assert uids(batches.draw(own, record, is_later=False)) == [12, 13], "more than is on record, behind all of it"
+    batches.end(0)
+    assert batches.rounds == (*record, (0, 12))
+    assert uids(batches.at(3).prompts) == [14, 15]
 
 
 def test_batches_of_an_earlier_stay_are_not_drawn_again() -> None:

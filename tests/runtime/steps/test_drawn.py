@@ -53,6 +53,14 @@ def test_of_a_rollout_that_was_halted_it_has_what_ended_then_what_had_begun() ->
     assert batch.kept == {NODE: None}
 
 
+def test_a_rollout_that_has_drawn_again_keeps_the_prompts_of_which_nothing_is_said() -> None:
+    state = halted_batch(4, NODE)
+    state.growing[NODE].extend([prompt(11), prompt(12)])
+    batch = DrawnBatch.of(state)
+    assert (batch.prompts, batch.further) == ((8, 9), {NODE: (prompt(11), prompt(12))})
+    assert DrawnBatch.of(halted_batch(4, NODE)).further == {}
+
+
 def test_the_tensors_of_a_checkpoint_are_flat() -> None:
     tensors, stated = DrawnBatch.of(halted_batch(4, NODE)).stored()
     assert {name: (tensor.tolist(), tensor.dtype) for name, tensor in tensors.items()} == {
@@ -90,7 +98,8 @@ samples = st.builds(
 @given(drawn=st.lists(samples, max_size=5, unique_by=lambda one: one.uid))
 def test_it_is_read_back_as_it_was(drawn: list[Sample]) -> None:
     said, scores = (("a", 0.1, 3),), {6: {"0.1": -0.1}}
-    batch = DrawnBatch(2, 11, (0, 5), {3: tuple(drawn), 4: ()}, {3: None, 4: (0,)}, said, scores)
+    further = {3: (prompt(7), prompt(2))}
+    batch = DrawnBatch(2, 11, (0, 5), {3: tuple(drawn), 4: ()}, {3: None, 4: (0,)}, said, scores, further)
     tensors, stated = batch.stored()
     assert DrawnBatch.read(tensors, stated, prompt) == batch
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ from plait.schedule.update_rule import HeldKV, UpdateRule
 Standing = Mapping[int, Mapping[int, int]]
 """Prompt uid → index of each sample of it that has not ended → tokens of its response, replies included."""
 
+Round = tuple[int, int]
+"""A batch drew again (`Resample`): its step, from 0, and the uid of the first of the prompts."""
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -28,18 +31,25 @@ class Moment:
     kv: HeldKV
     """What became of keys and values of the samples that had said something with the weights before."""
     standing: Standing
+    rounds: tuple[Round, ...] = ()
+    """Those that began since the weights before had come, by uid."""
+
+    def is_as(self, other: Moment) -> bool:
+        """Whether the same was drawn until both."""
+        return (self.standing, self.rounds) == (other.standing, other.rounds)
 
 
 class Moments:
     """Those of a run, one for each policy version that came.
 
-    A row of JSON each; the last row of a version counts, and where samples stand elsewhere in it than in an earlier
-    one, rows of later versions before it do not.
+    A row of JSON each; the last row of a version counts, and where something else was drawn until then than by an
+    earlier one, rows of later versions before it do not.
 
     Args:
         path: of the file. What is there was so in an earlier stay of the run, and is repeated.
         kv: what becomes of keys and values, unless a checkpoint is written or read.
-        tell: is told if samples do not stand there again, as replies may differ; None: nobody replies.
+        tell: is told if samples do not stand there again, as what the user's functions say may differ; None: no sample
+            depends on it.
 
     Raises:
         DataError: it is damaged.
@@ -53,7 +63,8 @@ class Moments:
         rows = read_rows(path) if path.is_file() else ()
         try:
             for row in rows:
-                self._put(row["version"], Moment(row["kv"], _standing(row["open"])))
+                rounds = tuple((batch, uid) for batch, uid in row.get("rounds", ()))
+                self._put(row["version"], Moment(row["kv"], _standing(row["open"]), rounds))
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(path, f"expected `version`, `kv` and `open` in every row ({error!r})") from None
 
@@ -77,19 +88,19 @@ class Moments:
         """When the weights of this version came; None: they have not, in no stay of the run."""
         return self._moments.get(version)
 
-    def keep(self, version: int, standing: Standing) -> None:
-        """The weights of this version come, and samples stand so.
+    def keep(self, version: int, standing: Standing, rounds: tuple[Round, ...] = ()) -> None:
+        """The weights of this version come, samples stand so, and these rounds have begun since those before.
 
-        If they stood elsewhere in an earlier stay of the run, and replies may differ, the record is a new one from here
-        on, and keys and values are computed again: those of a prompt may lie parked in several instances.
+        If it was otherwise in an earlier stay of the run, and what functions say may differ, the record is a new one
+        from here on, and keys and values are computed again: those of a prompt may lie parked in several instances.
 
         Raises:
-            RunError: they stood elsewhere, and nothing is replied; or the file cannot be written.
+            RunError: it was otherwise, and no sample depends on functions; or the file cannot be written.
         """
-        before = self._moments.get(version)
+        before, now = self._moments.get(version), Moment(self._kv, standing, rounds)
         if before is None:
-            self._write(version, Moment(self._kv, standing))
-        elif before.standing != standing:
+            self._write(version, now)
+        elif not before.is_as(now):
             where = (
                 f"after step {version} unfinished samples are not where {self._path} says they were before the run was "
                 "resumed"
@@ -99,8 +110,9 @@ class Moments:
                     f"{where}: its recipe, its data or the machine's arithmetic has changed. Put them back; or remove "
                     "the file, and the run goes on from its checkpoint with a new record"
                 )
-            self._tell(f"warning: {where}; `turns.reply` may have said something else. It goes on with a new record")
-            self._write(version, Moment("recompute", standing))
+            said = "`turns.reply` or a reward function may have said something else"
+            self._tell(f"warning: {where}; {said}. It goes on with a new record")
+            self._write(version, replace(now, kv="recompute"))
 
     def recompute(self, version: int) -> None:
         """A checkpoint is written, or read, which holds no keys and values: with the weights of this version all are
@@ -111,11 +123,11 @@ class Moments:
         """
         moment = self._moments.get(version)
         if moment is not None and moment.kv != "recompute":
-            self._write(version, Moment("recompute", moment.standing))
+            self._write(version, replace(moment, kv="recompute"))
 
     def _put(self, version: int, moment: Moment) -> None:
         before = self._moments.get(version)
-        if before is not None and before.standing != moment.standing:
+        if before is not None and not before.is_as(moment):
             self._moments = {earlier: of_it for earlier, of_it in self._moments.items() if earlier < version}
         self._moments[version] = moment
 
@@ -125,7 +137,9 @@ class Moments:
             [uid, [list(item) for item in tokens_of_samples.items()]]
             for uid, tokens_of_samples in moment.standing.items()
         ]
-        row = {"version": version, "kv": moment.kv, "open": stood}
+        row: dict[str, Any] = {"version": version, "kv": moment.kv, "open": stood}
+        if moment.rounds:
+            row["rounds"] = [list(begun) for begun in moment.rounds]
         with writing(self._path), open(self._path, "a") as file:
             file.write(json.dumps(row) + "\n")
             file.flush()

@@ -30,13 +30,13 @@ class Feed:
         self.drawn = drawn
         """Prompts drawn so far; more than steps · prompts_per_step where a step had to draw again."""
 
-    def draw(self, count: int) -> Sequence[Prompt]:
-        """The next prompts of the run."""
+    def draw(self, count: int, first: int | None = None) -> Sequence[Prompt]:
+        """Prompts of the run: those behind all that were drawn, or from this place on."""
         if self._prompts is None:
             return ()
-        prompts = self._prompts.take(self.drawn, count)
-        self.drawn += count
-        return prompts
+        first = self.drawn if first is None else first
+        self.drawn = max(self.drawn, first + count)
+        return self._prompts.take(first, count)
 
     def prompt(self, uid: int) -> Prompt:
         """The prompt of the run that has this uid."""

@@ -114,6 +114,12 @@ class Prepared:
         samples = next(iter(self.held_out_given.values()), ())
         return len(self.held_out) or len({given.sample.prompt.uid for given in samples})
 
+    @property
+    def asks_for_more(self) -> bool:
+        """Whether functions of the user's say what is drawn further: they reply, or decide what is drawn again."""
+        rollouts = self.flow.of_kind(CallKind.GENERATE)
+        return bool(self.recipe.turns.reply) or any(node.generation.resample is not None for node in rollouts)
+
     @cached_property
     def lengths(self) -> SampleLengths:
         """Tokens of the data, see `text_lengths.lengths_in`."""

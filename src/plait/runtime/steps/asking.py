@@ -17,7 +17,7 @@ from plait.generation.request import GoingOn, Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.policy.step import Key
-from plait.runtime.folder.moments import Moments
+from plait.runtime.folder.moments import Moment, Moments
 from plait.runtime.steps.drawing import drawing
 from plait.runtime.steps.step import StepState
 from plait.runtime.steps.streams import PartialRollout
@@ -112,8 +112,7 @@ class Asking:
         self._submit_whole(asked)
         while not beside.may_ask(asked.state.step):
             yield None
-        repeats = self._moments is not None and self._moments.at(beside.step + 1) is not None
-        # If there is a record of this step, it says which samples are drawn, and how far.
+        repeats = self.record(beside) is not None  # then it says which samples are drawn, and how far
         stands = not repeats and beside.stands(asked.state.step)
         mine = set() if stands else self._ask(asked, engine, beside.step)
         if mine:
@@ -146,6 +145,10 @@ class Asking:
         growing.hear({})
         for key in mine:
             out.pop(key, None)
+
+    def record(self, beside: Beside) -> Moment | None:
+        """What an earlier stay of the run has recorded of the end of a step; None: nothing."""
+        return None if self._moments is None else self._moments.at(beside.step + 1)
 
     def _out_of(self, asked: AskedRollout) -> dict[Key, AskedRollout]:
         """The samples that the engine of the rollout's role has been asked for and not delivered."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import chain
+from operator import itemgetter
 
 from plait.data.records import Prompt
-from plait.runtime.folder.moments import Standing
+from plait.runtime.folder.moments import Round, Standing
 from plait.runtime.inputs.feed import Feed
 from plait.runtime.steps.drawn import DrawnBatch
 from plait.runtime.steps.step import StepState
@@ -25,6 +27,10 @@ class Batches:
         self._feed = feed
         self._per_step = per_step
         self._open = {state.step: state for state in kept}
+        self._begun: list[Round] = []
+        """Further rounds that the step under way has begun."""
+        self.rounds: tuple[Round, ...] = ()
+        """Those that the step had begun which ended last, by uid."""
         self.whole = tuple(map(DrawnBatch.of, kept))
         """The batches that were drawn when a step ended last: what a checkpoint keeps."""
 
@@ -51,17 +57,33 @@ class Batches:
     def at(self, step: int) -> StepState:
         """The batch that `step` trains on; one that was not open gets the next prompts of the run."""
         if step not in self._open:
-            self._open[step] = state = StepState(step, given=self._feed.given(step))
-            state.prompts = self.draw(state, self._per_step)
+            prompts = self._feed.draw(self._per_step)
+            self._open[step] = StepState(step, prompts, self._feed.drawn, self._feed.given(step))
         return self._open[step]
 
-    def draw(self, state: StepState, count: int) -> Sequence[Prompt]:
-        """Further prompts of the run, for this batch."""
-        prompts = self._feed.draw(count)
-        state.drawn = self._feed.drawn
-        return prompts
+    def draw(self, state: StepState, record: Collection[Round] | None, *, is_later: bool) -> Sequence[Prompt] | None:
+        """The prompts of a further round of a batch, as many as it began with; None: it begins in a later step.
+
+        Args:
+            record: the rounds of this step in an earlier stay of the run, which are begun again; None: there was none.
+            is_later: whether a later step trains on the batch. Otherwise it gets a round more than is on record, where
+                what was drawn is worth less than it was then.
+        """
+        count, first = len(state.prompts), self._feed.drawn
+        if record is not None:
+            begun = sum(batch == state.step for batch, _ in self._begun)
+            recorded = sorted(uid for batch, uid in record if batch == state.step)
+            if begun >= len(recorded) and is_later:
+                return None
+            behind = max(chain([first], (uid + count for _, uid in record)))
+            first = recorded[begun] if begun < len(recorded) else behind
+        self._begun.append((state.step, first))
+        for later in self._open.values():
+            later.drawn += count if later.step >= state.step else 0
+        return self._feed.draw(count, first)
 
     def end(self, step: int) -> None:
         """The batch has been trained on."""
         del self._open[step]
+        self.rounds, self._begun = tuple(sorted(self._begun, key=itemgetter(1))), []
         self.whole = tuple(DrawnBatch.of(state) for state in self._open.values())

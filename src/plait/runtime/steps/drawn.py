@@ -8,7 +8,7 @@ asked for again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -40,6 +40,8 @@ class DrawnBatch:
     """Metrics: name, number, id of the node that said it."""
     model_scores: Mapping[int, Mapping[str, float]]
     """Id of each SCORE node that a rollout asked → sample uid → its score."""
+    further: Mapping[int, tuple[Prompt, ...]] = field(default_factory=dict)
+    """Id of each GENERATE node that has drawn again → the prompts of its further rounds."""
 
     @classmethod
     def of(cls, state: StepState) -> DrawnBatch:
@@ -57,6 +59,7 @@ class DrawnBatch:
             kept,
             tuple((name, value, state.said_by.get(name, -1)) for name, value in state.metrics.items()),
             {node: dict(scores) for node, scores in state.model_scores.items()},
+            {node: more for node, rows in state.growing.items() if (more := rows.prompts[len(state.prompts) :])},
         )
 
     def stored(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -89,6 +92,8 @@ class DrawnBatch:
                 },
                 "reply_errors": {str(place): s.reply_error for place, s in enumerate(samples) if s.reply_error},
             }
+            if node in self.further:
+                rollouts[str(node)]["further"] = [prompt.uid for prompt in self.further[node]]
         scores = {str(node): dict(scores_by_sample) for node, scores_by_sample in self.model_scores.items()}
         return tensors, {
             "step": self.step,
@@ -127,6 +132,11 @@ class DrawnBatch:
             },
             tuple((name, value, node) for name, value, node in stated["said"]),
             {int(node): dict(scores) for node, scores in stated["model_scores"].items()},
+            {
+                int(node): tuple(map(prompt_of, rollout["further"]))
+                for node, rollout in stated["rollouts"].items()
+                if "further" in rollout
+            },
         )
 
 

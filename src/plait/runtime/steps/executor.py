@@ -67,7 +67,7 @@ class Executor:
         self._recorder.step = state.step + 1
         self._under_way = program = _Steps(self.flow, self.calls, self._open, batches, state.step, self._recorder)
         keys = self._open.calls(state.step, batches.done)
-        self.calls.rollout.beside = program.beside = self._beside(state.step, keys)
+        self.calls.rollout.beside = program.beside = self._beside(state.step, keys, batches)
         dispatcher = Dispatcher(program, self._clock)
         dispatcher.add(keys)
         dispatcher.run()
@@ -80,10 +80,13 @@ class Executor:
         RunError: a function failed, and its policy is to stop."""
         run_alone(Task(((0, 0),), "rewards", self.calls.rewarding.settling(), frozenset()), self._clock)
 
-    def _beside(self, step: int, keys: Sequence[Key]) -> Beside | None:
-        """The rollouts among the calls of a step, if those of later batches halt with it; else None."""
+    def _beside(self, step: int, keys: Sequence[Key], batches: Batches) -> Beside | None:
+        """The rollouts among the calls of a step, if those of later batches halt with it; else None. Their batches are
+        open then: first prompts do not wait for further rounds of others."""
         if self._open.beside is None:
             return None
+        for batch, _ in keys:
+            batches.at(batch)
         rollouts = [key for key in keys if self.flow.nodes[key[1]].kind is CallKind.GENERATE]
         own = [key for key in keys if key[0] == step]
         return Beside(step, tuple(batch for batch, _ in rollouts), self._open.until(step, own))

@@ -31,14 +31,14 @@ def off_policy_metrics(
     oldest = max((lag for node in rollouts for lag in _lags(state, node)), default=0)
     assert oldest <= most, f"samples of step {state.step + 1} are {oldest} versions old, and {most} may be"
     asked = sum(rows.num_asked for rows in state.growing.values())
-    trained_on = sum(len(state.generated[node]) for node in state.growing)
-    assert asked == trained_on, f"step {state.step + 1} asked for {asked} samples and trains on {trained_on}"
+    drawn = sum(len(state.generated[node]) for node in state.growing)
+    assert asked == drawn, f"step {state.step + 1} asked for {asked} samples and has drawn {drawn}"
     later = [sample.policy_version for batch in waiting for drawn in batch.samples.values() for sample in drawn]
     in_flight = sum(version == state.step for version in later)
     metrics: dict[str, float] = {
         "off_policy/in_flight": in_flight,
         "off_policy/in_queue": len(later) - in_flight,
-        "off_policy/dropped": asked - trained_on,
+        "off_policy/dropped": asked - drawn,
     }
     used = [node for node in rollouts if node in flow.trained_on]
     if lags := [lag for node in used for lag in _lags(state, node)]:

@@ -1,4 +1,5 @@
-"""Generation in a step: sample, give each group to the reward functions, and draw again if `resample` asks for it.
+"""Generation in a step: sample, give each group to the reward functions, and draw again if `resample` asks for it
+(`resampling`).
 
 A group goes to the reward functions as soon as its last sample is finished, while the other groups go on.
 """
@@ -6,16 +7,17 @@ A group goes to the reward functions as soon as its last sample is finished, whi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
+from typing import Protocol
 
 import numpy as np
 
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.data.rows import FloatArray, Rows
-from plait.dataflow import CallKind, Dataflow, Node, Resample
+from plait.data.rows import Rows
+from plait.dataflow import CallKind, Dataflow, Node
 from plait.engines import GenerationEngine
 from plait.errors import RunError
 from plait.kernels.noise import NoiseKey
@@ -24,11 +26,12 @@ from plait.policy.fusion_gate import RolloutSize
 from plait.policy.migration import Bounds
 from plait.recipes.engine_checks import said_of_no_guesses
 from plait.recipes.recipe import Recipe
-from plait.runtime.folder.moments import Moments
+from plait.runtime.folder.moments import Moments, Round
 from plait.runtime.steps.asking import AskedRollout, Asking, Beside
 from plait.runtime.steps.drawn import DrawnBatch
 from plait.runtime.steps.gates import AtShare, Decides, Gate
 from plait.runtime.steps.rebalancing import Balance, Rebalancer
+from plait.runtime.steps.resampling import Groups, Resampling, Rounds
 from plait.runtime.steps.rewarding import RewardCalls
 from plait.runtime.steps.step import StepState
 from plait.runtime.steps.streams import PartialRollout
@@ -36,11 +39,12 @@ from plait.runtime.steps.tail import Batch, Tail
 from plait.runtime.steps.watch import Watch
 from plait.schedule.dispatch import Task
 from plait.schedule.work import Work
-from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of
-from plait.user_draws import drawing
 
-Draw = Callable[[int], Sequence[Prompt]]
-"""The next so many prompts of the run."""
+
+class Draw(Protocol):
+    """Gives the prompts of a batch's further rounds: `batches.Batches.draw`."""
+
+    def __call__(self, record: Collection[Round] | None, *, is_later: bool) -> Sequence[Prompt] | None: ...
 
 
 class Rollout:
@@ -60,6 +64,7 @@ class Rollout:
         self.beside: Beside | None = None
         """The rollouts of the step under way, if those of later batches halt with it; None: all end in the step."""
         self._asking = Asking(rewarding)
+        self._resampling = Resampling(rewarding, progress, recipe.seed)
 
     @property
     def _bounds(self) -> Bounds:
@@ -94,14 +99,16 @@ class Rollout:
         Raises:
             RunError: `resample` kept none of the groups that were drawn.
         """
-        resample = node.generation.resample
-        if resample is None:
+        if node.generation.resample is None:
             growing = yield from self._own(node, engine, state, fused)
             if growing.num_finished < growing.num_asked:
                 return
             groups = generated = list(growing.groups.values())
         else:
-            groups, generated = yield from self._until_enough(node, engine, state, draw, resample)
+            enough = yield from self._until_enough(node, engine, state, draw)
+            if enough is None:
+                return
+            groups, generated = enough
         self._fill(node, state, groups, generated)
 
     def _fill(
@@ -129,11 +136,11 @@ class Rollout:
             groups: dict[int, list[Sample]] = defaultdict(list)
             for sample in drawn.samples[node.id]:
                 groups[sample.prompt.uid].append(sample)
-            if node.generation.resample is None:
-                state.growing[node.id] = growing = PartialRollout(state.prompts, self._count(node))
-                for sample in drawn.samples[node.id]:
-                    if sample.finish_reason is not FinishReason.OPEN:
-                        growing.take(sample)
+            prompts = (*state.prompts, *drawn.further.get(node.id, ()))
+            state.growing[node.id] = growing = PartialRollout(prompts, self._count(node))
+            for sample in drawn.samples[node.id]:
+                if sample.finish_reason is not FinishReason.OPEN:
+                    growing.take(sample)
             if (kept := drawn.kept[node.id]) is not None:
                 self._fill(node, state, [groups[uid] for uid in kept], list(groups.values()))
             else:
@@ -154,44 +161,26 @@ class Rollout:
         return AskedRollout(node, state, growing, sampling, NoiseKey(self._recipe.seed, rollout))
 
     def _until_enough(
-        self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw, resample: Resample
-    ) -> Work[tuple[list[list[Sample]], list[list[Sample]]]]:
-        """(groups that stay, all groups drawn)."""
-        num_wanted, prompts = len(state.prompts), state.prompts
-        kept: list[list[Sample]] = []
-        drawn: list[list[Sample]] = []
-        number = 0
-        for number in range(1, resample.max_rounds + 1):
-            growing = PartialRollout(prompts, self._count(node))
-            name = node.call if number == 1 else f"{node.call}/r{number}"
-            watch = Watch(balance=self._balance(name, engine, state, prompts))
-            yield from self._round(node, engine, state, growing, watch)
-            groups = list(growing.groups.values())
-            drawn += groups
-            rewards = yield from self._rewarding.rewards_of(node, resample.reward, groups, state)
-            noise = f"{self._recipe.seed} {state.step} {node.call}"
-            for group, scores in zip(groups, rewards, strict=True):
-                if _stays(resample, scores, f"{noise} {group[0].prompt.uid}"):
-                    kept.append(group)
-            if len(kept) >= num_wanted or number == resample.max_rounds:
-                break
-            prompts = draw(num_wanted)
-        state.count("dynamic/rounds", number)
-        state.count("dynamic/groups_drawn", len(drawn))
-        state.count("dynamic/groups_refused", len(drawn) - len(kept))
-        if not kept:
-            why, more = "the rewards of each group are all alike", "options.max_sampling_rounds"
-            if is_users(resample.keep):
-                why, more = f"`{title_of(resample.keep)}` refuses the rewards of each", "max_rounds` of its `Resample"
-            raise RunError(
-                f"step {state.step + 1}: {node.call} drew {len(drawn)} groups in {number} rounds and kept none; {why}: "
-                f"take easier or harder prompts, more `samples_per_prompt`, or raise the number of rounds (`{more}`)"
-            )
-        if len(kept) < num_wanted:
-            self._progress.message(
-                f"step {state.step + 1}: {len(kept)} of {num_wanted} groups are worth training on after {number} rounds"
-            )
-        return kept[:num_wanted], drawn
+        self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw
+    ) -> Work[tuple[Groups, Groups] | None]:
+        """See `Resampling.work`."""
+        growing = state.growing.setdefault(node.id, PartialRollout(state.prompts, self._count(node)))
+        record = None if self.beside is None else self._asking.record(self.beside)
+
+        def stands() -> bool:
+            return self.beside is not None and record is None and self.beside.stands(state.step)
+
+        def draws(name: str, prompts: Sequence[Prompt]) -> Work[None]:
+            watch = Watch(balance=self._balance(name, engine, state, prompts)) if self.beside is None else None
+            return self._round(node, engine, state, growing, watch)
+
+        def more() -> Sequence[Prompt] | None:
+            if stands():
+                return None
+            is_later = self.beside is not None and state.step > self.beside.step
+            return draw(None if record is None else record.rounds, is_later=is_later)
+
+        return (yield from self._resampling.work(node, state, Rounds(draws, more, stands)))
 
     def _own(self, node: Node, engine: GenerationEngine, state: StepState, fused: Task | None) -> Work[PartialRollout]:
         """The samples of the batch's own prompts, as far as they come in this step. Samples that were begun in another
@@ -263,23 +252,6 @@ class Rollout:
             if why is not None and what not in self._said:
                 self._said.add(what)
                 self._progress.message(f"{node.call}: {what}: {why}")
-
-
-def _stays(resample: Resample, rewards: FloatArray, noise: str) -> bool:
-    """Whether a group with these rewards is kept; what is drawn to decide it is a function of `noise`.
-
-    Raises:
-        RunError: the user's `keep` raised, or returned no bool.
-    """
-    scored = rewards[np.isfinite(rewards)]
-    if len(scored) == 0:
-        return False
-    what = f"the function `{title_of(resample.keep)}` of Resample(keep=…)"
-    with UserCode(what, RunError, users=is_users(resample.keep), limit_s=CALL_LIMIT_S), drawing(noise):
-        stays = resample.keep(scored)
-    if not isinstance(stays, bool | np.bool_):
-        raise RunError(f"{what}: expected True or False, found {type(stays).__name__} {stays!r:.80}")
-    return bool(stays)
 
 
 def _rows_of(groups: Sequence[Sequence[Sample]]) -> Rows:

@@ -37,7 +37,7 @@ class StepState:
     """The same before any sample was left out, for want of a reply or a reward: what models score, whichever ended
     first."""
     growing: dict[int, PartialRollout] = field(default_factory=dict)
-    """Id of each GENERATE node that has begun, and does not draw again → its samples as far as they are finished."""
+    """Id of each GENERATE node that has begun → its samples as far as they are finished, of further rounds as well."""
     begun: dict[int, dict[Key, Sample]] = field(default_factory=dict)
     """Id of each GENERATE node that was halted → its samples that are unfinished and have said something."""
     sent: dict[int, set[int]] = field(default_factory=dict)

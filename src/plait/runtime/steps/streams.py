@@ -59,6 +59,12 @@ class PartialRollout:
         self._said: Mapping[Key, int] = {}
         self._times_heard = 0
 
+    def extend(self, prompts: Sequence[Prompt]) -> None:
+        """Ask for samples of further prompts."""
+        self.prompts += tuple(prompts)
+        self.root_tokens = root_of([prompt.token_ids for prompt in self.prompts])
+        self.groups |= {prompt.uid: [] for prompt in prompts}
+
     @property
     def unfinished(self) -> Iterator[tuple[int, int]]:
         """(prompt uid, index) of each sample that is not finished."""
