@@ -65,6 +65,35 @@ def test_a_sample_that_came_stands_ahead_of_an_older_prompt_that_holds_the_pool(
     assert chunks(batch.plan()) == [(7, None, 0, 8, False)]
 
 
+def test_samples_of_an_earlier_rollout_come_before_all_of_a_later_one_that_wait() -> None:
+    """Prompt 7 and the sample of 8 are of rollout 5; then rollout 4 asks for 9, and for a sample that has begun."""
+    batch = scheduler(max_running=1)
+    batch.add(6, 3, [0], [], 4)
+    assert batch.plan().starts == (Start(6, (0,)),)
+    batch.add(7, 3, [0], [], 5)
+    assert batch.add_started((8, 0), 5, 0, [], rollout=5) is None
+    batch.add(9, 3, [0, 1], [], 4)
+    assert batch.add_started((10, 0), 5, 0, [], rollout=4) is None
+    batch.add(11, 3, [0], [], 5)
+    assert [item.order[:2] for item in batch.sequences.in_turn()] == [(4, 4), (4, 3), (5, 2), (5, 1), (5, 5)]
+    came = []
+    for _ in range(6):
+        batch.remove(list(batch.running))
+        batch.start_ready()
+        if not batch.running:
+            batch.plan()
+        came += batch.running
+    assert came == [(10, 0), (9, 0), (9, 1), (8, 0), (7, 0), (11, 0)]
+
+
+def test_of_two_rollouts_the_later_gives_way_though_it_was_asked_for_first() -> None:
+    batch = scheduler(num_blocks=6)
+    batch.add(7, 5, [0], own(7, 5), 5)
+    assert batch.plan().starts == (Start(7, (0,)),)
+    batch.add(8, 5, [0], own(8, 5), 4)
+    assert [key for _ in range(9) for key in batch.plan().preempted] == [(7, 0)]
+
+
 def test_a_group_larger_than_the_batch_starts_in_parts_and_keeps_its_turn() -> None:
     batch = scheduler(max_running=3)
     add(batch, 7, 3, range(4))

@@ -124,7 +124,7 @@ class Engine:
         self._parking.resume(request)
         if fresh := tuple(request.fresh):
             flight.pending[uid] = PendingPrompt(request, limits, len(fresh))
-            state.scheduler.add(uid, num_tokens, fresh, prefix_keys(request.prompt.token_ids))
+            state.scheduler.add(uid, num_tokens, fresh, prefix_keys(request.prompt.token_ids), request.noise.rollout)
         if request.in_turns:
             num_here = self.occupancy.num_running + self.occupancy.num_waiting
             state.scheduler.turns.expect(num_here, num_tokens + max(limits))

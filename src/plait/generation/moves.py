@@ -152,7 +152,9 @@ class SampleMoves:
             computed = transfer.contiguous(stages, self.num_shared(request.prompt) if is_current else 0)
         flight.started[key] = response
         names = prefix_keys(request.prompt.token_ids)
-        here = state.scheduler.add_started(key, len(response.tokens), computed, names, is_current=is_current)
+        here = state.scheduler.add_started(
+            key, len(response.tokens), computed, names, is_current=is_current, rollout=request.noise.rollout
+        )
         if here is not None:
             state.reserve()
             sample = state.scheduler.sequences.find(key)
@@ -209,5 +211,5 @@ class Parking:
                 self._moves.import_sample(parked, kv="keep")
             else:  # a next turn finds the blocks of the turns before it, too, as far as they are cached
                 known = prefix_keys(response.tokens[:-1]) if sample.replies else names
-                state.scheduler.add_started(key, len(response.tokens), 0, known)
+                state.scheduler.add_started(key, len(response.tokens), 0, known, rollout=request.noise.rollout)
             flight.started[key] = response

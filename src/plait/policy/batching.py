@@ -7,7 +7,8 @@ Words: a *prompt* is computed once, in chunks if it is long, and then starts its
 become free; they share its blocks. Prompts that begin alike share the full blocks of their common beginning: the first
 one computes them, and later ones find them, even in the same step. A sample is *preempted* when the pool is too small:
 its blocks are freed, and it waits, ahead of all samples that have not started, until its tokens are computed again. The
-*order* of samples is that in which they were asked for; the youngest give way.
+*order* of samples is that in which they were asked for; the youngest give way. Those of an earlier *rollout* come
+before all of a later one, whenever they were asked for.
 """
 
 from __future__ import annotations
@@ -52,13 +53,16 @@ class Scheduler:
         sequences = self.sequences
         return bool(sequences.running or sequences.preempted or sequences.prompts)
 
-    def add(self, uid: int, num_tokens: int, indices: Sequence[int], names: Sequence[Hashable]) -> None:
+    def add(
+        self, uid: int, num_tokens: int, indices: Sequence[int], names: Sequence[Hashable], rollout: int = 0
+    ) -> None:
         """Queue samples of a prompt.
 
         Args:
             names: a prefix key for each full block of the prompt; blocks of equal ones are computed once.
+            rollout: its number.
         """
-        self.sequences.add_prompt(uid, num_tokens, indices, tuple(names))
+        self.sequences.add_prompt(uid, num_tokens, indices, tuple(names), rollout)
 
     def add_started(
         self,
@@ -68,6 +72,7 @@ class Scheduler:
         names: Sequence[Hashable],
         *,
         is_current: bool = True,
+        rollout: int = 0,
     ) -> int | None:
         """Queue a sample that has started elsewhere, with room for the computed tokens that it brings or shares.
 
@@ -75,12 +80,13 @@ class Scheduler:
             num_tokens: of prompt and response.
             names: as of `add`.
             is_current: whether its keys and values are of the current weights, so that samples may share them.
+            rollout: as of `add`.
 
         Returns:
             How many of the computed tokens are here already, shared with others; the caller writes the rest at once.
             None if there is no room: all tokens are computed again.
         """
-        sample = self.sequences.add_started(key, num_tokens, tuple(names))
+        sample = self.sequences.add_started(key, num_tokens, tuple(names), rollout)
         return self.room.bring(sample, num_computed_tokens, is_current=is_current)
 
     def remove(self, keys: Iterable[Key], contexts: Mapping[Key, Sequence[Hashable]] | None = None) -> None:
@@ -249,7 +255,7 @@ class Scheduler:
         for index in indices:
             self.blocks.hold(item.table)
             key = (item.uid, index)
-            order = (item.number, index)
+            order = (item.rollout, item.number, index)
             self.running[key] = Started(
                 key,
                 order,

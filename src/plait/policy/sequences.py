@@ -8,14 +8,15 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from heapq import merge
 
 from plait.policy.step import Key
 
-Order = tuple[int, int]
-"""In which samples were asked for: the prompt's number, then the sample's index. Who is younger gives way."""
+Order = tuple[int, int, int]
+"""In which samples come: those of an earlier rollout, then in which they were asked for, by the prompt's number and the
+sample's index. Who is younger gives way."""
 
-OLDEST: Order = (-1, -1)
+OLDEST: Order = (-1, -1, -1)
 """Before all."""
 
 
@@ -51,10 +52,11 @@ class Prompt:
     num_computed_tokens: int = 0
     table: list[int] = field(default_factory=list)
     is_current: bool = True
+    rollout: int = 0
 
     @property
     def order(self) -> Order:
-        return self.number, self.pending[0]
+        return self.rollout, self.number, self.pending[0]
 
 
 class Sequences:
@@ -85,23 +87,29 @@ class Sequences:
         yield from ((prompt.uid, index) for prompt in self.prompts.values() for index in prompt.pending)
 
     def in_turn(self) -> Iterator[Started | Prompt]:
-        """What waits, the first to be computed first."""
-        return chain(self.preempted, self.prompts.values())
+        """What waits, the first to be computed first: of each rollout, what has started before."""
+        return merge(self.preempted, self.prompts.values(), key=lambda item: item.order[0])
 
     def find(self, key: Key) -> Started | None:
         """The sample, if it has started."""
         return self.running.get(key) or next((s for s in self.preempted if s.key == key), None)
 
-    def add_prompt(self, uid: int, num_tokens: int, indices: Sequence[int], names: tuple[Hashable, ...]) -> None:
-        """Samples of a prompt wait behind all that are here."""
+    def add_prompt(
+        self, uid: int, num_tokens: int, indices: Sequence[int], names: tuple[Hashable, ...], rollout: int = 0
+    ) -> None:
+        """Samples of a prompt wait behind all of their rollout and of earlier ones that are here."""
         assert uid not in self.prompts, f"prompt {uid} waits already"
-        self.prompts[uid] = Prompt(uid, self._count, num_tokens, list(indices), names)
+        later = [other.uid for other in self.prompts.values() if other.rollout > rollout]
+        self.prompts[uid] = Prompt(uid, self._count, num_tokens, list(indices), names, rollout=rollout)
+        for other in later:
+            self.prompts[other] = self.prompts.pop(other)
         self.num_unstarted += len(indices)
         self._count += 1
 
-    def add_started(self, key: Key, num_tokens: int, names: tuple[Hashable, ...]) -> Started:
-        """A sample that has started elsewhere waits, ahead of all that have not started; nothing of it is computed."""
-        sample = Started(key, (self._count, key[1]), num_tokens, 0, [], names)
+    def add_started(self, key: Key, num_tokens: int, names: tuple[Hashable, ...], rollout: int = 0) -> Started:
+        """A sample that has started elsewhere waits, ahead of all of its rollout that have not started; nothing of it
+        is computed."""
+        sample = Started(key, (rollout, self._count, key[1]), num_tokens, 0, [], names)
         self._count += 1
         insort(self.preempted, sample, key=order_of)
         return sample
