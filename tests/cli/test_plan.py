@@ -321,6 +321,18 @@ def test_a_table_says_whether_fusion_has_something_to_hide(
     assert said in line
 
 
+@pytest.mark.parametrize("most", ["0", "1"])
+def test_a_found_plan_lets_scoring_begin_beside_generation_of_its_own_batch_or_the_next(
+    most: str, recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ("--algorithm", "grpo", "--samples_per_prompt", "8", "--options.kl_coef", "0.05", "--max_staleness", most)
+    keys += ("--lengths", "64:100~0.9", "--evaluations", "200")
+    code, out, err = run(capsys, "plan", recipe, "--cluster", "4xH200", *keys, "--out", f"plan-{most}.json")
+    assert code == 0, err
+    assert "scoring may begin beside generation" in out
+    assert "fusion" in [policy.name for policy in Plan.load(f"plan-{most}.json").policies]
+
+
 @pytest.mark.parametrize("columns", [60, 120])
 def test_it_fits_the_terminal(
     columns: int, recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -103,6 +103,14 @@ def test_what_is_stated_stays_and_other_policies_too() -> None:
     assert with_fusion_times(replace(given, policies=(shares,)), COSTS).policies == (shares,)
 
 
+def test_of_batches_that_are_drawn_ahead_what_scores_them_then_is_told_of() -> None:
+    (ref,) = (node.id for node in FLOW.nodes if node.call == "ref.logprobs")
+    ahead = replace(COSTS.workload, scores_ahead=frozenset({ref}))
+    told = with_fusion_times(plan(OPEN), ModelCosts(ahead, COSTS.shapes, FLOW, CLUSTER)).policies
+    alone = replace(plan(OPEN), placements=tuple(p for p in plan(OPEN).placements if p.role in ("actor", "ref")))
+    assert told == with_fusion_times(alone, COSTS).policies
+
+
 def test_scores_with_copies_are_not_told_of() -> None:
     """They begin when all samples have ended: a plan tells the same that has no such call."""
     given = plan(OPEN)

@@ -379,7 +379,11 @@ def test_roles_train_together_only_where_a_step_gains_three_percent(
 
 
 @pytest.mark.parametrize("rollouts", [ROLLOUTS, IN_ONE_PART], ids=["in parts", "in one part"])
-@pytest.mark.parametrize("traits", [{}, {"fuses": True}, {"ahead": True}], ids=str)
+@pytest.mark.parametrize(
+    "traits",
+    [{}, {"fuses": True}, {"ahead": True}, {"ahead": True, "early": frozenset({2}), "fuses": True}],
+    ids=["plain", "fuses", "ahead", "fuses ahead"],
+)
 def test_no_plan_is_worth_less_than_its_bound(traits, rollouts: Rollouts) -> None:
     of = problem(4, tails=(Tail(0.0, 6.0), Tail(-0.5, 4.0, 0.1)), first_s=1.0)
     of = replace(of, graph=replace(of.graph, rollouts=rollouts, **traits), pairs=(("actor", "critic"),))

@@ -157,3 +157,22 @@ def test_batches_that_are_drawn_ahead_are_scored_as_they_end(
             scored = [span.start_s for span in spans if span.step == step and span.action.startswith("ref.logprobs/")]
             drawn = [span.end_s for span in spans if span.step == step and span.action.startswith("actor.generate/")]
             assert min(scored) < max(drawn), "while others still generated"
+
+
+def test_what_has_all_samples_from_the_beginning_of_its_step_scores_them_at_once(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    """A critic scores a batch in its own step, as its weights change: in parts it would only take longer. The reference
+    scores parts in the step that draws."""
+    keys = KEYS | {"steps": 2, "max_staleness": 1, "algorithm": "ppo", "options": {"kl_coef": 0.05}}
+    one = make_recipe(**keys, run_dir=str(tmp_path / "one"))
+    run(one)
+    placed = DP2 | {"critic.train": "0,1 dp2", "critic.values": "0,1 dp2"}
+    plan = str(write_plan(tmp_path, "plan", placed, policies={"fusion": PARTS_PAY}))
+    fused = make_recipe(**keys, fusion=0.25, plan=plan, run_dir=str(tmp_path / "fused"))
+    run(fused)
+    assert_equal_runs(fused.run_dir, one.run_dir)
+    assert_equal_columns(fused.run_dir, one.run_dir)
+    actions = {span.action for span in load_any(fused.run_dir / "trace.json").spans if span.kind == "SCORE"}
+    assert {action.split("/")[1] for action in actions if action.startswith("ref.logprobs/")} >= {"p0", "p1"}
+    assert not {action for action in actions if action.startswith("critic.values/p")}

@@ -33,6 +33,17 @@ def placed(generates: int, **scores: tuple[int, ...]) -> Plan:
     )
 
 
+def test_of_batches_that_are_drawn_ahead_only_what_scores_them_then_can_be_hidden() -> None:
+    plan, models = placed(2, ref=(0, 1), critic=(0, 1)), ("actor", "ref", "critic")
+    ref = next(node.id for node in PPO.nodes if node.call == "ref.logprobs")
+    assert nothing_to_hide(plan, PPO, models, (), ahead={ref}) == ""
+    found = nothing_to_hide(plan, PPO, models, (), ahead=())
+    assert (
+        found == "batches are drawn ahead, and ref and critic score them in their own step, when all samples are there"
+    )
+    assert nothing_to_hide(placed(2, ref=(2,), critic=(0, 1)), PPO, models, (), ahead={ref}).startswith("batches are")
+
+
 @pytest.mark.parametrize(
     ("flow", "plan", "copied", "said"),
     [

@@ -21,6 +21,7 @@ from plait.errors import ConfigError
 from plait.models.files.known_shapes import is_shape
 from plait.recipes.algorithm import rows_of
 from plait.recipes.device_checks import check_device, ranks_on_ray
+from plait.recipes.drawn_ahead import scores_ahead
 from plait.recipes.engine_checks import said_of_program
 from plait.recipes.plan_files import plan_file, ranks_of
 from plait.recipes.recipe import Recipe
@@ -130,7 +131,8 @@ def _print(prepared: Outline | Prepared, plan: Plan, data: str, nodes: int) -> N
         foretold = _foretold(prepared, plan, nodes)
         console.print(staleness_text(prepared.recipe, prepared.flow, prepared.models, plan, foretold))
     copied = OffloadPolicy(prepared.models, plan, adapted=prepared.recipe.lora.rank > 0).scores_with_copies
-    hidden = nothing_to_hide(plan, prepared.flow, [model.role for model in prepared.models], copied)
+    ahead = scores_ahead(prepared.flow, prepared.recipe)
+    hidden = nothing_to_hide(plan, prepared.flow, [model.role for model in prepared.models], copied, ahead)
     if hidden and plan.num_ranks > 1 and not prepared.recipe.fusion_rule.is_stated:
         console.print(f"fusion has nothing to hide: {hidden}")
     for better in better_orders(prepared.recipe, prepared.models, plan):

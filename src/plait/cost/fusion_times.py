@@ -83,6 +83,8 @@ def _times(rollout: Node, plan: Plan, costs: StepCosts, copied: Collection[str])
 def _scoring(rollout: Node, plan: Plan, costs: StepCosts, ranks: frozenset[int]) -> list[Placement]:
     """Placements of the calls whose scores can begin on these ranks, as they have no samples left."""
     calls = [node for node in costs.flow.of_kind(CallKind.SCORE) if node.rows == rollout.id]
+    if (ahead := costs.workload.scores_ahead) is not None:
+        calls = [node for node in calls if node.id in ahead]
     return [
         placement
         for node in calls

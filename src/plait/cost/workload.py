@@ -15,6 +15,7 @@ from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError
 from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
+from plait.recipes.drawn_ahead import scores_ahead
 from plait.recipes.engine_checks import guesses_whole, most_guessed
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import optimizer_of
@@ -54,6 +55,7 @@ class Workload:
                  come to it where its weights are widened; all that another engine takes
     elsewhere:   whether keys and values are another engine's, and among these
     pools_stay:  whether pools and graphs of GPUs are those of the rollout before
+    scores_ahead: ids of the calls that score samples in the step that draws them; None: all do
     function_s:  seconds in which the reward functions score one sample, in one process; workers: processes of them
     """
 
@@ -86,6 +88,7 @@ class Workload:
     engine_bytes: Mapping[str, EngineBytes] = field(default_factory=dict)
     elsewhere: bool = False
     pools_stay: bool = False
+    scores_ahead: frozenset[int] | None = None
     function_s: float = 0.0
     workers: int = 1
 
@@ -130,6 +133,7 @@ class Workload:
             most_new_tokens=1 + most_guessed(recipe),
             filters=recipe.sampling.filters,
             gathers=recipe.fusion_rule.may_fuse,
+            scores_ahead=scores_ahead(flow, recipe),
             workers=recipe.reward.workers,
         )
 

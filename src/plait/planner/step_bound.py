@@ -76,12 +76,12 @@ class StepBound:
         else:
             own_s, busy_s, parts_s = self._seconds_of(place)[graph.calls_of[call.slot].index(number)]
             mask, chunks = place.mask, place.chunks
+        source = None if call.source is None else places[graph.calls[call.source].slot]
+        if source is not None and graph.fuses and mask & source.mask and number in graph.scores_of[call.source]:
+            own_s = busy_s = min(own_s, parts_s - min(self._spare_s(source), parts_s * (1 - LAST_SHARE)))
         if graph.ahead:
             return _Least(0.0, own_s, own_s, busy_s, mask, ())
-        source = None if call.source is None else places[graph.calls[call.source].slot]
         if source is None or mask & source.mask:
-            if source is not None and graph.fuses and not call.beside:
-                own_s = busy_s = min(own_s, parts_s - min(self._spare_s(source), parts_s * (1 - LAST_SHARE)))
             begin_s = max((before[need].end_s for need in call.needs), default=0.0)
             return _Least(begin_s, begin_s + own_s, own_s, busy_s, mask, call.needs)
         assert call.source is not None

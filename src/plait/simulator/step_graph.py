@@ -192,12 +192,16 @@ class StepGraph:
 
     @cached_property
     def scores_of(self) -> Mapping[int, tuple[int, ...]]:
-        """Generation → calls of models that may score its samples as they end, and wait for nothing else."""
+        """Generation → calls of models that may score its samples as they end, and wait for nothing else: in a step
+        that draws ahead those that score what it draws."""
         return {
             draw: tuple(
                 number
                 for number, call in enumerate(self.calls)
-                if call.source == draw and call.slot != NO_MODEL and not call.beside
+                if call.source == draw
+                and call.slot != NO_MODEL
+                and not call.beside
+                and (not self.ahead or number in self.early)
             )
             for draw in self.draws
         }

@@ -196,7 +196,7 @@ class StepProgram:
     def _ending(self, number: int, place: Place) -> float:
         """By how much a generation ends later (below 0, sooner) if its last samples are gathered."""
         tails = place.tails(self.graph.calls_of[place.slot].index(number))
-        if not self.graph.fuses or self.graph.ahead or not tails:
+        if not self.graph.fuses or not tails:
             return 0.0
         scores = [(call, self.places[self.graph.calls[call].slot]) for call in self.graph.scores_of[number]]
         shared = {

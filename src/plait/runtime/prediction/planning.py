@@ -281,8 +281,7 @@ class Planning:
 
     def _may_fuse(self, plan: Plan) -> bool:
         """Whether a run of the plan may score in parts on ranks that generate."""
-        moves = abilities(self.recipe).moves and self.recipe.max_staleness == 0
-        return self.recipe.fusion_rule.is_open and moves and not self.nothing_to_hide(plan)
+        return self.recipe.fusion_rule.is_open and abilities(self.recipe).moves and not self.nothing_to_hide(plan)
 
     def _gains_by_fusion(self, plan: Plan) -> bool:
         """Whether a step is foretold to be shorter, by what is worth it, where samples are scored in parts on ranks
@@ -294,7 +293,8 @@ class Planning:
 
     def nothing_to_hide(self, plan: Plan) -> str:
         """See `stage_fusion.nothing_to_hide`."""
-        return nothing_to_hide(plan, self.flow, [model.role for model in self.models], self._scores_with_copies(plan))
+        models, copied = [model.role for model in self.models], self._scores_with_copies(plan)
+        return nothing_to_hide(plan, self.flow, models, copied, self.workload.scores_ahead)
 
     def _scores_with_copies(self, plan: Plan) -> frozenset[str]:
         return OffloadPolicy(self.models, plan, adapted=self.recipe.lora.rank > 0).scores_with_copies

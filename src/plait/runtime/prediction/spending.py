@@ -24,6 +24,7 @@ from plait.errors import cause_of
 from plait.models.shape import ModelShape
 from plait.observe.loading import loading
 from plait.observe.screen import say
+from plait.recipes.drawn_ahead import scores_ahead
 from plait.recipes.engine_checks import said_of_idle_keys
 from plait.recipes.flow_checks import said_of_unread_options
 from plait.recipes.recipe import Recipe
@@ -91,7 +92,8 @@ def settled(run: Outline, plan: Plan, lengths: SampleLengths) -> Plan:
 def _said_of_fusion(run: Outline, plan: Plan) -> Iterator[str]:
     """Why `fusion` does nothing in a plan, in words, where a recipe states it."""
     copied = OffloadPolicy(run.models, plan, adapted=run.recipe.lora.rank > 0).scores_with_copies
-    hidden = nothing_to_hide(plan, run.flow, [model.role for model in run.models], copied)
+    ahead = scores_ahead(run.flow, run.recipe)
+    hidden = nothing_to_hide(plan, run.flow, [model.role for model in run.models], copied, ahead)
     if run.recipe.fusion_rule.is_stated and hidden:
         yield f"`fusion` has nothing to hide: {hidden}"
 

@@ -15,6 +15,7 @@ from plait.engines import ScoredBy, Training, TrainingEngine
 from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.policy.score_parts import PartSize
+from plait.recipes.drawn_ahead import scores_ahead
 from plait.recipes.recipe import Recipe
 from plait.runtime.steps.free_copies import Copies, where_free
 from plait.runtime.steps.rewarding import RewardCalls
@@ -43,7 +44,7 @@ class Calls:
         self._of_next_step = {node.next_value for node in flow.of_kind(CallKind.BECOMES)}
         self.rewarding = RewardCalls(flow, roles, recorder, progress)
         self.rollout = Rollout(flow, self.rewarding, recipe, progress)
-        self._recipe = recipe
+        self._recipe, self._ahead = recipe, scores_ahead(flow, recipe)
         self._groups = self._groups_of()
 
     def mesh(self, node: Node, step: int, *, begins: bool = False) -> frozenset[int]:
@@ -87,6 +88,8 @@ class Calls:
         (`free_copies.where_free`)."""
         trainer, source = self.trainer(node), self._flow.nodes[node.rows]
         if trainer is None or not may_stream(node, self._flow) or self.streams(node):
+            return False
+        if self._ahead is not None and node.id not in self._ahead:  # all samples are there when its step begins
             return False
         engine = self._model(source).engine
         if engine is None or engine.moves is None or not engine.moves.gathers or not trainer.scoring_instances:

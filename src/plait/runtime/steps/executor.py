@@ -8,8 +8,8 @@ from functools import partial
 
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.observe.progress import Progress
+from plait.recipes.drawn_ahead import scores_ahead
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import role_models, unchanging
 from plait.runtime.steps.asking import Beside
 from plait.runtime.steps.batches import Batches
 from plait.runtime.steps.calls import Calls
@@ -17,7 +17,7 @@ from plait.runtime.steps.graph_order import GraphOrder
 from plait.runtime.steps.roles import RoleRuntime, rewards_of
 from plait.runtime.steps.step import StepState
 from plait.schedule.dispatch import Clock, Dispatcher, Key, Task, run_alone
-from plait.schedule.needs import early_scores, needs_of
+from plait.schedule.needs import needs_of
 from plait.schedule.open_steps import OpenSteps
 from plait.schedule.work import Work, nothing
 from plait.workers.recorder import Recorder
@@ -44,7 +44,7 @@ class Executor:
         needs = needs_of(flow, rewards_of(roles))
         self.calls = Calls(flow, roles, recipe, recorder, progress)
         beside = None if recipe.update_rule.waits else self.calls.runs_beside
-        early = early_scores(flow, needs, unchanging(flow, role_models(flow, recipe)))
+        early = scores_ahead(flow, recipe) or frozenset()
         self._open = OpenSteps(flow, needs, recipe.max_staleness, recipe.steps, self.calls.keeps_weights, beside, early)
         self._clock = clock
         self._under_way: _Steps | None = None
