@@ -99,7 +99,8 @@ class Sequences:
     ) -> None:
         """Samples of a prompt wait behind all of their rollout and of earlier ones that are here."""
         assert uid not in self.prompts, f"prompt {uid} waits already"
-        later = [other.uid for other in self.prompts.values() if other.rollout > rollout]
+        is_last = not self.prompts or next(reversed(self.prompts.values())).rollout <= rollout
+        later = [] if is_last else [other.uid for other in self.prompts.values() if other.rollout > rollout]
         self.prompts[uid] = Prompt(uid, self._count, num_tokens, list(indices), names, rollout=rollout)
         for other in later:
             self.prompts[other] = self.prompts.pop(other)
