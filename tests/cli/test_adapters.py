@@ -1,4 +1,4 @@
-"""A folder with a LoRA adapter alone, as peft and plait write it, is sampled from and evaluated as it is."""
+"""A folder with a LoRA adapter alone, as peft and plait write it, is sampled from, evaluated and trained."""
 
 from __future__ import annotations
 
@@ -75,15 +75,22 @@ def test_eval_with_an_adapter_is_that_of_its_weights(
     assert size(adapter, 0) == size(adapter, 4) != size(tiny_folder, 4)
 
 
-def test_training_does_not_begin_with_an_adapter(
+def test_training_says_that_it_merges_an_adapter(
     adapter: Path, make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(make_recipe(steps=1).model_dump(mode="json")))
+    assert main(["train", str(path), "--model", str(adapter)]) == 0
+    assert (
+        f"the adapter {adapter}, which is merged into the weights, as without `lora` all are" in capsys.readouterr().err
+    )
+
+
+def test_a_dry_run_takes_an_adapter(adapter: Path, make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    path = tmp_path / "recipe.json"
     path.write_text(json.dumps(make_recipe().model_dump(mode="json")))
-    assert main(["train", str(path), "--model", str(adapter)]) == 2
-    said = capsys.readouterr().err
-    assert "is a LoRA adapter alone, from which the role `actor` cannot begin" in said
-    assert "`plait export RUN_DIR --out FOLDER` writes one of a run" in said
+    assert main(["train", str(path), "--model", str(adapter), "--lora.rank", "2", "--dry-run"]) == 0
+    assert main(["train", str(path), "--model", str(adapter), "--lora.rank", "4", "--dry-run"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -358,14 +358,3 @@ def test_a_model_that_is_still_to_be_made_is_what_its_stage_makes() -> None:
     checks.check_models([reward], {"reward.model": ToCome("@judge", scalar=True)})
     with pytest.raises(ConfigError, match=r"`@judge` is a language model without a head for scores"):
         checks.check_models([reward], {"reward.model": ToCome("@judge", scalar=False)})
-
-
-def test_an_adapter_alone_may_be_measured_but_not_trained(tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "m"}))
-    actor = RoleModel("actor", str(tmp_path), scalar=False, trained=True, key="model")
-    checks.check_adapters([actor], trains=False)
-    with pytest.raises(ConfigError, match=r"key `model`: .* is a LoRA adapter alone, .* role `actor` cannot begin"):
-        checks.check_adapters([actor], trains=True)
-    reward = RoleModel("reward", str(tmp_path), scalar=True, trained=False, key="reward.model")
-    with pytest.raises(ConfigError, match="role `reward` cannot begin"):
-        checks.check_adapters([reward], trains=False)

@@ -347,7 +347,7 @@ def test_what_generates_nothing_has_no_judges(make_recipe: MakeRecipe, data: dic
         ("dpo", "model", "reward_model", "key `model`: `.*` is a reward model"),
         ("ppo", "reward.model", "language_model", "key `reward.model`: `.*` is a language model .* without a head"),
         ("safe_rlhf", "cost.model", "language_model", "key `cost.model`: `.*` is a language model"),
-        ("ppo", "reward.model", "adapter", "key `reward.model`: `.*` is a LoRA adapter alone.*`plait export"),
+        ("ppo", "reward.model", "adapter", "key `reward.model`: `.*` is a language model .* without a head"),
     ],
 )
 def test_a_model_that_does_not_fit_its_role_is_refused(
@@ -367,7 +367,8 @@ def test_a_model_that_does_not_fit_its_role_is_refused(
             save_pretrained(load_scalar(str(tiny_folder), dtype="float32"), folder)
         case "adapter":
             folder.mkdir()
-            (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
+            config = {"base_model_name_or_path": str(tiny_folder), "task_type": "CAUSAL_LM"}
+            (folder / "adapter_config.json").write_text(json.dumps(config))
         case _:
             folder = tiny_folder
     keys = {key: str(folder)} | ({key.replace("model", "functions"): []} if key != "model" else {})

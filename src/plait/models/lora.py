@@ -122,13 +122,18 @@ def peft_fields(settings: LoraSettings, decoder: Any) -> dict[str, Any]:
 
 def check_targets(settings: LoraSettings, models: Iterable[str]) -> None:
     """Raises ModelError where the settings name a layer that a model has not, by its configuration alone."""
+    for name in () if settings.target_modules == "all-linear" else dict.fromkeys(models):
+        targets_of(settings, decoder_without_weights(name))
+
+
+def decoder_without_weights(name: str) -> Any:
+    """The decoder of a model, by its configuration alone; its parameters are on the meta device."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    for name in () if settings.target_modules == "all-linear" else dict.fromkeys(models):
-        read = read_config(name)
-        config = CONFIG_MAPPING[read["model_type"]].from_dict(dict(read))
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            targets_of(settings, new_module(config, decoder_only=True))
+    read = read_config(name)
+    config = CONFIG_MAPPING[read["model_type"]].from_dict(dict(read))
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return new_module(config, decoder_only=True)
 
 
 def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,20 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from plait.errors import ModelError
+from plait.errors import ConfigError, ModelError
+from plait.models.files.adapter_folder import CONFIG, adapter_of
 from plait.models.files.claims import read_object
 from plait.models.files.saving import check_finite
-from plait.models.lora import add_lora, own_adapter, peft_fields, peft_library, targets_of, unreached_layers
+from plait.models.lora import (
+    add_lora,
+    check_targets,
+    decoder_without_weights,
+    own_adapter,
+    peft_fields,
+    peft_library,
+    targets_of,
+    unreached_layers,
+)
 from plait.models.lora_settings import LoraSettings
 from plait.models.model import AnyModel, Model
 from plait.output import write_folder
@@ -82,7 +93,7 @@ def _base_of(model: Model) -> str | None:
 
 def load_adapter(model: AnyModel, folder: str | Path, *, name: str) -> AnyModel:
     """A view of the model with an adapter that `save_adapter`, peft or TRL wrote; what it has of layers that no text
-    reaches is left out.
+    reaches is left out. Of a scalar model with an adapter of a language model, the head stays as it is.
 
     Args:
         folder: holds `adapter_config.json` and `adapter_model.safetensors`.
@@ -91,46 +102,111 @@ def load_adapter(model: AnyModel, folder: str | Path, *, name: str) -> AnyModel:
     Raises:
         ModelError: not there, not readable, of another model, or of a kind that is more than A and B.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    stored = stored_adapter(model, folder)
+    view = add_lora(model, stored.settings, name=name, seed=0)
+    assert view.own is not None, "add_lora gives a view"
+    with torch.no_grad():
+        for key, param in view.own.parameters.items():
+            if key in stored.tensors:
+                param.copy_(stored.tensors[key])
+    return view
 
+
+@dataclass(frozen=True)
+class StoredAdapter:
+    """An adapter as it stands in files, for a model that it fits.
+
+    tensors: A and B, and the head of a scalar model where there is one, by the names that views give them
+    """
+
+    settings: LoraSettings
+    tensors: Mapping[str, Tensor]
+
+
+def stored_adapter(model: Model, folder: str | Path) -> StoredAdapter:
+    """See `load_adapter`; changes nothing of the model."""
     folder = Path(folder)
+    config, opened = _read(folder)
+    decoder, prefix = model.module.base_model, model.module.base_model_prefix
+    names = {key: key.removeprefix(_PREFIX) for key in tuple(opened.keys())}
+    settings = _settings(config, names, decoder, prefix, folder)
+    beside = _beside(decoder, prefix)
+    tensors = {name: opened.get_tensor(key) for key, name in names.items() if not name.startswith(beside)}
     try:
-        config = read_object(folder / "adapter_config.json")
-        stored = load_file(folder / "adapter_model.safetensors")
+        expected = _shapes(model, decoder, settings)
+    except ModelError as error:  # it adapts layers that are never adapted here
+        raise ModelError(f"adapter: {str(folder)!r} does not fit this model: {error}") from None
+    if config.get("task_type") != model.peft_task:  # of a language model: a head is new
+        expected = {key: shape for key, shape in expected.items() if key in tensors or ".lora_" in key}
+    _check_tensors(tensors, expected, folder)
+    return StoredAdapter(settings, tensors)
+
+
+def check_trained(settings: LoraSettings, models: Mapping[str, str]) -> None:
+    """Models have the layers that are to be adapted, and those that begin as an adapter were trained with the settings
+    of the run; by their files alone.
+
+    Args:
+        models: key and role, for messages → the model that is trained.
+
+    Raises:
+        ConfigError: one was trained with others. ModelError: see `lora.check_targets` and `load_adapter`.
+    """
+    check_targets(settings, models.values())
+    for where, name in models.items():
+        if (adapter := adapter_of(name)) is None:
+            continue
+        decoder = decoder_without_weights(name)
+        config, opened = _read(adapter.folder)
+        own = _settings(config, opened.keys(), decoder, decoder.base_model_prefix, adapter.folder)
+        targets = {at.rpartition(".")[2] for at in targets_of(settings, decoder)}
+        for what, found, wanted in (
+            ("rank", own.rank, settings.rank),
+            ("alpha", f"{own.effective_alpha:g}", f"{settings.effective_alpha:g}"),
+            ("target_modules", f"[{', '.join(own.target_modules)}]", f"[{', '.join(sorted(targets))}]"),
+        ):
+            if found != wanted:
+                raise ConfigError(
+                    f"{where}: the adapter `{name}` has `lora.{what}` {found}, but the recipe has {wanted}; set "
+                    f"`lora.{what}` to {found} to train the adapter further, give the role another model, or leave "
+                    "`lora` out: the adapter is then merged into the weights, all of which are trained"
+                )
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], Any]:
+    """The configuration of an adapter, and its file of tensors, of which none is read yet."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return read_object(folder / CONFIG), safe_open(folder / "adapter_model.safetensors", "pt")
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(
             f"adapter: {str(folder)!r} should hold adapter_config.json and adapter_model.safetensors: {error}"
         ) from error
+
+
+def _beside(decoder: Any, prefix: str) -> tuple[str, ...]:
+    """What names of tensors of layers begin with that no text reaches."""
+    return tuple(f"{prefix}.{at}.lora_" for at in unreached_layers(decoder))
+
+
+def _settings(config: Mapping[str, Any], keys: Iterable[str], decoder: Any, prefix: str, folder: Path) -> LoraSettings:
     others = [key for key in _NOT_READ if config.get(key)]
     if str(first := config.get("init_lora_weights")).startswith(_CHANGE_THE_BASE):
         others.append(f"init_lora_weights {first!r:.40}, trained on other weights than those of the base")
     if config.get("peft_type") != "LORA" or others:
         kind = config.get("peft_type") if config.get("peft_type") != "LORA" else f"LoRA with {', '.join(others)}"
         raise ModelError(f"adapter: {str(folder)!r}: expected plain LoRA, found {kind}.")
-    decoder = model.module.base_model
-    beside = tuple(f"{model.module.base_model_prefix}.{at}.lora_" for at in unreached_layers(decoder))
-    names = {key: key.removeprefix(_PREFIX) for key in stored}
-    tensors = {name: stored[key] for key, name in names.items() if not name.startswith(beside)}
-    targets = sorted({key.split(".lora_A.")[0].rpartition(".")[2] for key in tensors if ".lora_A." in key})
+    beside = _beside(decoder, prefix)
+    names = [key.removeprefix(_PREFIX) for key in keys if ".lora_A." in key]
+    targets = sorted({at.split(".lora_A.")[0].rpartition(".")[2] for at in names if not at.startswith(beside)})
     try:
-        settings = LoraSettings(rank=config["r"], alpha=config["lora_alpha"], target_modules=tuple(targets))
+        return LoraSettings(rank=config["r"], alpha=config["lora_alpha"], target_modules=tuple(targets))
     except (KeyError, ValidationError) as error:
         raise ModelError(
             f"adapter: {str(folder)!r}: adapter_config.json should state `r`, a whole number, and `lora_alpha`, a "
             f"number, found {config.get('r')!r:.80} and {config.get('lora_alpha')!r:.80}."
         ) from error
-    try:
-        expected = _shapes(model, decoder, settings)
-    except ModelError as error:  # it adapts layers that are never adapted here
-        raise ModelError(f"adapter: {str(folder)!r} does not fit this model: {error}") from None
-    _check_tensors(tensors, expected, folder)
-    view = add_lora(model, settings, name=name, seed=0)
-    assert view.own is not None, "add_lora gives a view"
-    with torch.no_grad():
-        for key, param in view.own.parameters.items():
-            param.copy_(tensors[key])
-    return view
 
 
 def _shapes(model: Model, decoder: Any, settings: LoraSettings) -> dict[str, tuple[int, ...]]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from plait.algorithms.grpo import GRPOOptions
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, FlowError
-from plait.models.files.adapter_folder import adapter_of
 from plait.models.files.hub import classes_of, is_classifier
 from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
@@ -200,19 +199,6 @@ def _check_groups(flow: Dataflow, recipe: Recipe) -> None:
             raise ConfigError(
                 f"{found}, but `{node.call}` of the flow `{flow.name}` compares the samples of a prompt; give {least} "
                 "or more, or another algorithm (reinforce_pp, remax, ppo)"
-            )
-
-
-def check_adapters(models: Sequence[RoleModel], *, trains: bool) -> None:
-    """Raises ConfigError where a role begins as an adapter alone that is to be trained or to score. What is only
-    measured may."""
-    for model in models:
-        scores = model.role in REWARD_ROLES and not model.trained
-        if adapter_of(model.name) is not None and (trains or scores):
-            raise ConfigError(
-                f"key `{model.key}`: `{model.name}` is a LoRA adapter alone, from which the role `{model.role}` cannot "
-                "begin (`plait eval` and `plait generate` take one as it is); give a whole model: `plait export "
-                "RUN_DIR --out FOLDER` writes one of a run, peft's `merge_and_unload` of any adapter"
             )
 
 

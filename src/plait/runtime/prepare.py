@@ -25,7 +25,7 @@ from plait.errors import ConfigError, ModelError
 from plait.models.files.known_shapes import is_shape
 from plait.observe.loading import loading
 from plait.observe.screen import say
-from plait.recipes.checks import check_adapters, check_models, check_trained_steps, running_kept
+from plait.recipes.checks import check_models, check_trained_steps, running_kept
 from plait.recipes.device_checks import check_device
 from plait.recipes.engine_checks import abilities, check_engine_plan
 from plait.recipes.flow_checks import checked_flow
@@ -207,7 +207,6 @@ def outline(
     if recipe.device == "cuda":
         recipe = recipe.by_default(micro_batch_tokens=LONG)
     models = role_models(dataflow, recipe)
-    check_adapters(models, trains=trains)
     shapes = _shapes(models, recipe)
     dataflow = among_known(dataflow, recipe, models, shapes)
     drafts = recipe.sampling.draft_model
@@ -282,14 +281,14 @@ def _check_stop(recipe: Recipe, shape: ModelShape) -> None:
 
 def _check_models(models: tuple[RoleModel, ...], tokenizer: Any, recipe: Recipe) -> None:
     """Raises ConfigError where a role or a draft model reads the run's token ids, and they mean other texts to it;
-    ModelError where adapters are to be of layers that a trained one has not."""
+    or an adapter is no one to go on with; ModelError where adapters are to be of layers that a trained one has not."""
     if (drafts := recipe.sampling.draft_model) is not None:
         check_draft_model(tokenizer, recipe.model, drafts, DRAFT_KEY)
     check_roles(tokenizer, recipe.model, models)
     if recipe.lora.rank > 0:
-        from plait.models.lora import check_targets
+        from plait.models.lora_files import check_trained
 
-        check_targets(recipe.lora, [model.name for model in models if model.trained])
+        check_trained(recipe.lora, {f"key `{m.key}`, role `{m.role}`": m.name for m in models if m.trained})
 
 
 def _functions(role: str, flow: Dataflow, recipe: Recipe) -> tuple[RewardFunction, ...]:

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 
 from plait.dataflow import CallKind, Dataflow
 from plait.models.backbone_model import copy_of
+from plait.models.files.adapter_folder import adapter_of
 from plait.models.files.hub import classes_of, is_classifier
 from plait.models.language_model import LanguageModel
-from plait.models.loading import load_model, load_scalar
+from plait.models.loading import Adapt, beside, load_model, load_scalar, merged, without
 from plait.models.model import AnyModel, Model
 from plait.models.parallel.part_loading import PartLoader
 from plait.models.scalar_loading import scalar_of
@@ -25,16 +26,21 @@ NEW_HEAD_STD = 0.0
 """A new head scores everything 0: a critic then begins by expecting nothing, and the loss of a reward model at ln 2."""
 
 
-def build_models(wanted: Iterable[RoleModel], recipe: Recipe) -> dict[str, Model]:
+def build_models(wanted: Iterable[RoleModel], recipe: Recipe, *, trains: bool = True) -> dict[str, Model]:
     """Read each checkpoint once and give each role its weights.
 
     Roles that do not change share one copy of what they begin as. With adapters (`lora`), roles that begin as the
-    same checkpoint share its weights, trained or not, and the reference is those weights without an adapter.
+    same checkpoint share its weights, trained or not, and the reference is those weights without an adapter. A role
+    that begins as an adapter alone has that one, beside the weights: trained further, or frozen. Without `lora` it is
+    merged into the weights.
+
+    Args:
+        trains: whether the run trains any role; where it only measures, adapters stay beside the weights.
 
     Raises:
         ModelError: a model cannot be found, read, or is refused.
     """
-    return _Shelf(recipe).build(wanted)
+    return _Shelf(recipe, merges=trains and recipe.lora.rank == 0).build(wanted)
 
 
 def part_loader(recipe: Recipe) -> PartLoader:
@@ -45,8 +51,9 @@ def part_loader(recipe: Recipe) -> PartLoader:
 class _Shelf:
     """Models by where they come from, so that none is read or held twice without need."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, *, merges: bool) -> None:
         self._recipe = recipe
+        self._adapt = merged if merges else None
         self._language: dict[str, LanguageModel] = {}
         self._frozen: dict[tuple[str, bool], Model] = {}
 
@@ -69,40 +76,48 @@ class _Shelf:
             read = self._language.get(role_model.name)
             if read is not None and not role_model.has_head:
                 return scalar_of(read, seed=recipe.seed, head_std=NEW_HEAD_STD)
-            return self._load_scalar(role_model)
+            return self._load_scalar(role_model, self._adapt)
         if role_model.name not in self._language:
-            return self._read(role_model.name)
+            return self._read(role_model.name, self._adapt)
         return copy_of(self._language[role_model.name])
 
-    def _read(self, name: str) -> LanguageModel:
+    def _read(self, name: str, adapt: Adapt | None) -> LanguageModel:
         """The language model of a checkpoint, which is read once."""
         if name not in self._language:
-            self._language[name] = load_model(name, dtype=self._recipe.dtype, device=self._recipe.device)
+            self._language[name] = load_model(name, dtype=self._recipe.dtype, device=self._recipe.device, adapt=adapt)
         return self._language[name]
 
-    def _load_scalar(self, role_model: RoleModel) -> ScalarModel:
+    def _load_scalar(self, role_model: RoleModel, adapt: Adapt | None) -> ScalarModel:
         recipe = self._recipe
         return load_scalar(
-            role_model.name, dtype=recipe.dtype, device=recipe.device, seed=recipe.seed, head_std=NEW_HEAD_STD
+            role_model.name,
+            dtype=recipe.dtype,
+            device=recipe.device,
+            seed=recipe.seed,
+            head_std=NEW_HEAD_STD,
+            adapt=adapt,
         )
 
     def _adapted(self, role_model: RoleModel) -> Model:
         from plait.models.scalar_loading import scalar_view
 
         if role_model.scalar and (role_model.has_head or is_classifier(classes_of(role_model.name))):
-            return self._with_adapter(self._load_scalar(role_model), role_model)
-        base = self._read(role_model.name)
+            return self._with_adapter(self._load_scalar(role_model, without), role_model)
+        base = self._read(role_model.name, without)
         if role_model.scalar:
             view = scalar_view(base, seed=self._recipe.seed, head_std=NEW_HEAD_STD)
             return self._with_adapter(view, role_model)
         return self._with_adapter(base, role_model)
 
     def _with_adapter(self, base: AnyModel, role_model: RoleModel) -> AnyModel:
-        """The model of a role that trains; others are what they begin as."""
+        """The model with the adapter that its role begins as, or else, of one that trains, with a fresh one; others are
+        what they begin as."""
         from plait.models.lora import add_lora
 
-        recipe = self._recipe
-        return add_lora(base, recipe.lora, name=role_model.role, seed=recipe.seed) if role_model.trained else base
+        recipe, role = self._recipe, role_model.role
+        if (adapter := adapter_of(role_model.name)) is not None:
+            return beside(role)(base, adapter)
+        return add_lora(base, recipe.lora, name=role, seed=recipe.seed) if role_model.trained else base
 
 
 def sample_settings(flow: Dataflow, recipe: Recipe) -> SampleSettings:

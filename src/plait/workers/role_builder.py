@@ -96,7 +96,8 @@ class RoleBuilder:
     def _whole_models(self, own_models: Sequence[RoleModel]) -> dict[tuple[Owner, PartKey], Any]:
         """Those that this rank computes with whole, of which roles may share some."""
         whole = [role_model for role_model in own_models if (self.rank, WHOLE) in self.places[role_model.role].uses]
-        models = build_models(whole, self.recipe)
+        trains = any(role_model.trained for role_model in self.setting.models)
+        models = build_models(whole, self.recipe, trains=trains)
         return {(self._owner(role_model), WHOLE): models[role_model.role] for role_model in whole}
 
     def _owner(self, role_model: RoleModel) -> Owner:

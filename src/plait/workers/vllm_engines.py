@@ -10,6 +10,7 @@ from plait.cost.estimate import model_shape
 from plait.cost.generation_memory import kv_bytes_per_token
 from plait.cost.vllm_memory import longest_sample, pool_tokens_of_vllm
 from plait.models.files import hub
+from plait.models.files.adapter_folder import adapter_of
 from plait.models.language_model import LanguageModel
 from plait.models.shape import ModelShape
 from plait.observe.loading import loading as say_loading
@@ -46,7 +47,7 @@ def loading_of(recipe: Recipe, name: str, shape: ModelShape) -> Loading:
     """What vLLM is to make room for. Raises ConfigError: prompt and response do not fit the model."""
     sampling = recipe.sampling
     return Loading(
-        folder=str(hub.resolve(name)),
+        folder=str(hub.resolve(name if (adapter := adapter_of(name)) is None else adapter.base)),
         dtype=recipe.dtype.value,
         max_tokens=longest_sample(recipe, shape),
         max_running=sampling.max_running,

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ from plait.models.compute.attention import PackedContext
 from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.compute.logprobs_at import chunked_logprobs_at, chunked_top_logprobs
 from plait.models.flat_weights import cut_block
-from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
+from plait.models.loading import load_model, load_scalar, merged
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
 from plait.models.parallel import part_loading
@@ -29,7 +30,7 @@ from plait.models.parallel.part_loading import PartLoader
 from plait.models.parallel.partial import part_of
 from plait.models.parallel.peers import Peers
 from plait.models.parallel.team import Team
-from plait.models.scalar_loading import load_scalar, scalar_of, scalar_view
+from plait.models.scalar_loading import scalar_of, scalar_view
 from tests.models.tiny import tiny_model
 
 TEMPERATURE = 0.7
@@ -180,6 +181,7 @@ def from_file(
     """A part that is read from a checkpoint against the same part, cut from the whole model.
 
     Args:
+        folder: perhaps of an adapter.
         scales: whether the family's configuration says how to make it smaller, to prove that it can be cut.
 
     Returns:
@@ -198,7 +200,8 @@ def from_file(
         read: Any = loader.part(folder, team, scalar=scalar)
     finally:
         part_loading.read_folder, part_loading.scaled_down = read_folder, scaled_down
-    whole: Any = load_scalar(folder, dtype=dtype, seed=3) if scalar else load_model(folder, dtype=dtype)
+    load: Any = partial(load_scalar, seed=3) if scalar else load_model
+    whole = load(folder, dtype=dtype, adapt=merged)
     cut: Any = part_of(whole, team)
     batch = batch_of(cut)
     with torch.no_grad():

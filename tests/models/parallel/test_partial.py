@@ -15,6 +15,10 @@ from plait.layout.mesh import Layout
 from plait.layout.params import Parameters
 from plait.models.compute import row_attention
 from plait.models.files.saving import save_pretrained
+from plait.models.loading import load_model, load_scalar
+from plait.models.lora import add_lora
+from plait.models.lora_files import save_adapter
+from plait.models.lora_settings import LoraSettings
 from plait.models.parallel.part_proof import Proof
 from plait.models.parallel.partial import part_of
 from plait.models.parallel.team import Team
@@ -205,10 +209,23 @@ STACKED = frozenset({"mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_
 """Families whose checkpoints Transformers converts while it reads them."""
 
 
+def adapter_on(base: Path, *, scalar: bool) -> Path:
+    """The folder of an adapter alone, with A and B that are not 0."""
+    read = load_scalar(str(base), dtype="float32") if scalar else load_model(str(base), dtype="float32")
+    view: Any = add_lora(read, LoraSettings(rank=2), name="it", seed=1)
+    with torch.no_grad():
+        view.trained.weights.add_(torch.linspace(-0.1, 0.1, view.trained.layout.num_elements))
+    save_adapter(view, base.with_name("adapter"))
+    return base.with_name("adapter")
+
+
 def judge_read(four: Workers, tmp_path: Path, family: str, shape: dict[str, Any], **case: Any) -> None:
     options = case.pop("options", {})
-    save_pretrained(tiny_model(family, dtype=torch.float32, **options), tmp_path / family)
-    found = [one for one in four.ask("from_file", str(tmp_path / family), shape, **case) if one is not None]
+    folder = tmp_path / family
+    save_pretrained(tiny_model(family, dtype=torch.float32, **options), folder)
+    if case.pop("adapter", False):
+        folder = adapter_on(folder, scalar=case.get("scalar", False))
+    found = [one for one in four.ask("from_file", str(folder), shape, **case) if one is not None]
     assert found
     for equal in found:
         is_converted = family in STACKED and not (family == "gpt_neox" and case.get("scalar"))  # its head alone
@@ -236,6 +253,9 @@ def judge_read(four: Workers, tmp_path: Path, family: str, shape: dict[str, Any]
             marks=pytest.mark.slow,
         ),
         pytest.param("qwen3_moe", sizes(tp=2), {}, id="experts that are stacked"),
+        pytest.param("llama", sizes(tp=2, pp=2), {"adapter": True, "options": LONG}, id="merged adapter"),
+        pytest.param("qwen2", sizes(tp=2), {"adapter": True, "scalar": True, "dtype": "bfloat16"}, id="with a head"),
+        pytest.param("phi3", sizes(tp=2), {"adapter": True}, id="of layers in sections", marks=pytest.mark.slow),
         pytest.param("llama", sizes(tp=2), {"scales": False}, id="proven on the whole"),
     ],
 )

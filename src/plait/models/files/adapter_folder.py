@@ -20,6 +20,8 @@ class AdapterFolder:
     folder: Path
     base: str
     """The model that it was trained on: `base_model_name_or_path` of its configuration."""
+    scores: bool
+    """Whether it was trained on a scalar model, whose head lies beside it."""
 
     @property
     def has_tokenizer(self) -> bool:
@@ -51,7 +53,9 @@ def adapter_of(name: str) -> AdapterFolder | None:
             f"model: {folder / CONFIG} says that the adapter was trained on {base!r}, which holds an adapter alone "
             "itself; set `base_model_name_or_path` there to the whole model under both"
         )
-    return AdapterFolder(folder, base)
+    saved = config.get("modules_to_save")
+    scores = config.get("task_type") == "SEQ_CLS" or (isinstance(saved, list) and "score" in saved)
+    return AdapterFolder(folder, base, scores)
 
 
 def _is_adapter(folder: Path) -> bool:

@@ -121,8 +121,13 @@ def is_stated(name: str) -> bool:
 
 
 def classes_of(name: str) -> list[str]:
-    """The classes of Transformers that a model's config names; raises as `read_config`."""
-    return [str(class_name) for class_name in read_config(name).get("architectures") or ()]
+    """The classes of Transformers that a model's config names, of a scalar model's adapter those that it makes of its
+    base; raises as `read_config`."""
+    classes = [str(class_name) for class_name in read_config(name).get("architectures") or ()]
+    adapter = adapter_of(name)
+    if adapter is None or not adapter.scores:
+        return classes
+    return [class_name.replace("ForCausalLM", "ForSequenceClassification") for class_name in classes]
 
 
 def is_classifier(classes: Iterable[str]) -> bool:

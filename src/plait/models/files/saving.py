@@ -101,8 +101,13 @@ def merged_weight(layer: Any, adapter: str | None) -> Tensor:
     """
     weight = layer.base_layer.weight
     wide = torch.promote_types(weight.dtype, torch.float32)
-    delta = layer.lora_B[adapter].weight.to(wide) @ layer.lora_A[adapter].weight.to(wide) * layer.scaling[adapter]
-    return weight.to(wide) + (delta.t() if layer.fan_in_fan_out else delta)
+    added = low_rank(layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter], wide)
+    return weight.to(wide) + (added.t() if layer.fan_in_fan_out else added)
+
+
+def low_rank(a: Tensor, b: Tensor, scaling: float, wide: torch.dtype) -> Tensor:
+    """What an adapter adds to a weight, scaling · B A [out, in], of A [rank, in] and B [out, rank]."""
+    return b.to(wide) @ a.to(wide) * scaling
 
 
 def _write(export: Export, folder: Path) -> None:

@@ -5,8 +5,8 @@ a rank never has more than its part and a tensor's slice. That the family can be
 configuration with few layers and random weights (`parallel.scaled_down`).
 
 A checkpoint whose tensors are not those of the module (experts one by one, say, which Transformers stacks) is read
-whole into host memory and cut there; the device gets the part alone. A family that cannot be scaled down is proven on
-the whole model, on the device.
+whole into host memory and cut there; the device gets the part alone. An adapter that a model begins as is merged into
+each block as it is read. A family that cannot be scaled down is proven on the whole model, on the device.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from plait.kept_memory import give_back_freed
 from plait.layout.params import Parameters
 from plait.layout.shards import check
 from plait.models import scalar_loading
+from plait.models.files.adapter_folder import AdapterFolder, adapter_of
 from plait.models.files.checkpoint_files import CheckpointFiles
 from plait.models.files.pretrained import generation_of, new_module
 from plait.models.flat_weights import FlatWeights, cut_block
 from plait.models.language_loading import load_model, read_config, read_folder, without_weights
+from plait.models.loading import over_base, without
 from plait.models.parallel.partial import Values, cut_from, cut_layers, part_of, take_weights
 from plait.models.parallel.scaled_down import Proven, kinds_of, parameters_on_meta, scaled_down
 from plait.models.parallel.team import Team
@@ -64,7 +66,7 @@ class PartLoader:
         """This rank's part of a model. tp or pp of the team is more than 1.
 
         Args:
-            name: an alias, a local folder or a hub id.
+            name: an alias, a local folder, perhaps of an adapter alone, or a hub id.
             scalar: with a scalar head, see `scalar_loading.load_scalar`.
             memory: where its weights are to lie; None: in a flat buffer of its own.
 
@@ -77,17 +79,30 @@ class PartLoader:
         """
         model = self._without_weights(name, scalar)
         check(model.parameters, team.layout)
-        key = (name, scalar, team.layout)
+        adapter = adapter_of(name)
+        base = name if adapter is None else adapter.base
+        key = (base, scalar, team.layout)
         if key not in self._proven:
-            self._proven[key] = self._prove(name, model, team, scalar)
+            self._proven[key] = self._prove(base, model, team, scalar)
             give_back_freed()
-        values = self._values(name, model, scalar)
+        values = self._values(base, model, scalar)
+        if adapter is not None:
+            values = self._merged(values, model, adapter)
         cut_layers(model, team, returns_tuple=self._proven[key].returns_tuple)
         take_weights(model, team, values, self._device, memory)
         model.part = replace(model.part, cache=self._proven[key].cache)
         return model
 
+    def _merged(self, values: Values, model: Any, adapter: AdapterFolder) -> Values:
+        from plait.models.lora_merging import Merging
+
+        merging = Merging.said(model, adapter.folder)
+        return lambda block: merging.block(block, values(block).to(self._dtype))
+
     def _without_weights(self, name: str, scalar: bool) -> Any:
+        return over_base(name, lambda base: self._of_checkpoint(base, scalar), without)
+
+    def _of_checkpoint(self, name: str, scalar: bool) -> Any:
         if name not in self._read:
             self._read[name] = read_config(name)
         folder, config, tokenizer = self._read[name]
