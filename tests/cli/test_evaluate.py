@@ -105,3 +105,35 @@ def test_eval_compares_what_was_trained_with_what_training_began_with(
     figures = json.loads(capsys.readouterr().out)
     assert figures["eval/rewards/margins"] == pytest.approx(measured.metrics()["eval/rewards/margins"], rel=1e-3)
     assert figures["eval/rewards/margins"] != 0
+
+
+@pytest.mark.process
+def test_eval_on_several_devices_measures_the_same(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "some.py").write_text(
+        "def some(completions, **columns):\n    return [sum(map(ord, c)) % 7 for c in completions]\n"
+    )
+    keys = {"evaluation.items": 5, "reward.functions": [f"{tmp_path}/some.py:some"], "dtype": "float64"}
+    path = write_recipe(make_recipe(**keys), tmp_path / "recipe.json")
+    figures = []
+    for devices in ("1", "2"):
+        assert main(["eval", str(path), "--devices", devices, "--json"]) == 0
+        figures.append(json.loads(capsys.readouterr().out))
+    assert figures[0] == figures[1]
+    assert figures[0]["items"] == 5
+
+
+@pytest.mark.process
+def test_eval_on_several_devices_says_what_went_wrong_as_one_does(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.py").write_text("def bad(completions, **columns):\n    raise ValueError('no such answer')\n")
+    keys = {"evaluation.items": 2, "reward.functions": [f"{tmp_path}/bad.py:bad"], "reward.on_error": "stop"}
+    path = write_recipe(make_recipe(**keys), tmp_path / "recipe.json")
+    said = []
+    for devices in ("1", "2"):
+        assert main(["eval", str(path), "--devices", devices]) == 1
+        said.append(capsys.readouterr().err.partition("error:")[2])
+    assert said[0] == said[1]
+    assert "no such answer" in said[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plait.recipes.recipe import Recipe
-from plait.runtime.processes.worker import LOADS
+from plait.runtime.processes.launching import LOADS
 from tests.runs.faulty_runs import plait_train, recipe_of
 from tests.runs.nodes import left_of
 from tests.runs.plans import assert_equal_runs

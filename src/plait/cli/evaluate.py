@@ -25,7 +25,7 @@ FLAGS = {"--json": "print the figures as JSON", **train.TRUST}
 _EVALUATION = tuple(
     f"--evaluation.{name}" for name in ("items", "temperature", "samples_per_prompt", "pass_at", "functions", "answer")
 )
-_KEYS = ("--model", *_EVALUATION, "--seed", "--dtype", "--device", "--threads")
+_KEYS = ("--model", *_EVALUATION, "--seed", "--dtype", "--device", "--devices", "--threads")
 _SAMPLING = (
     "max_response_tokens",
     "stop",
@@ -92,12 +92,13 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
 def opening_facts(recipe: Recipe) -> dict[str, str]:
     """What will be measured, in the words of the recipe."""
     sources = recipe.data.sources
+    several = [f"{recipe.devices} processes"] if recipe.devices > 1 else []
     of_each = f" of each of {len(sources)} sources" if len(sources) > 1 else ""
     return {
         "model": recipe.model,
         "data": ", ".join(source.evaluation_source or source.source for source in sources),
         "items": f"{recipe.evaluation.items}{of_each}",
-        "device": f"{recipe.device}, {recipe.dtype.value}",
+        "device": ", ".join([recipe.device, *several, recipe.dtype.value]),
     }
 
 

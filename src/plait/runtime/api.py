@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from os import PathLike, fspath
@@ -22,13 +21,11 @@ from plait.observe.screen import say
 from plait.paths import at_home
 from plait.recipes.plan_files import ranks_of
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import REWARD_ROLES
 from plait.recipes.stages import stage_names
 from plait.recipes.trust import user_recipe
 from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
 from plait.runtime.evaluating.evaluation import Evaluation
-from plait.runtime.evaluating.measure import measure
 from plait.runtime.folder.claim import claim
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import Origin
@@ -43,15 +40,11 @@ from plait.runtime.prediction.spending import is_searched
 from plait.runtime.prepare import prepare
 from plait.runtime.process import as_in_new_process, set_up
 from plait.runtime.processes.alone import Alone
+from plait.runtime.processes.measured import for_measuring, measured, of_asked
 from plait.runtime.processes.nodes import devices_of, gathered_nodes, network_of, said_of_kinds
 from plait.runtime.session import Session
-from plait.runtime.steps.aside import Aside
-from plait.runtime.steps.calls import Calls
-from plait.runtime.steps.filling import build_roles
-from plait.runtime.steps.reward_pools import open_pools
 from plait.schedule.plan import Plan
 from plait.user_code import refuse_while_importing
-from plait.workers.recorder import Recorder
 
 
 def train(
@@ -279,22 +272,9 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
         UserError: something in the recipe cannot be used.
     """
     set_up(recipe.threads)
-    prepared = prepare(recipe.letting_be().model_copy(update={"devices": 1, "plan": "colocated"}), trains=False)
-    answers = bool(prepared.held_out)
-    models = tuple(
-        replace(model, trained=False)
-        for model in prepared.models
-        if not answers or model.role == "actor" or (model.role in REWARD_ROLES and not model.trained)
-    )
-    prepared = replace(prepared, models=models)
-    with Progress(0) as progress, ExitStack() as stack:
-        pools = open_pools(prepared, stack)
-        judges = pools.pop("judges", None)
-        recorder = Recorder()
-        workers = Alone(prepared).workers(recorder)
-        stack.callback(workers.end_engines)
-        roles = build_roles(prepared, workers, pools, recorder, progress.message)
-        progress.start()
-        clock = workers.clock((*pools.values(), *filter(None, (judges,))), progress)
-        calls = Calls(prepared.flow, roles, recipe, recorder, progress)
-        return measure(prepared, roles, judges, calls, Aside(clock, recorder, progress))
+    prepared = of_asked(prepare(for_measuring(recipe), trains=False))
+    if prepared.plan.num_ranks > 1:
+        from plait.runtime.processes.measured_by_ranks import measured_by_ranks
+
+        return measured_by_ranks(prepared)
+    return measured(prepared, Alone(prepared), Progress(0))

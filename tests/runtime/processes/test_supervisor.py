@@ -17,7 +17,8 @@ from plait.launch.failures import Ended, Failure, WorkerError
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.run_files import OLD_WORKERS
 from plait.runtime.processes import supervisor
-from plait.runtime.processes.supervisor import crowding, explained, still_loading, way_on
+from plait.runtime.processes.launching import crowding, still_loading
+from plait.runtime.processes.supervisor import explained, way_on
 from plait.runtime.processes.worker_output import worker_output
 
 

@@ -9,7 +9,7 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -28,19 +28,19 @@ from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import Origin
 from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.inputs.prepared import Prepared
+from plait.runtime.processes.launching import RUN_S, crowding, launcher_of, still_loading
 from plait.runtime.processes.nodes import threads_of
 from plait.runtime.processes.progress_relay import ProgressRelay
 from plait.runtime.processes.restarting import RanksLost
-from plait.runtime.processes.worker import LOADS, Job, Worker
+from plait.runtime.processes.worker import Job, Worker
 from plait.runtime.processes.worker_output import STATUS, worker_output
 from plait.runtime.step_metrics import watched
 from plait.runtime.stopping import LEADERS_SIGNAL
 from plait.schedule.plan import Plan
 from plait.stop_signals import signals_to
 from plait.workers.ranks import LEADER
-from plait.workers.status_file import LINE_BYTES, StatusFile, read_progress, read_status
+from plait.workers.status_file import StatusFile, read_status
 
-RUN_S = 365 * 24 * 3600.0
 _ONE_WISH_S = 2.0
 """Signals to several nodes in so short a time are one."""
 LEAVE_S = 5.0
@@ -76,7 +76,7 @@ def supervise(
     places = [LocalNode()] if nodes is None else nodes.nodes
     threads = threads_of(recipe, num_ranks, places)
     loading(f"{num_ranks} process{'es' * (num_ranks > 1)}, each with its part of {recipe.model}")
-    job = Job(recipe, plan, _by_name(flow), path, resume, threads, origin or Origin.here())
+    job = Job(recipe, plan, prepared.models, _by_name(flow), path, resume, threads, origin or Origin.here())
     folder = RunFiles(path).workers
     status = folder / STATUS
     with worker_output(directory, resume=resume):
@@ -87,18 +87,7 @@ def supervise(
             for note in (crowding(num_ranks, threads, places[0].cores) if crowded else "", spread(plan)):
                 if note:
                     progress.message(note)
-            launcher = LocalProcesses(
-                threads=threads,
-                output_dir=folder,
-                freeze_after_s=recipe.freeze_after_s,
-                doing=lambda: read_status(status),
-                progress=lambda: read_progress(status),
-                stalled_after_s=recipe.stalled_after_s,
-                on_devices=recipe.device != "cpu",
-                heard=relay.hear,
-                status=(status, LINE_BYTES),
-                nodes=places,
-            )
+            launcher = launcher_of(recipe, threads, folder, relay.hear, places)
             with saying_what_is_left(progress, job, directory):
                 return _run(launcher, job, directory, nodes, status)
 
@@ -116,30 +105,6 @@ def saying_what_is_left(progress: Progress, job: Job, directory: RunDirectory) -
         said = f"left at once; {way_on(job, directory)}"
         progress.message(said)
         raise KeyboardInterrupt(said) from None
-
-
-def crowding(num_ranks: int, threads: int, cores: int) -> str:
-    """What a person should know where the processes have more threads than there are cores; else nothing."""
-    if num_ranks * threads <= cores:
-        return ""
-    return (
-        f"{num_ranks} processes with {threads} thread{'s' * (threads > 1)} each share {cores} cores: they slow each "
-        "other down; fewer `devices` or `threads` may be faster"
-    )
-
-
-def still_loading(actions: Sequence[str]) -> str:
-    """What a person should know where the leader has its models and waits for ranks that load theirs; else nothing.
-
-    Args:
-        actions: what each rank is doing.
-    """
-    loading = [rank for rank, action in enumerate(actions) if action == LOADS]
-    if not loading or LEADER in loading:
-        return ""
-    shown = ", ".join(map(str, loading[:8])) + (f" and {len(loading) - 8} more" if len(loading) > 8 else "")
-    is_one = len(loading) == 1
-    return f"rank{'' if is_one else 's'} {shown} still load{'s' if is_one else ''} models; what needs them waits"
 
 
 def spread(plan: Plan) -> str:

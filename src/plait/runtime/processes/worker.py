@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -15,8 +15,9 @@ from plait.models.devices import backend
 from plait.models.parallel import nccl
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, role_models
+from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel
 from plait.runtime.controller import Outcome, train
+from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import Origin
 from plait.runtime.inputs.prepared import Kept
@@ -24,6 +25,8 @@ from plait.runtime.prediction.conclusion import conclude
 from plait.runtime.prediction.network import Machines
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
+from plait.runtime.processes.launching import LOADS
+from plait.runtime.processes.measured import for_measuring, measured, of_asked
 from plait.runtime.processes.progress_relay import RelayedProgress
 from plait.runtime.session import Session
 from plait.runtime.stopping import LEADERS_SIGNAL
@@ -38,9 +41,6 @@ from plait.workers.status_file import StatusFile
 from plait.workers.transport import Transport
 from plait.workers.worker_group import WorkerGroup
 
-LOADS = "load models"
-"""What the status of a rank says meanwhile."""
-
 
 @dataclass(frozen=True)
 class Job:
@@ -48,6 +48,7 @@ class Job:
 
     recipe: Recipe
     plan: Plan
+    models: Sequence[RoleModel]
     flow: Callable[..., Any] | None
     """The function that `recipe.algorithm` names, where it can be sent by its name."""
     run_dir: Path
@@ -58,7 +59,8 @@ class Job:
 
 
 class Worker:
-    """See `launch`. Joins the process group when it is made; `run` does all the rest."""
+    """See `launch`. Joins the process group when it is made; `run` does all the rest, or on the leader of an evaluation
+    `measure`."""
 
     def __init__(self, context: WorkerContext, job: Job) -> None:
         self.rank = context.rank
@@ -100,6 +102,14 @@ class Worker:
         FollowerLoop(rank_state, self._transport, self._status).serve()
         return None
 
+    def measure(self) -> Evaluation:
+        """What the leader does in place of `run` where nothing is trained."""
+        self._status.tick()
+        with self._status.doing("prepare"):
+            kept = Kept(self._job.plan, self._job.plan)
+            prepared = prepare(for_measuring(self._job.recipe), trains=False, kept=kept)
+        return measured(of_asked(prepared), self, self.progress())
+
     def progress(self) -> RelayedProgress:
         """Shown by the process that started the run."""
         return RelayedProgress(self._context.tell)
@@ -120,8 +130,7 @@ class Worker:
             max_staleness=job.recipe.max_staleness,
             lets_be=True,
         )
-        models = role_models(flow, job.recipe)
         context = self._context
         return make_rank_state(
-            Setting(job.recipe, flow, models, job.plan, self.rank, context.waiting_for, context.place.ahead_s)
+            Setting(job.recipe, flow, job.models, job.plan, self.rank, context.waiting_for, context.place.ahead_s)
         )

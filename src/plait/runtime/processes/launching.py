@@ -1,0 +1,66 @@
+"""How the ranks of a recipe are started, and what a person should know meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from plait.launch.local import LocalProcesses
+from plait.launch.node import Node
+from plait.recipes.recipe import Recipe
+from plait.runtime.processes.worker_output import STATUS
+from plait.workers.ranks import LEADER
+from plait.workers.status_file import LINE_BYTES, read_progress, read_status
+
+RUN_S = 365 * 24 * 3600.0
+LOADS = "load models"
+"""What the status of a rank says meanwhile."""
+
+
+def launcher_of(
+    recipe: Recipe, threads: int, folder: Path, heard: Callable[[int, str], None], nodes: Sequence[Node]
+) -> LocalProcesses:
+    """Starts the ranks of a recipe.
+
+    Args:
+        threads: of each.
+        folder: where they leave what they print, and say what they are doing.
+        heard: given what a rank tells.
+    """
+    status = folder / STATUS
+    return LocalProcesses(
+        threads=threads,
+        output_dir=folder,
+        freeze_after_s=recipe.freeze_after_s,
+        doing=lambda: read_status(status),
+        progress=lambda: read_progress(status),
+        stalled_after_s=recipe.stalled_after_s,
+        on_devices=recipe.device != "cpu",
+        heard=heard,
+        status=(status, LINE_BYTES),
+        nodes=nodes,
+    )
+
+
+def crowding(num_ranks: int, threads: int, cores: int) -> str:
+    """What a person should know where the processes have more threads than there are cores; else nothing."""
+    if num_ranks * threads <= cores:
+        return ""
+    return (
+        f"{num_ranks} processes with {threads} thread{'s' * (threads > 1)} each share {cores} cores: they slow each "
+        "other down; fewer `devices` or `threads` may be faster"
+    )
+
+
+def still_loading(actions: Sequence[str]) -> str:
+    """What a person should know where the leader has its models and waits for ranks that load theirs; else nothing.
+
+    Args:
+        actions: what each rank is doing.
+    """
+    loading = [rank for rank, action in enumerate(actions) if action == LOADS]
+    if not loading or LEADER in loading:
+        return ""
+    shown = ", ".join(map(str, loading[:8])) + (f" and {len(loading) - 8} more" if len(loading) > 8 else "")
+    is_one = len(loading) == 1
+    return f"rank{'' if is_one else 's'} {shown} still load{'s' if is_one else ''} models; what needs them waits"

@@ -1,0 +1,58 @@
+"""An evaluation on several devices, as the process that the user started sees it. It has no folder: what its ranks
+print goes when they have ended."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from plait.errors import RunError, UserError
+from plait.launch.failures import WorkerError
+from plait.launch.local import LocalNode
+from plait.observe.loading import loading
+from plait.observe.progress import Progress
+from plait.runtime.evaluating.evaluation import Evaluation
+from plait.runtime.folder.history import Origin
+from plait.runtime.inputs.prepared import Prepared
+from plait.runtime.processes.launching import RUN_S, crowding, launcher_of, still_loading
+from plait.runtime.processes.nodes import threads_of
+from plait.runtime.processes.progress_relay import ProgressRelay
+from plait.runtime.processes.worker import Job, Worker
+from plait.runtime.processes.worker_output import STATUS
+from plait.workers.ranks import LEADER
+from plait.workers.status_file import StatusFile, read_status
+
+
+def measured_by_ranks(prepared: Prepared) -> Evaluation:
+    """What `measured` gives, by a process for each device of this machine.
+
+    Args:
+        prepared: as of `of_asked`.
+
+    Raises:
+        UserError: something in the recipe cannot be used.
+        RunError: a rank could not go on; says which, and in what.
+    """
+    recipe, num_ranks, node = prepared.recipe, prepared.plan.num_ranks, LocalNode()
+    threads = threads_of(recipe, num_ranks, [node])
+    loading(f"{num_ranks} processes, each with its part of {recipe.model}")
+    with tempfile.TemporaryDirectory(prefix="plait-eval-") as name:
+        folder = Path(name)
+        status = folder / STATUS
+        StatusFile.create(status, num_ranks)
+        job = Job(recipe, prepared.plan, prepared.models, None, folder, False, threads, Origin.here())
+        late = lambda: still_loading(read_status(status))
+        with Progress(0) as progress, ProgressRelay(progress, late) as relay:
+            if recipe.device == "cpu" and (note := crowding(num_ranks, threads, node.cores)):
+                progress.message(note)
+            launcher = launcher_of(recipe, threads, folder, relay.hear, [node])
+            try:
+                with launcher.start(Worker, num_ranks, arguments=(job,)) as group:
+                    leader = group.submit(LEADER, "measure")
+                    group.submit(range(1, num_ranks), "run")
+                    return leader.result(RUN_S)
+            except WorkerError as error:
+                cause = error.__cause__
+                if isinstance(cause, UserError) or (isinstance(cause, RunError) and error.failure.rank == LEADER):
+                    raise cause from None
+                raise RunError(str(error.failure)) from error
