@@ -27,6 +27,7 @@ def test_usual_options_exist(command: str) -> None:
     names = [option.name for option in options_of(command)]
     assert len(set(names)) == len(names)
     assert set(USUAL.get(command, ())) <= set(names)
+    assert usual(command), "the help would be empty"
     required = {option.name for option in options_of(command) if option.default == "required"}
     assert required <= {option.name for option in usual(command)}
 

@@ -76,9 +76,9 @@ def options_of(command: str) -> list[Option]:
 
 
 def usual(command: str) -> list[Option]:
-    """Those that `--help` lists."""
-    chosen = USUAL.get(command, ())
-    return [option for option in options_of(command) if option.positional or option.name in chosen]
+    """Those that `--help` lists: all, where none is chosen."""
+    every, chosen = options_of(command), USUAL.get(command, ())
+    return [option for option in every if option.positional or option.name in chosen] or every
 
 
 def commands() -> Iterator[str]:
