@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.data.chat import Ids
 from plait.data.examples import ExampleSet, ExampleStream, Given, evaluation_samples, example_set
-from plait.data.formats import RowKind
+from plait.data.formats import Row, RowKind
 from plait.data.mixture import Mixed
 from plait.data.records import EVALUATION_UID, FinishReason
 from plait.data.settings import DataSettings
 from plait.data.sources import Source, open_splits, read_rows
+from plait.data.spoken import SpokenFinder
 from plait.errors import DataError
 from tests.cases import examples
 from tests.data.json_rows import written
@@ -464,6 +466,16 @@ def test_where_a_template_rewrites_earlier_turns_a_conversation_is_several_examp
     assert [shown(found.given(index, 0)[0])[1] for index in range(1, 4)] == [
         f"2#{it}{END}" for it in ("two", "so", "and")
     ]
+
+
+def test_parting_a_long_conversation_takes_a_few_renderings_of_each_answer():
+    tokenizer, count = reworded(tiny_tokenizer()), 40
+    turns = [turn for at in range(count) for turn in (user(f"{at}?"), assistant(f"hm#{at}"))]
+    ids, rendered = Ids(tokenizer), []
+    finder = SpokenFinder(tokenizer, lambda text, chat: rendered.append(text) or ids(text, chat=chat))
+    parts = finder.parted([], turns, Row({}, "x:1"), "x")
+    assert parts == [([], turns[:2]), *((turns[:at], turns[at : at + 1]) for at in range(3, 2 * count, 2))]
+    assert len(rendered) < 12 * count
 
 
 def test_only_where_a_template_rewrites_turns_a_conversation_is_parted(tmp_path):

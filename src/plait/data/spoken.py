@@ -32,11 +32,6 @@ class Spoken(NamedTuple):
 class Rewritten(DataError):
     """A template writes what was said in another way once others follow."""
 
-    def __init__(self, text: str, number: int) -> None:
-        super().__init__(text)
-        self.number = number
-        """How many messages, from the first on, it writes otherwise."""
-
 
 class SpokenFinder:
     """Finds what the assistant says in a conversation. Few templates mark it (`{% generation %}`).
@@ -91,20 +86,40 @@ class SpokenFinder:
         Raises:
             DataError: as `find`, where parting does not help.
         """
-        answers, first = [at for at, message in enumerate(turns) if message["role"] == "assistant"], 0
-        while True:  # the longest end of the conversation that the template writes in one way
-            start = answers[first] if first else 0
-            before, after = [*prompt, *turns[:start]], turns[start:]
+        parts: list[tuple[Messages, Messages]] = []
+        while turns:
+            start = 0
             try:
-                self.find(before, after, row, remedy)
-            except Rewritten as rewritten:
-                first = sum(len(prompt) + at <= rewritten.number for at in answers)
-                if first in (0, len(answers)):
+                self.find(prompt, turns, row, remedy)
+            except Rewritten:
+                start = self._written_alike(prompt, turns, row, remedy)
+                self.find([*prompt, *turns[:start]], turns[start:], row, remedy)
+            parts.append(([*prompt, *turns[:start]], turns[start:]))
+            answers = [at for at, message in enumerate(turns[:start]) if message["role"] == "assistant"]
+            turns = turns[: answers[-1] + 1] if answers else []
+        return parts[::-1]
+
+    def _written_alike(self, prompt: Messages, turns: Messages, row: Row, remedy: str) -> int:
+        """Where in `turns` the first answer stands from which on the template writes all as in the whole. Looked for
+        from the last on: a template that rewrites any writes few alike.
+
+        Raises:
+            Rewritten: it writes even what stands before the last answer in another way.
+        """
+        messages, start = [*prompt, *turns], None
+        whole = self._ids(rendered_whole(self._tokenizer, messages, row, remedy=remedy, begin_answer=False), chat=True)
+        for at in reversed([at for at, message in enumerate(turns) if message["role"] == "assistant"]):
+            try:
+                for number in range(len(prompt) + at, min(len(prompt) + at + 2, len(messages))):
+                    text = render(self._tokenizer, messages[:number], row, remedy=remedy, begin_answer=False)
+                    self._reach(self._ids(text, chat=True), whole, number, row)
+            except Rewritten:
+                if start is None:
                     raise
-            else:
                 break
-        earlier = turns[: answers[first - 1] + 1] if first else []
-        return [*(self.parted(prompt, earlier, row, remedy) if earlier else ()), (before, after)]
+            start = at
+        assert start is not None, "turns hold one of the assistant"
+        return start
 
     def _is_marker(self, token: int) -> bool:
         """Whether it is a special or an added token."""
@@ -124,8 +139,7 @@ class SpokenFinder:
         raise Rewritten(
             f"{row.place}: the chat template of the model writes the first {number} turns of the conversation "
             "differently once others follow (it drops their reasoning, perhaps), so what the assistant wrote cannot be "
-            "told; give each answer a row of its own in `data.source`, with the turns before it as `prompt`",
-            number,
+            "told; give each answer a row of its own in `data.source`, with the turns before it as `prompt`"
         )
 
     def closed(self, whole: Sequence[int], begin: int, end: int) -> int:
