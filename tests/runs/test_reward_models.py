@@ -95,6 +95,8 @@ def test_a_reward_model_with_an_adapter_is_measured_and_trained_on(
 def test_a_reward_model_reads_its_own_tokens(tiny_folder: Path) -> None:
     actor, other = tiny_tokenizer(), tiny_tokenizer()
     assert translator_for(actor, other) is None, "one vocabulary, one template"
+    other(["a", "a b"], padding=True, truncation=True, max_length=8)
+    assert translator_for(actor, other) is None, "it was used for padded batches before it was saved"
     other.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
     translator = translator_for(actor, other)
     assert translator is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -170,8 +171,12 @@ def translator_for(actor: Any, scorer: Any, key: str = "reward.model") -> Transl
     Args:
         key: of the recipe that says whose tokenizer `scorer` is, for messages.
     """
-    same = (
-        actor.backend_tokenizer.to_str() == scorer.backend_tokenizer.to_str()
-        and actor.chat_template == scorer.chat_template
-    )
+    same = actor.chat_template == scorer.chat_template and _program(actor) == _program(scorer)
     return None if same else Translator(scorer, key)
+
+
+def _program(tokenizer: Any) -> dict[str, Any]:
+    """How a tokenizer makes ids of a text. How it pads and cuts is left out: whoever saves one after use, as trainers
+    do, saves that too, and nothing is padded or cut here."""
+    program = json.loads(tokenizer.backend_tokenizer.to_str())
+    return {part: how for part, how in program.items() if part not in ("padding", "truncation")}
