@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import plait
 from plait.errors import ConfigError
@@ -156,6 +157,15 @@ def test_rows_are_no_source(data: Any, kind: str) -> None:
     )
     with pytest.raises(ConfigError, match=said):
         plait.train(model="m", data=data, reward=sevens)
+
+
+def test_a_model_in_memory_is_no_name() -> None:
+    module = torch.nn.Linear(2, 2)
+    said = r"a model is given by its name, a local folder or a hub id, found a Linear; write it first, .* as `"
+    with pytest.raises(ConfigError, match=rf"^`model`: {said}model`"):
+        plait.train(model=module)
+    with pytest.raises(ConfigError, match=rf"^`reference\.model`: {said}reference\.model`"):
+        plait.train(model="m", reference={"model": module})
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from torch.nn import Module
+
 from plait.cost.placement import num_devices
 from plait.errors import ConfigError, DataError
 from plait.launch.nodes.gathering import Gathered
@@ -228,7 +230,17 @@ def flattened(name: str, value: Any, *, replaces: bool = False) -> list[tuple[st
 
     Args:
         replaces: an algorithm is given beside it: options are one value.
+
+    Raises:
+        ConfigError: the value is a model or a tokenizer, and not where one is.
     """
+    if isinstance(value, Module) or hasattr(value, "save_pretrained"):
+        key = name if name.rpartition(".")[2] == "model" else "model"
+        raise ConfigError(
+            f"`{name}`: a model is given by its name, a local folder or a hub id, found a {type(value).__name__}; "
+            "write it first, with its tokenizer (both have `save_pretrained(FOLDER)`), "
+            f"and give the folder as `{key}`"
+        )
     value, key = _as_said(value), name.rpartition(".")[2]
     is_options = key == "options"
     if not isinstance(value, dict) or key in ("parameters", "chat_template_kwargs") or (is_options and replaces):
