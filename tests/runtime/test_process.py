@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from plait.errors import ConfigError
+from plait.runtime import process
 from plait.runtime.process import as_in_new_process
 
 
@@ -50,6 +53,28 @@ def test_a_run_computes_as_in_a_new_process(asked: Callable[[], contextlib.Abstr
             torch.set_grad_enabled(False)  # as a loss might
             torch.set_default_dtype(torch.float64)
         assert state() == before
+
+
+class Circle:
+    """What only the garbage collector frees, as models whose layers have a forward of ours."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+def test_what_a_run_has_held_is_free_when_it_has_ended_and_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second run in a notebook, or the next stage, had the models of the first beside its own."""
+    monkeypatch.setattr(process, "LARGE_BYTES", 0)
+    gc.disable()
+    try:
+        with as_in_new_process(1):
+            ended = weakref.ref(Circle())
+        assert ended() is None
+        failed = weakref.ref(Circle())
+        with as_in_new_process(1):
+            assert failed() is None
+    finally:
+        gc.enable()
 
 
 def test_a_process_computes_one_run_at_a_time() -> None:

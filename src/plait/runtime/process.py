@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -12,8 +13,11 @@ import torch
 
 from plait.cost.machine import threads_alone
 from plait.errors import ConfigError
+from plait.kept_memory import give_back_freed
 from plait.workers.peak_memory import forget_peak
 
+LARGE_BYTES = 1 << 30
+"""What a process holds at least, of which it is worth half a second to look for memory of runs that have ended."""
 _running: list[int] = []
 """The process that a run computes in, while it does; a child that it forks is another one."""
 _entering = threading.Lock()
@@ -39,12 +43,22 @@ def as_in_new_process(threads: int) -> Iterator[None]:
         _running[:] = [os.getpid()]
     threads_before = torch.get_num_threads()
     try:
+        free_ended_runs()
         set_up(threads)
         with _torch_as_it_begins():
             yield
     finally:
         torch.set_num_threads(threads_before)
         _running.clear()
+    free_ended_runs()
+
+
+def free_ended_runs() -> None:
+    """Give back what ended runs have held: a model holds itself, by its layers whose forward is ours, and Python looks
+    for such circles so seldom that two runs were in memory at once."""
+    if resident_bytes() > LARGE_BYTES:
+        gc.collect()
+        give_back_freed()
 
 
 @contextlib.contextmanager
