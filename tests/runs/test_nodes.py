@@ -145,6 +145,7 @@ def test_a_signal_to_another_node_ends_the_step_and_saves(place: Path, placed: C
         os.kill(pid, signal.SIGTERM)
     leader, other = ends(commands)
     assert (leader.code, other.code) == (130, 0), leader.text + other.text
+    assert "node 0 is asked to stop the run; once more to end the ranks of this node at once" in other.text
     assert "--resume" in leader.text
     assert list((recipe.run_dir / "checkpoints").glob("step-*"))
     assert left_of(recipe.run_dir) == []

@@ -355,7 +355,7 @@ def test_another_recipe_is_said_on_both_sides() -> None:
     try:
         ours = replace(me(), keys=(("steps", "8"), ("seed", "0")))
         gather(listener, KEY, [1], ours, place=None, deadline_s=LIMIT_S, told=said.append).end(0)
-        text = f"node 1 ({HOST}) was begun with another recipe than node 0 ({HOST}), whose holds: `steps` (5, not 8)"
+        text = f"node 1 ({HOST}) was begun with another recipe than node 0 ({HOST}), whose is used: `steps` 8, not 5"
         assert text in said[1]
         assert process.wait(LIMIT_S) == 0
         assert text in process.communicate()[0]

@@ -100,9 +100,13 @@ class Agent:
         """A handler of signals that ask to stop: the first asks the leader to stop the run, the second ends this."""
         self._signals += 1
         if self._signals == 1:
-            self._jobs.put(lambda: self._relay.send(messages.Wish()))
+            self._jobs.put(self._wish)
         else:
             raise KeyboardInterrupt
+
+    def _wish(self) -> None:
+        self._relay.send(messages.Wish())
+        self._say("node 0 is asked to stop the run; once more to end the ranks of this node at once")
 
     # -- what the leader says
 

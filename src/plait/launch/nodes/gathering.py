@@ -261,7 +261,7 @@ def _admit(
     link.send(Welcome(silent_after_s))
     told(f"{name} has joined ({len(links)} of {len(tasks)})")
     if unlike := link.joined.unlike(own):
-        text = f"{name} was begun with another recipe than {own.label}, whose holds: {', '.join(unlike)}"
+        text = f"{name} was begun with another recipe than {own.label}, whose is used: {'; '.join(unlike)}"
         told(text)
         link.send(Note(text))
 

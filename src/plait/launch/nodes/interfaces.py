@@ -46,8 +46,11 @@ def addresses() -> Iterator[tuple[str, str]]:
         library.freeifaddrs(first)
 
 
-def interface_of(address: str) -> str:
+def interface_of(address: str, option: str = "--address") -> str:
     """The name of the interface that has an IPv4 address.
+
+    Args:
+        option: that the address was given by, for messages.
 
     Raises:
         ConfigError: none has it; names those that there are.
@@ -59,16 +62,21 @@ def interface_of(address: str) -> str:
         if own_address == address:
             return name
     choices = ", ".join(f"{own_address} ({name})" for name, own_address in interfaces)
-    raise ConfigError(f"the address {address} is none of this machine's, which are {choices}; give one of these")
+    raise ConfigError(
+        f"the address {address} is none of this machine's, which are {choices}; give one of these with {option}"
+    )
 
 
-def interface_variables(address: str, environ: Mapping[str, str]) -> dict[str, str]:
+def interface_variables(address: str, environ: Mapping[str, str], option: str = "--address") -> dict[str, str]:
     """Variables by which process groups talk on the interface that has `address`; one that a user has set stays.
+
+    Args:
+        option: as of `interface_of`.
 
     Raises:
         ConfigError: no interface has it.
     """
-    name = interface_of(address)
+    name = interface_of(address, option)
     return {variable: environ.get(variable, name) for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
 
 

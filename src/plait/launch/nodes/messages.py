@@ -71,13 +71,11 @@ class Joined:
         return f"{'the leader' if self.node == LEADS_ALONE else f'node {self.node}'} ({self.host})"
 
     def unlike(self, other: Joined) -> list[str]:
-        """Keys of the recipe that have another value than in another command, with both; none where one has no
-        recipe."""
+        """Keys of the recipe that have another value than in another command, that of the other first; none where one
+        has no recipe."""
         theirs = dict(other.keys)
         return [
-            f"`{key}` ({value:.40}, not {theirs[key]:.40})"
-            for key, value in self.keys
-            if theirs.get(key, value) != value
+            f"`{key}` {theirs[key]:.40}, not {value:.40}" for key, value in self.keys if theirs.get(key, value) != value
         ]
 
     def other_files(self, other: Joined) -> list[str]:

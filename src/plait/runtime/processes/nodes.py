@@ -144,7 +144,8 @@ def _attached(
     """
     address = resolved(attached.leader[0])
     own = address if attached.address is None else resolved(attached.address)
-    place = LocalNode(own, interface_variables(own, os.environ), own_devices=attached.own_devices)
+    variables = interface_variables(own, os.environ, "--leader" if attached.address is None else "--address")
+    place = LocalNode(own, variables, own_devices=attached.own_devices)
     listener = listening(address, attached.leader[1])
     if (unreached := said_of_loopback(attached.leader[0], address, attached.num_nodes)) is not None:
         say(unreached)
