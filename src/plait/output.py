@@ -132,8 +132,11 @@ def _try_out(path: Path) -> None:
 
 def why_not_written(path: Path, error: OSError) -> str:
     """What the system says against writing to a path; where room is what is missing, how much there is, and what
-    helps."""
+    helps; where a link leads nowhere, which."""
     why = error.strerror or str(error)
+    if error.errno in (errno.EEXIST, errno.ENOENT):
+        lost = next((place for place in (path, *path.parents) if place.is_symlink() and not place.exists()), None)
+        return why if lost is None else f"{lost} is a link to {os.readlink(lost)}, which does not exist"
     if error.errno == errno.EFBIG and (most := resource.getrlimit(resource.RLIMIT_FSIZE)[0]) != resource.RLIM_INFINITY:
         return f"{why}: here a file may have {most:,} bytes; raise that limit (`ulimit -f`)"
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):

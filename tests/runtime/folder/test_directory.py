@@ -88,6 +88,22 @@ def test_a_file_in_the_way_and_a_run_that_is_not_there(tmp_path: Path):
     assert not (tmp_path / "absent").exists()
 
 
+def test_a_link_to_nowhere_is_named(tmp_path: Path):
+    (link := tmp_path / "link").symlink_to(tmp_path / "scratch")
+    for path in (link, link / "run"):
+        with pytest.raises(ConfigError, match=f"{link} is a link to {tmp_path}/scratch, which does not exist"):
+            begun(path, RECIPE)
+
+
+def test_a_run_that_is_begun_by_another_process_is_in_use_for_who_would_resume_it(tmp_path: Path):
+    """It has no recipe yet."""
+    with (
+        RunDirectory.claim(tmp_path / "run"),
+        pytest.raises(ConfigError, match=f"is in use by process {os.getpid()} on "),
+    ):
+        RunDirectory.resume(tmp_path / "run")
+
+
 def test_a_run_that_died_before_its_recipe_was_written_is_no_run(tmp_path: Path):
     begun(tmp_path, RECIPE).close()
     (tmp_path / "recipe.yaml").unlink()

@@ -99,9 +99,12 @@ class RunDirectory:
         """
         path = Path(path)
         try:
-            if not (path / RECIPE).is_file() or not (path / LOCK).is_file():
-                raise ConfigError(f"key `run_dir`: {path} holds no run to resume; leave {RESUME} out to begin one")
-            return cls(path, Lock(path), begun=True)
+            if (path / LOCK).is_file():
+                directory = cls(path, Lock(path), begun=True)
+                if (path / RECIPE).is_file():
+                    return directory
+                directory.close()
+            raise ConfigError(f"key `run_dir`: {path} holds no run to resume; leave {RESUME} out to begin one")
         except OSError as error:
             raise ConfigError(f"key `run_dir`: {path} cannot be written: {why_not_written(path, error)}") from error
 
