@@ -70,7 +70,7 @@ def resolve_plan(
     _check_exact(recipe, plan, models)
     if plan.num_ranks > 1:
         parameters = parameters_of(models)
-        if recipe.plan in NAMES and recipe.lora.rank == 0:
+        if recipe.plan in NAMES:
             placed = Placed(recipe, models, shapes, parameters, plan)
             plan = with_room(flow, planned, placed, device_bytes(recipe, plan.cluster.devices))
         check_layouts(plan, parameters, label)
