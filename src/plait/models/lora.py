@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -209,9 +209,6 @@ def _part_of(base: Model, decoder: Any, settings: LoraSettings) -> Part:
 
     Args:
         decoder: with all layers.
-
-    Raises:
-        ModelError: the model is cut into stages, and a decoder layer has nothing to adapt.
     """
     targets = targets_of(settings, decoder)
     parameters, hosts = base.parameters, []
@@ -224,20 +221,10 @@ def _part_of(base: Model, decoder: Any, settings: LoraSettings) -> Part:
     params = [param for _, *own in hosts for param in own]
     heads = {param.name: param for param in base.trained.parameters.params}
     params += [heads[name] for name in base.parameters_of_views()]
-    if base.team.pp.size > 1:
-        _check_stages(base.parameters, params)
-    return Part(base.team, Parameters(tuple(params)), partials_of(base.part, hosts))
-
-
-def _check_stages(parameters: Parameters, params: Sequence[Param]) -> None:
-    """A stage without adapters would train nothing, and no gradient would pass it; and stages are cut by the layers
-    that have some."""
-    bare = sorted(set(range(parameters.num_layers)) - {param.layer for param in params if param.layer is not None})
-    if bare:
-        raise ModelError(
-            f"lora.target_modules: expected layers that each of the {parameters.num_layers} decoder layers has where "
-            f"models are cut into stages (pp), but layer {bare[0]} has none of them; name others, or set pp to 1"
-        )
+    own = Parameters(tuple(params))
+    bare = set(range(parameters.num_layers)) - {param.layer for param in own.params}
+    assert base.team.pp.size == 1 or not bare, f"layers {sorted(bare)} have no adapter: stages are cut by those that do"
+    return Part(base.team, own, partials_of(base.part, hosts))
 
 
 def _params(full: str, host: Param, is_transposed: bool, rank: int) -> tuple[Param, Param]:

@@ -425,7 +425,7 @@ def adapted(
     settings = LoraSettings(rank=3, alpha=5.0, target_modules=targets)
 
     def view_on(base: Any) -> Any:
-        of_others = "dense" if family == "gpt_neox" else "o_proj"
+        of_others = {"gpt_neox": "dense", "gpt2": "c_proj"}.get(family, "o_proj")
         add_lora(base, LoraSettings(rank=2, target_modules=(of_others,)), name="other", seed=1)
         under = scalar_view(base, seed=3, head_std=0.5) if scalar else base
         return add_lora(under, settings, name="actor", seed=0)

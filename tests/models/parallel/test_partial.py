@@ -326,6 +326,15 @@ def test_adapters_on_parts(four: Workers, family: str, shape: dict[str, Any], op
     judge(four.ask("adapted", family, shape, **options), family, options.get("dtype", "float64"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [sizes(tp=2), sizes(tp=4), sizes(pp=2), sizes(tp=2, pp=2)], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_with_adapters(four: Workers, family: str, shape: dict[str, Any]) -> None:
+    if family == "gpt2" and shape["tp"] > 1:
+        return  # no plan: refused
+    judge(four.ask("adapted", family, shape), family)
+
+
 # --- cost ----------------------------------------------------------------------------------------------------------
 
 
