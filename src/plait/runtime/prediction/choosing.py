@@ -4,6 +4,7 @@ moves."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -23,8 +24,6 @@ from plait.simulator.steps import Prediction, places_of
 AUTO_EVALUATIONS = 3000
 """Plans that a run tries: a number, not seconds, so that all of its processes find the same."""
 MOST_ALTERNATIVES = 3
-
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,9 @@ class Choice:
     stopped_by: Stop | None = None
 
 
+Found = TypeVar("Found", Choice, Foretold)
+
+
 def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "found") -> Choice:
     """The best plan that a search finds: its leaders and the baselines are foretold exactly, and the best of these is
     taken. Of plans in which roles train together that is one which gains `LEAST_FUSED_GAIN` over the others. Models
@@ -70,11 +72,14 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
 
 
 def _whole_first(planning: Planning, find: Callable[[Planning], Found]) -> Found:
-    try:
+    """What is found; of models with adapters where all are whole, if that is taken, or else where they may be cut."""
+    if planning.recipe.lora.rank == 0:
         return find(planning)
-    except ConfigError:
-        if planning.recipe.lora.rank == 0:
-            raise
+    with contextlib.suppress(ConfigError):
+        found = find(planning)
+        plan = found.best.plan if isinstance(found, Choice) else found.plan
+        if all(p.tp == p.pp == 1 for p in plan.placements):
+            return found  # else it is a named one: they are cut by a rule
     return find(replace(planning, cuts_adapted=True))
 
 
