@@ -3,6 +3,7 @@ and checkpoints of two models under changing plans. float64, as in `test_placeme
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -142,6 +143,11 @@ def test_a_recipe_on_several_ranks_is_that_of_one(name: str, place: Path, placed
     run(one)
     run(several)
     assert_equal_runs(several.run_dir, one.run_dir)
+    if "lora.rank" in keys:
+        configs = [json.loads((of.run_dir / "final" / "adapter_config.json").read_text()) for of in (several, one)]
+        for config in configs:
+            config["target_modules"].sort()  # of a set
+        assert configs[0] == configs[1]
     evaluated = [
         [
             {key: value for key, value in row.items() if not key.startswith(("timing_", "perf/"))}

@@ -46,6 +46,21 @@ def part_loader(recipe: Recipe) -> PartLoader:
     return PartLoader(dtype=recipe.dtype, device=recipe.device, seed=recipe.seed, head_std=NEW_HEAD_STD)
 
 
+def room_for(role_model: RoleModel, recipe: Recipe) -> Model:
+    """A whole model of a role in host memory, for what is trained of it to be brought there. Of one with an adapter
+    nothing else is there: the weights under it are not read.
+
+    Raises:
+        ModelError: as `build_models`.
+    """
+    host = recipe.model_copy(update={"device": "cpu"})
+    if recipe.lora.rank == 0:
+        return build_models([role_model], host)[role_model.role]
+    loader = part_loader(host)
+    scalar = lambda role_model: loader.without_weights(role_model.name, scalar=True)
+    return _adapted(role_model, host, loader.without_weights, scalar)
+
+
 class _Shelf:
     """Models by where they come from, so that none is read or held twice without need."""
 

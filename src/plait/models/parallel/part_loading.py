@@ -58,7 +58,7 @@ class PartLoader:
         Raises:
             ModelError: the checkpoint cannot be found or read, or the family is refused.
         """
-        return self._without_weights(name, scalar).parameters
+        return self.without_weights(name, scalar=scalar).parameters
 
     def part(self, name: str, team: Team, *, scalar: bool = False, memory: FlatWeights | None = None) -> Any:
         """This rank's part of a model. tp or pp of the team is more than 1.
@@ -75,7 +75,7 @@ class PartLoader:
             LayoutError: the model does not allow the layout.
             ModelError: the checkpoint cannot be found or read, or the family is refused or cannot be cut like this.
         """
-        model = self._without_weights(name, scalar)
+        model = self.without_weights(name, scalar=scalar)
         check(model.parameters, team.layout)
         key = (name, scalar, team.layout)
         if key not in self._proven:
@@ -87,7 +87,12 @@ class PartLoader:
         model.part = replace(model.part, cache=self._proven[key].cache)
         return model
 
-    def _without_weights(self, name: str, scalar: bool) -> Any:
+    def without_weights(self, name: str, *, scalar: bool = False) -> Any:
+        """The whole model, whose weights are on the meta device; arguments as of `part`.
+
+        Raises:
+            ModelError: as `parameters`.
+        """
         if name not in self._read:
             self._read[name] = read_config(name)
         folder, config, tokenizer = self._read[name]
