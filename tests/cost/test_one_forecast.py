@@ -35,6 +35,7 @@ RECIPES = {
     "float32": {"dtype": "float32", "checkpoint_activations": True},
     "mini-batches": {"options": {"mini_batches": 8}},
     "divided": {"optimizer": {"shard_gradients": True}},
+    "adapters": {"lora": 8},
 }
 
 

@@ -153,7 +153,6 @@ def test_a_file_is_completed(make_recipe, write_plan) -> None:
         (LayoutError, {}, {"pp": 2, "stages": [2, 1]}, "stages: expected 2 layers in all, found 2 . 1 = 3"),
         (ConfigError, {}, {"call": "actor.tain", "dp": 2}, r"placements\[0\].call: .* did you mean `actor.train`"),
         (ConfigError, {"devices": 3}, {"dp": 2}, "`devices` is 3, but `num_ranks` of the plan"),
-        (ConfigError, {"lora.rank": 2}, {"tp": 2}, "actor.train has tp 2 and pp 1, but models with adapters"),
         (DataError, {}, {"dp": 2, "rank": 3}, r"placements\[0\]: unknown key 'rank'; did you mean 'ranks'"),
         (DataError, {}, {"dp": "2"}, r"placements\[0\]: expected a whole number for 'dp', found '2'"),
         (DataError, {}, {"dp": 3}, "dp x tp x pp = 3 x 1 x 1 ranks, found 2"),

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from plait.cost.generation_memory import packed_bytes, widened_bytes
-from plait.cost.shape_parameters import adapter_inputs, adapter_parameters, packed_adapter_parameters
+from plait.cost.shape_parameters import (
+    adapter_by_stage,
+    adapter_inputs,
+    adapter_parameters,
+    packed_adapter_parameters,
+)
+from plait.layout.mesh import Parallelism
+from plait.layout.shards import shard
 from plait.models.lora_settings import LoraSettings
 from plait.models.shape import ModelShape
 from tests.cost.test_model_costs import LAYER, SHAPE
@@ -27,6 +34,22 @@ def test_adapters_have_as_many_numbers_as_those_of_a_model(family: str, settings
     assert adapter_parameters(shape, settings) == sum(param.numel() for param in view.own.parameters.values())
     ranks = sum(len(param) for name, param in view.own.parameters.items() if "lora_A" in name)
     assert adapter_inputs(shape, settings) == ranks
+
+
+@pytest.mark.parametrize("sizes", [Parallelism(tp=2), Parallelism(tp=4), Parallelism(tp=2, pp=2)], ids=str)
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: f"rank {settings.rank}")
+def test_parts_of_adapters_have_as_many_numbers_as_those_of_a_model(settings: LoraSettings, sizes: Parallelism) -> None:
+    """With four ranks, two of them have the same heads of keys and values."""
+    from plait.models.lora import add_lora
+
+    model = tiny_model("llama")
+    own = add_lora(model, settings, name="actor", seed=0).trained.parameters
+    shape = ModelShape.from_config(model.config.to_dict(), "llama")
+    held = [
+        max(sum(block.num_elements for block in shard(own, sizes, tp, pp).blocks) for tp in range(sizes.tp))
+        for pp in range(sizes.pp)
+    ]
+    assert adapter_by_stage(shape, settings, sizes) == tuple(held)
 
 
 def test_a_model_without_adapters_has_none() -> None:

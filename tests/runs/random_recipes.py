@@ -130,7 +130,7 @@ def random_recipe(seed: int) -> Drawn:
         what.pop("reference.sync_every", None)
     if algorithm not in ROLLOUTS:
         what |= NO_ROLLOUT | {"data.source": f"PLACE/{'examples' if algorithm == 'sft' else 'pairs'}.jsonl"}
-    plan = _plan(chance, _calls(algorithm, what), what)
+    plan = _plan(chance, _calls(algorithm, what))
     if not isinstance(plan, str) and any(" pp2" in text for call, text in plan.items() if call.endswith(".train")):
         how.pop("optimizer.shard_gradients", None)
     options = {key.removeprefix("options."): value for key, value in what.items() if key.startswith("options.")}
@@ -155,7 +155,7 @@ def _calls(algorithm: str, what: dict[str, Any]) -> Sequence[str]:
     return calls
 
 
-def _plan(chance: random.Random, calls: Sequence[str], what: dict[str, Any]) -> str | dict[str, str]:
+def _plan(chance: random.Random, calls: Sequence[str]) -> str | dict[str, str]:
     if chance.random() < 0.35:
         return chance.choice(("colocated 2", "split 2", "standalone 3") if len(calls) > 1 else ("colocated 2",))
-    return random_plan(tuple(calls), chance.choice((1, 2, 2, 3)), str(chance.random()), cut="lora.rank" not in what)
+    return random_plan(tuple(calls), chance.choice((1, 2, 2, 3)), str(chance.random()))

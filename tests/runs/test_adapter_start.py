@@ -100,6 +100,29 @@ def test_an_adapted_run_goes_on_with_an_adapter(
     assert evaluate_model(recipe.model_copy(update={"model": str(final), "evaluation": _two_items(recipe)})).samples
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("cut", ["tp", "pp"])
+def test_parts_begin_as_the_adapter_does(
+    make_recipe: MakeRecipe, adapter: Path, tmp_path: Path, unlike: str, cut: str
+) -> None:
+    """Two devices, each with a part of the base and of the adapter, trained and frozen, end as one does."""
+    modes = {"actor.train": "train", "actor.generate": "decode", "ref.logprobs": "score"}
+    placements = [{"call": call, "mode": mode, "ranks": [0, 1], cut: 2} for call, mode in modes.items()]
+    plan = {"format": "plait-plan", "version": 1, "name": cut, "num_ranks": 2, "placements": placements}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    keys = {"dtype": "float64", "optimizer.learning_rate": 1e-2, "reward.functions": [unlike], "lora": LORA}
+    one = make_recipe(model=str(adapter), run_dir=str(tmp_path / "one"), **keys)
+    places = {"devices": 2, "plan": str(tmp_path / "plan.json"), "run_dir": str(tmp_path / "two")}
+    two = make_recipe(model=str(adapter), **keys, **places)
+    for recipe in (one, two):
+        run(recipe)
+    assert [row["kl"] for row in logged(two)] == pytest.approx([row["kl"] for row in logged(one)], abs=1e-9)
+    expected, found = (stored(recipe.run_dir / "final") for recipe in (one, two))
+    assert expected.keys() == found.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-9)
+
+
 def test_a_run_from_an_adapter_goes_on_and_is_exported(
     make_recipe: MakeRecipe, adapter: Path, tmp_path: Path, unlike: str
 ) -> None:

@@ -137,6 +137,22 @@ def test_a_checkpoint_does_not_know_where_weights_lay(
     assert states(tmp_path / "changed") == states(tmp_path / "undisturbed")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [TP, PP], ids=["tp2", "stages"])
+def test_weights_under_adapters_are_held_for_each_part_and_never_moved(
+    recipe_of: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: dict[str, str]
+) -> None:
+    """As a dry run says, with the adapters beside them, of which alone something passes after an update."""
+    recipe = recipe_of("adapted", plan, **{"lora.rank": 2})
+    monkeypatch.setenv("HELD", str(tmp_path / "adapted"))
+    run(recipe)
+    adapter = (recipe.run_dir / "final" / "adapter_model.safetensors").stat().st_size
+    for rank, expected in enumerate(weight_rows(recipe)):
+        held, received = noted(tmp_path, "adapted", rank)
+        assert 0 < held - expected < 2 * adapter, "one for each part"
+        assert 0 < received < adapter
+
+
 def noted(tmp_path: Path, name: str, rank: int) -> tuple[int, int]:
     """(bytes of weights that a rank holds, bytes that its plan has it receive)."""
     held, received = map(int, (tmp_path / f"{name}-{rank}").read_text().split())

@@ -40,11 +40,11 @@ SEEDS_OF = {1: 1, 2: 2, 4: 2}
 """Ranks → seeds of each flow."""
 
 
-def random_plan(calls: tuple[str, ...], num_ranks: int, seed: str, *, cut: bool = True) -> dict[str, str]:
-    """On `num_ranks` ranks, or fewer where the draw leaves one out. Models are not cut where `cut` is false."""
+def random_plan(calls: tuple[str, ...], num_ranks: int, seed: str) -> dict[str, str]:
+    """On `num_ranks` ranks, or fewer where the draw leaves one out."""
     chance = random.Random(seed)
     drawn = {
-        call: _instances(chance, num_ranks, cut) if call.endswith(".generate") else [_layout(chance, num_ranks, cut)]
+        call: _instances(chance, num_ranks) if call.endswith(".generate") else [_layout(chance, num_ranks)]
         for call in calls
     }
     used = sorted({rank for layouts in drawn.values() for ranks, _ in layouts for rank in ranks})
@@ -56,25 +56,25 @@ def random_plan(calls: tuple[str, ...], num_ranks: int, seed: str, *, cut: bool 
     return places
 
 
-def _layout(chance: random.Random, num_ranks: int, cut: bool, *, copies: bool = True) -> tuple[list[int], str]:
+def _layout(chance: random.Random, num_ranks: int, *, copies: bool = True) -> tuple[list[int], str]:
     """Ranks in any order, and their sizes; one copy alone where `copies` is false."""
     several = [
         (dp, tp, pp)
         for dp in range(1, num_ranks + 1 if copies else 2)
-        for tp in range(1, LARGEST_TP + 1 if cut else 2)
-        for pp in range(1, LARGEST_PP + 1 if cut else 2)
+        for tp in range(1, LARGEST_TP + 1)
+        for pp in range(1, LARGEST_PP + 1)
         if dp * tp * pp <= num_ranks
     ]
     dp, tp, pp = chance.choice(several)
     return chance.sample(range(num_ranks), dp * tp * pp), f" dp{dp} tp{tp} pp{pp}"
 
 
-def _instances(chance: random.Random, num_ranks: int, cut: bool) -> list[tuple[list[int], str]]:
+def _instances(chance: random.Random, num_ranks: int) -> list[tuple[list[int], str]]:
     """Instances of any sizes, on ranks of their own."""
     free = chance.sample(range(num_ranks), num_ranks)
     found = []
     while free and (not found or chance.random() < 0.7):
-        members, sizes = _layout(chance, len(free), cut, copies=False)
+        members, sizes = _layout(chance, len(free), copies=False)
         found.append(([free[i] for i in members], sizes))
         free = [rank for i, rank in enumerate(free) if i not in members]
     return found

@@ -145,6 +145,22 @@ def test_parts_of_other_models(four, alone, sizes, case, model):
     check(four, alone, sizes, case, model, "float64", 1e-9)
 
 
+ADAPTED = [(Parallelism(tp=2), "adapter"), (Parallelism(dp=2, tp=2), "biased adapter"), (PARTS[7], "adapter")]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "model", "case"),
+    slow_but(
+        [(*ADAPTED[1], "pairs"), (*ADAPTED[2], "critic")],
+        [(*of, case) for of in ADAPTED for case in ("grpo", "pairs", "critic")],
+    ),
+    ids=str,
+)
+def test_adapters_on_parts(four, alone, sizes, model, case):
+    """A and B are cut with their layers; biases of keys are frozen, and B of those that ranks share has a sum."""
+    check(four, alone, sizes, case, model, "float64", 1e-9)
+
+
 DIVIDED = [
     (sizes, case, model, run_elements)
     for sizes, case, model in (
@@ -153,6 +169,7 @@ DIVIDED = [
         (Parallelism(dp=2, tp=2), "grpo", "tied"),
         (Parallelism(dp=2, tp=2), "grpo", "biased"),
         (Parallelism(dp=4), "grpo", "adapter"),
+        (Parallelism(dp=2, tp=2), "grpo", "biased adapter"),
         (Parallelism(dp=2), "critic", "tied"),
         (Parallelism(tp=2), "grpo", "tied"),
     )

@@ -114,11 +114,21 @@ CASES: dict[str, tuple[str, Any, dict[str, Column], dict[str, Any]]] = {
 }
 
 
-def build(case: str, model: str, dtype: str) -> LanguageModel | ScalarModel:
-    if model == "adapter":
-        return add_lora(build(case, "tied", dtype), LoraSettings(rank=4), name=CASES[case][0], seed=0)
+ADAPTED = {"adapter": "tied", "biased adapter": "biased"}
+"""Models that are trained by an adapter → what it is added to."""
+
+
+def build(case: str, model: str, dtype: str, team: Team | None = None) -> LanguageModel | ScalarModel:
+    """The model of a case: this rank's part of it, where there is a team that has it in parts."""
+    if model in ADAPTED:
+        return add_lora(build(case, ADAPTED[model], dtype, team), LoraSettings(rank=4), name=CASES[case][0], seed=0)
     whole = tiny_model(**MODELS[model], dtype=getattr(torch, dtype))
-    return whole if CASES[case][0] == "actor" else scalar_of(whole, seed=3)
+    read = whole if CASES[case][0] == "actor" else scalar_of(whole, seed=3)
+    if team is None or team.tp.size * team.pp.size == 1:
+        return read
+    from plait.models.parallel.partial import part_of
+
+    return part_of(read, team)
 
 
 def trainer_of(case: str, model: LanguageModel | ScalarModel, team: Team | None = None, **options: Any) -> Trainer:
@@ -194,12 +204,7 @@ class Worker:
         return self.teams[layout]
 
     def part(self, case: str, model: str, dtype: str, team: Team) -> LanguageModel | ScalarModel:
-        whole = build(case, model, dtype)
-        if team.tp.size * team.pp.size == 1:
-            return whole
-        from plait.models.parallel.partial import part_of
-
-        return part_of(whole, team)
+        return build(case, model, dtype, team)
 
     def compare(
         self, parallelism: Parallelism, case: str, model: str, dtype: str, path: str, options: Mapping[str, Any]

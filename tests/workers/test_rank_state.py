@@ -10,6 +10,7 @@ import pytest
 
 from plait.recipes.recipe import Recipe
 from plait.runtime.prepare import prepare
+from plait.workers.loading import build_models, room_for
 from plait.workers.rank_state import RankState, Setting
 from tests.runs.plans import write_plan
 
@@ -28,3 +29,18 @@ def test_a_pair_takes_what_the_plan_says(make_recipe: Callable[..., Recipe], tmp
     by_shape = pair_tokens(shares={})
     assert by_shape["actor"] == by_shape["ref"] > 0
     assert pair_tokens(shares={"actor": 0.25}) == {"actor": 0.25, "ref": pytest.approx(by_shape["ref"])}
+
+
+def test_what_an_adapter_is_brought_to_has_no_weights_under_it(make_recipe: Callable[..., Recipe]) -> None:
+    """Only what is trained is moved to the rank that writes it, and only that has memory there."""
+    pytest.importorskip("peft")
+    one = prepare(make_recipe(**{"lora.rank": 2}))
+    actor = next(model for model in one.models if model.trained)
+    room = room_for(actor, one.recipe)
+    (read,) = build_models([actor], one.recipe).values()
+    assert room.weights.is_meta
+    assert room.trained.weights.device.type == "cpu"
+    assert room.trained.layout == read.trained.layout
+    whole = room_for(actor, make_recipe())
+    assert whole.trained.weights.device.type == "cpu"
+    assert whole.trained.layout == read.layout

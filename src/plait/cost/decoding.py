@@ -259,8 +259,8 @@ def _layer_s(times: LayerTimes, rows: Floats, context: Floats) -> Floats:
         row_bytes = work.shape.hidden * work.width
         fixed, per_row = (times.traffic.all_reduce("tp", count) for count in (0.0, row_bytes))
         layer = layer + 2 * (fixed + rows * (per_row - fixed))
-    if work.adapter:
-        layer = layer + work.adapter_s(rows, times.flops_per_s, times.bytes_per_s)
+    if work.lora.rank:
+        layer = layer + work.adapter_s(rows, tp, times.flops_per_s, times.bytes_per_s)
     return layer
 
 

@@ -12,7 +12,7 @@ from plait.cost.estimate import Rows
 from plait.cost.held_memory import optimizer_bytes
 from plait.cost.offload_policy import Owner, Use
 from plait.cost.placed import Placed
-from plait.cost.shape_parameters import adapter_parameters
+from plait.cost.shape_parameters import adapter_by_stage
 from plait.recipes.engine_checks import abilities
 from plait.recipes.role_models import optimizer_of
 from plait.schedule.placements import PartKey, part_key
@@ -67,7 +67,8 @@ def held_parts(rank: int, placed: Placed) -> list[HeldPart]:
         if place.train is not None and rank in place.train.mesh.ranks:
             uses: frozenset[Use] = frozenset({(model.role, "train")})
             if adapted:
-                count = adapter_parameters(placed.shapes[model.name], recipe.lora)
+                by_stage = adapter_by_stage(placed.shapes[model.name], recipe.lora, place.train.parallelism)
+                count = by_stage[place.train.coordinates(rank).pp]
                 total = count * parameter_bytes(recipe.dtype, trained=True).total
                 states.append(
                     HeldPart(

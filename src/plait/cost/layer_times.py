@@ -111,12 +111,12 @@ class LayerTimes:
     def _adapters(self, tokens: float, *, backward: bool = False) -> Terms:
         """A layer's as the plain layers compute them; none where there are none."""
         work = self.work
-        if not work.adapter:
+        if not work.lora.rank:
             return {}
         rate, bandwidth = self.flops_per_s, self.bytes_per_s
         if self.profile is not None:
             rate = interpolated(self.profile.products, tokens)
-        seconds = work.adapter_s(tokens, rate, bandwidth, backward=backward)
+        seconds = work.adapter_s(tokens, self.layout.parallelism.tp, rate, bandwidth, backward=backward)
         return {"adapters": float(seconds) * self.contention}
 
     def layer(self, tokens: float, pairs: float, read_bytes: float, *, passes: int = 1) -> Terms:
@@ -161,9 +161,9 @@ class LayerTimes:
         """
         assert self.profile is not None, "nothing was measured"
         terms, work = self._measured(seconds, tokens, fixed_s=fixed_s), self.work
-        if not work.adapter:
+        if not work.lora.rank:
             return terms
-        if self.profile.device != "cpu":
+        if self.profile.device != "cpu" or self.layout.parallelism.tp > 1:
             return added(terms, self._adapters(tokens))
         return {**terms, "adapters": terms["layers"] * work.packed_adapter / (work.products(1) / 2)}
 

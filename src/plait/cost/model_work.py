@@ -60,17 +60,14 @@ class ModelWork:
         return self.outputs * self.shape.hidden
 
     @cached_property
-    def adapter(self) -> float:
-        """Numbers of the average layer's adapters, which every token passes as it does weights."""
-        return adapter_parameters(self.shape, self.lora) / self.shape.layers
-
-    @cached_property
     def packed_adapter(self) -> float:
         """The same as a compiled decoder reads them."""
         return packed_adapter_parameters(self.shape, self.lora) / self.shape.layers
 
-    def adapter_s(self, tokens: Tokens, flops_per_s: float, bytes_per_s: float, *, backward: bool = False) -> Tokens:
-        """Seconds of a layer's adapters as plain layers compute them.
+    def adapter_s(
+        self, tokens: Tokens, tp: int, flops_per_s: float, bytes_per_s: float, *, backward: bool = False
+    ) -> Tokens:
+        """Seconds of a layer's adapters as plain layers compute them, on the rank of `tp` that has most.
 
         Their products, or what reading them takes; and what passes memory, as the products are too thin to hide it.
         Forward: A reads its input; what B gives is written, read, scaled and written, and read with what the weights
@@ -78,10 +75,11 @@ class ModelWork:
         for B's own and for that of what A gave; the input is read for A's own; its gradient is written, and read with
         that by the weights to write their sum.
         """
-        products: Any = np.maximum(2 * self.adapter / flops_per_s * tokens, self.adapter * self.width / bytes_per_s)
+        adapter = adapter_parameters(self.shape, self.lora, tp) / self.shape.layers
+        products: Any = np.maximum(2 * adapter / flops_per_s * tokens, adapter * self.width / bytes_per_s)
         numbers = sum(
             layer.count * (4 * layer.outputs + 5 * layer.inputs if backward else 6 * layer.outputs + layer.inputs)
-            for layer in adapted_layers(self.shape, self.lora).values()
+            for layer in (whole.cut(tp) for whole in adapted_layers(self.shape, self.lora).values())
         )
         passed = self.width * numbers / self.shape.layers / bytes_per_s * tokens
         return (1 + backward) * products + passed

@@ -70,7 +70,7 @@ def resolve_plan(
     _check_exact(recipe, plan, models)
     if plan.num_ranks > 1:
         parameters = parameters_of(models)
-        if recipe.plan in NAMES and recipe.lora.rank == 0:
+        if recipe.plan in NAMES:
             placed = Placed(recipe, models, shapes, parameters, plan)
             plan = with_room(flow, planned, placed, device_bytes(recipe, plan.cluster.devices))
         check_layouts(plan, parameters, label)
@@ -185,12 +185,6 @@ def _check_adapters(recipe: Recipe, plan: Plan, label: str) -> None:
         raise ConfigError(
             f"{label}: {dropped.call} {dropped.mode}: `after` drop cannot bring back the weights under the adapters "
             f"(`lora.rank` {recipe.lora.rank}); take offload, or keep"
-        )
-    cut = next((p for p in plan.placements if p.tp > 1 or p.pp > 1), None)
-    if recipe.lora.rank > 0 and cut is not None:
-        raise ConfigError(
-            f"{label}: {cut.call} has tp {cut.tp} and pp {cut.pp}, but models with adapters (`lora.rank` "
-            f"{recipe.lora.rank}) are not cut; set tp and pp to 1, or `lora.rank` to 0"
         )
 
 

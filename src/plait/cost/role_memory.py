@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 
 from plait.cost.held_memory import state_bytes
-from plait.cost.shape_parameters import adapter_parameters
+from plait.cost.shape_parameters import adapter_by_stage
 from plait.cost.workload import Workload
 from plait.layout.mesh import Parallelism
 from plait.layout.params import Parameters
@@ -36,21 +36,21 @@ class RoleMemory:
         return self._held(role, sizes, trained)
 
     def trained_elements(self, role: str, sizes: Parallelism) -> tuple[int, ...]:
-        """Trained elements of a device of each stage, before dp divides them: of an adapter, where there is one (and
-        then the model is not cut)."""
-        if adapter := self._adapter(role):
-            return (adapter,) * sizes.pp
+        """Trained elements of a device of each stage, before dp divides them: of an adapter, where there is one."""
+        if self._workload.lora.rank:
+            return self._adapter(role, sizes)
         return tuple(once for _, once in stage_elements(self._parameters(role), sizes, 0))
 
     def _held_of(self, role: str, sizes: Parallelism, trained: bool) -> tuple[int, ...]:
         workload, dtype = self._workload, self._workload.dtype
         followed, sharded = workload.follows and role == "actor", role in workload.sharded
-        adapter_bytes = self._adapter(role) * parameter_bytes(dtype, trained=True).total
+        adapted, of_adapter = workload.lora.rank > 0, parameter_bytes(dtype, trained=True).total
         largest = []
-        for parts in self._elements(role, sizes.tp, sizes.pp, sizes.stages):
+        by_stage = self._elements(role, sizes.tp, sizes.pp, sizes.stages)
+        for parts, adapter in zip(by_stage, self._adapter(role, sizes), strict=True):
             held = [count * BYTES[dtype] for count, _ in parts]
-            if trained and adapter_bytes:
-                held = [num_bytes + adapter_bytes for num_bytes in held]
+            if trained and adapted:
+                held = [num_bytes + adapter * of_adapter for num_bytes in held]
             elif trained:
                 held = [
                     num_bytes + state_bytes(count, once, sizes.dp, dtype, followed=followed, sharded=sharded)
@@ -63,6 +63,6 @@ class RoleMemory:
         """What the devices of each stage hold: elements of weights, and of those that are trained there."""
         return elements_by_stage(self._parameters(role), Parallelism(1, tp, pp, stages))
 
-    def _adapter_of(self, role: str) -> int:
-        """Elements of a role's adapter; 0: it has none."""
-        return adapter_parameters(self._shapes[role], self._workload.lora)
+    def _adapter_of(self, role: str, sizes: Parallelism) -> tuple[int, ...]:
+        """Elements of a role's adapter on a device of each stage; 0: it has none."""
+        return adapter_by_stage(self._shapes[role], self._workload.lora, sizes)

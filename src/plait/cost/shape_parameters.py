@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 
 from plait.layout.decoder import decoder_parameters
+from plait.layout.mesh import Parallelism
 from plait.layout.params import Parameters
+from plait.layout.shards import stage_bounds
 from plait.models.lora_settings import LoraSettings
 from plait.models.shape import ModelShape
 
@@ -39,11 +42,22 @@ def parameters_of_shape(shape: ModelShape, outputs: int | None = None) -> Parame
 
 @dataclass(frozen=True)
 class LinearLayers:
-    """Linear layers of one name, in so many blocks, and their sizes."""
+    """Linear layers of one name, in so many blocks, and their sizes: of heads of so many numbers, where heads stay
+    whole."""
 
     count: int
     inputs: int
     outputs: int
+    head: int = 1
+    by_inputs: bool = False
+    """Tensor parallelism cuts what they read, else what they give."""
+
+    def cut(self, tp: int) -> LinearLayers:
+        """Those of the rank of `tp` that has most of them."""
+        part = lambda size: -(-size // self.head // tp) * self.head
+        if self.by_inputs:
+            return replace(self, inputs=part(self.inputs))
+        return replace(self, outputs=part(self.outputs))
 
 
 def adapted_layers(shape: ModelShape, lora: LoraSettings) -> dict[str, LinearLayers]:
@@ -56,10 +70,17 @@ def adapted_layers(shape: ModelShape, lora: LoraSettings) -> dict[str, LinearLay
     return {name: layers[name] for name in layers if name in names and layers[name].count}
 
 
-def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
-    """Numbers of a model's adapter: A and B of each layer that has one."""
-    layers = adapted_layers(shape, lora).values()
+def adapter_parameters(shape: ModelShape, lora: LoraSettings, tp: int = 1) -> int:
+    """Numbers of a model's adapter: A and B of each layer that has one, on the rank of `tp` that has most."""
+    layers = [layer.cut(tp) for layer in adapted_layers(shape, lora).values()]
     return sum(layer.count * lora.rank * (layer.inputs + layer.outputs) for layer in layers)
+
+
+def adapter_by_stage(shape: ModelShape, lora: LoraSettings, sizes: Parallelism) -> tuple[int, ...]:
+    """The same on the devices of each pipeline stage, as if each layer had as many."""
+    count = adapter_parameters(shape, lora, sizes.tp)
+    bounds = stage_bounds(shape.layers, sizes)
+    return tuple(-(-count * (stop - start) // shape.layers) for start, stop in pairwise(bounds))
 
 
 def adapter_inputs(shape: ModelShape, lora: LoraSettings) -> int:
@@ -86,11 +107,11 @@ def _linear_layers(shape: ModelShape) -> dict[str, LinearLayers]:
     blocks, inner = shape.layers, shape.intermediate
     dense = 0 if shape.shared_intermediate else blocks - shape.expert_layers
     return {
-        "q_proj": LinearLayers(blocks, hidden, query),
-        "k_proj": LinearLayers(blocks, hidden, kv),
-        "v_proj": LinearLayers(blocks, hidden, kv),
-        "o_proj": LinearLayers(blocks, query, hidden),
+        "q_proj": LinearLayers(blocks, hidden, query, shape.head_dim),
+        "k_proj": LinearLayers(blocks, hidden, kv, shape.head_dim),
+        "v_proj": LinearLayers(blocks, hidden, kv, shape.head_dim),
+        "o_proj": LinearLayers(blocks, query, hidden, shape.head_dim, by_inputs=True),
         "gate_proj": LinearLayers(dense, hidden, inner),
         "up_proj": LinearLayers(dense, hidden, inner),
-        "down_proj": LinearLayers(dense, inner, hidden),
+        "down_proj": LinearLayers(dense, inner, hidden, by_inputs=True),
     }

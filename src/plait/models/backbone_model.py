@@ -156,6 +156,7 @@ class TrainedWeights:
         own = model.own
         self.layout: FlatLayout = model.layout if own is None else own.layout
         """This rank's elements."""
+        self._part = model.part if own is None else own.part
 
     @property
     def weights(self) -> Tensor:
@@ -185,12 +186,12 @@ class TrainedWeights:
     def parameters(self) -> Parameters:
         """The parameters on all ranks together."""
         model = self._model
-        return model.parameters if model.own is None else Parameters.of(model.own.layout)
+        return model.parameters if model.own is None else model.own.part.parameters
 
     @property
     def partial_gradients(self) -> frozenset[str]:
         """Parameters whose gradient on this rank is a part of a sum over ranks of tensor parallelism."""
-        part = self._model.part
+        part = self._part
         return frozenset(() if part is None else (name for partial in part.partials for name in partial.names))
 
     def sum_partial_gradients(self, gradients: Tensor) -> None:
@@ -201,7 +202,7 @@ class TrainedWeights:
         Args:
             gradients: flat [layout.num_elements].
         """
-        part = self._model.part
+        part = self._part
         if part is not None and not part.is_whole:
             part.sum_partial_gradients(self.layout, gradients)
 
@@ -211,14 +212,14 @@ class TrainedWeights:
         Args:
             gradients: name → [elements], a contiguous view of a buffer; the same names on all these ranks.
         """
-        part = self._model.part
+        part = self._part
         if part is not None and not part.is_whole:
             part.sum_over_tp(gradients)
 
     def counted_ranges(self) -> list[tuple[int, int]]:
         """Ranges [start, stop) of a buffer of `layout` that this rank counts, so that over the ranks of one copy of the
         model every parameter counts once (in a gradient norm, say)."""
-        part = self._model.part
+        part = self._part
         if part is None or part.is_whole:
             return [(start, stop) for _, start, stop in self.layout.entries]
         return list(part.counted_ranges(self.layout))

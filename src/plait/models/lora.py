@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,14 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError
-from plait.layout.params import Param
+from plait.layout.params import Param, Parameters
 from plait.models.compute import cpu_linear, widened
 from plait.models.draws import generator
 from plait.models.files.hub import read_config
 from plait.models.files.pretrained import new_module
 from plait.models.lora_settings import LoraSettings
 from plait.models.model import AnyModel, Model
-from plait.models.parallel.part import require_whole
+from plait.models.parallel.adapters import dress, partials_of
+from plait.models.parallel.part import Part
 from plait.models.reach import text_modules
 from plait.models.working_weights import OwnPart, adapted_layers, layer_of
 
@@ -49,33 +50,35 @@ def add_lora(model: AnyModel, settings: LoraSettings, *, name: str, seed: int) -
 
     Raises:
         ModelError: peft is not installed, or a target module is no linear layer of the decoder.
-        ConfigError: this rank has a part of the model only.
     """
     base = without_lora(model)
-    require_whole(base.part)
     decoder = base.module.base_model
-    _inject(decoder, settings, name)
+    whole = _with_all_layers(base)
+    part = _part_of(base, whole, settings)
+    _inject(decoder, peft_fields(settings, whole), name)
+    layers = {at: layer for at, layer in adapted_layers(decoder).items() if name in layer.lora_A}
+    for layer in layers.values():
+        dress(layer, name)
     base.backbone.adapted(adapted_layers(decoder).values())
     for block in base.layout.blocks:
         _parameter_of(base, block.param.name).requires_grad_(False)
-    layers = {at: layer for at, layer in adapted_layers(decoder).items() if name in layer.lora_A}
-    prefix = base.module.base_model_prefix
-    hosts = {block.param.name: block.param for block in base.layout.blocks}
-    params: dict[Param, Tensor | None] = {}
-    for at, layer in layers.items():
-        full = f"{prefix}.{at}"
-        param_a, param_b = _params(full, hosts.get(f"{full}.weight"), layer, settings.rank)
-        params[param_a] = _draw(param_a, name, seed)
-        params[param_b] = None
-    params |= {Param(at, tuple(weight.shape)): weight for at, weight in base.parameters_of_views().items()}
+    heads = base.parameters_of_views()
+
+    def first(param: Param) -> Tensor | None:
+        if ".lora_" not in param.name:
+            return heads[param.name]
+        return _draw(param, name, seed) if ".lora_A." in param.name else None
+
     adapter = OwnPart.allocate(
-        params,
+        part,
+        first,
         base.weights,
         base=base,
         view_of=lambda other: add_lora(other, settings, name=name, seed=seed),
         adapter=name,
         settings=settings,
     )
+    prefix = base.module.base_model_prefix
     for at, layer in layers.items():
         layer.lora_A[name].weight = adapter.parameters[f"{prefix}.{at}.lora_A.weight"]
         layer.lora_B[name].weight = adapter.parameters[f"{prefix}.{at}.lora_B.weight"]
@@ -92,12 +95,12 @@ def without_lora(model: AnyModel) -> AnyModel:
 # --- the layers --------------------------------------------------------------------------------------------------
 
 
-def _inject(decoder: Any, settings: LoraSettings, name: str) -> None:
+def _inject(decoder: Any, fields: Mapping[str, Any], name: str) -> None:
     """Let peft wrap the target layers. Its parameters come on the meta device: nothing is drawn or allocated."""
     peft = peft_library()
     taken = any(name in layer.lora_A for layer in adapted_layers(decoder).values())
     assert not taken, f"the backbone has an adapter {name!r} already"
-    config = peft.LoraConfig(**peft_fields(settings, decoder))
+    config = peft.LoraConfig(**fields)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing")
         warnings.filterwarnings("ignore", message=".*Already found a `peft_config` attribute")
@@ -131,9 +134,23 @@ def decoder_without_weights(name: str) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     read = read_config(name)
-    config = CONFIG_MAPPING[read["model_type"]].from_dict(dict(read))
+    return _without_weights(CONFIG_MAPPING[read["model_type"]].from_dict(dict(read)))
+
+
+def _without_weights(config: Any) -> Any:
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         return new_module(config, decoder_only=True)
+
+
+def whole_decoder(model: Model) -> Any:
+    """The decoder as all ranks have it together; without weights, where this one has a part of it."""
+    is_whole = model.part is None or model.part.is_whole
+    return model.module.base_model if is_whole else _without_weights(model.config)
+
+
+def _with_all_layers(model: Model) -> Any:
+    """The decoder with the layers of all stages, though those of others have no weights."""
+    return model.module.base_model if model.team.pp.size == 1 else _without_weights(model.config)
 
 
 def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
@@ -197,12 +214,42 @@ def _every_linear_layer(decoder: Any) -> dict[str, nn.Module]:
     return layers
 
 
-def _params(full: str, host: Param | None, layer: Any, rank: int) -> tuple[Param, Param]:
-    """A and B of a layer. Tensor parallelism cuts B where it cuts the layer's outputs, A where it cuts its inputs."""
-    shape_a, shape_b = (rank, layer.in_features), (layer.out_features, rank)
+def _part_of(base: Model, decoder: Any, settings: LoraSettings) -> Part:
+    """What adapters of the whole model consist of, with the heads of views, and this rank's place among those that have
+    parts of it.
+
+    Args:
+        decoder: with all layers.
+    """
+    targets = targets_of(settings, decoder)
+    parameters, hosts = base.parameters, []
+    weights = {param.name: param for param in parameters.params}
+    for at, _ in decoder.named_modules():
+        if at in targets:
+            full = f"{base.module.base_model_prefix}.{at}"
+            host = weights[parameters.aliases.get(f"{full}.weight", f"{full}.weight")]
+            hosts.append((host, *_params(full, host, type(targets[at]).__name__ == "Conv1D", settings.rank)))
+    params = [param for _, *own in hosts for param in own]
+    heads = {param.name: param for param in base.trained.parameters.params}
+    params += [heads[name] for name in base.parameters_of_views()]
+    own = Parameters(tuple(params))
+    bare = set(range(parameters.num_layers)) - {param.layer for param in own.params}
+    assert base.team.pp.size == 1 or not bare, f"layers {sorted(bare)} have no adapter: stages are cut by those that do"
+    return Part(base.team, own, partials_of(base.part, hosts))
+
+
+def _params(full: str, host: Param, is_transposed: bool, rank: int) -> tuple[Param, Param]:
+    """A and B of a layer. Tensor parallelism cuts B where it cuts the layer's outputs, A where it cuts its inputs.
+
+    Args:
+        host: its weight.
+        is_transposed: that is [in, out].
+    """
+    num_out, num_in = reversed(host.shape) if is_transposed else host.shape
+    shape_a, shape_b = (rank, num_in), (num_out, rank)
     plain_a = Param(f"{full}.lora_A.weight", shape_a, layer_of(full))
     plain_b = Param(f"{full}.lora_B.weight", shape_b, layer_of(full))
-    if host is None or host.cut is None or layer.fan_in_fan_out:
+    if host.cut is None or is_transposed:
         return plain_a, plain_b
     if host.cut == 0:
         return plain_a, replace(host, name=plain_b.name, shape=shape_b)

@@ -15,6 +15,7 @@ from plait.errors import ConfigError, ModelError
 from plait.models.files.adapter_folder import CONFIG, adapter_of
 from plait.models.files.claims import read_object
 from plait.models.files.saving import check_finite
+from plait.models.flat_weights import cut_block
 from plait.models.lora import (
     add_lora,
     check_targets,
@@ -24,6 +25,7 @@ from plait.models.lora import (
     peft_library,
     targets_of,
     unreached_layers,
+    whole_decoder,
 )
 from plait.models.lora_settings import LoraSettings
 from plait.models.model import AnyModel, Model
@@ -106,9 +108,9 @@ def load_adapter(model: AnyModel, folder: str | Path, *, name: str) -> AnyModel:
     view = add_lora(model, stored.settings, name=name, seed=0)
     assert view.own is not None, "add_lora gives a view"
     with torch.no_grad():
-        for key, param in view.own.parameters.items():
-            if key in stored.tensors:
-                param.copy_(stored.tensors[key])
+        for block in view.own.layout.blocks:
+            if (tensor := stored.tensors.get(block.param.name)) is not None:
+                view.own.parameters[block.param.name].copy_(cut_block(tensor, block))
     return view
 
 
@@ -127,7 +129,7 @@ def stored_adapter(model: Model, folder: str | Path) -> StoredAdapter:
     """See `load_adapter`; changes nothing of the model."""
     folder = Path(folder)
     config, opened = _read(folder)
-    decoder, prefix = model.module.base_model, model.module.base_model_prefix
+    decoder, prefix = whole_decoder(model), model.module.base_model_prefix
     names = {key: key.removeprefix(_PREFIX) for key in tuple(opened.keys())}
     settings = _settings(config, names, decoder, prefix, folder)
     beside = _beside(decoder, prefix)
@@ -219,7 +221,8 @@ def _shapes(model: Model, decoder: Any, settings: LoraSettings) -> dict[str, tup
             rows, columns = columns, rows
         shapes[f"{full}.lora_A.weight"] = (settings.rank, columns)
         shapes[f"{full}.lora_B.weight"] = (rows, settings.rank)
-    return shapes | {name: tuple(weight.shape) for name, weight in model.parameters_of_views().items()}
+    heads = model.parameters_of_views()
+    return shapes | {param.name: param.shape for param in model.trained.parameters.params if param.name in heads}
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], folder: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError
-from plait.layout.params import Param
+from plait.layout.params import Param, Parameters
 from plait.models.admission import self_check
 from plait.models.backbone import Backbone
 from plait.models.compute.attention import AttentionContext
@@ -23,8 +23,8 @@ from plait.models.files.claims import read_object
 from plait.models.files.pretrained import generation_of
 from plait.models.language_loading import eos_token_ids, max_positions, prepare, read_folder
 from plait.models.language_model import LanguageModel
-from plait.models.parallel.part import require_whole
-from plait.models.scalar_model import HEAD, ScalarModel, ScalarModule
+from plait.models.parallel.part import Part
+from plait.models.scalar_model import HEAD, ScalarModel, ScalarModule, own_head
 from plait.models.working_weights import OwnPart, copy_module, dtype_of, layout_of, move_into_flat
 
 _HEADS = ("score.", "classifier.", "v_head.", "value_head.")
@@ -57,17 +57,18 @@ def scalar_view(model: LanguageModel, *, seed: int, head_std: float | None = Non
         seed, head_std: see `scalar_of`.
     """
     base = model if model.own is None else model.own.base
-    require_whole(base.part)
     decoder = base.module.base_model
     head_1H = _draw_head(decoder.config, seed, head_std)
+    head = Param(HEAD, tuple(head_1H.shape), ends="last")
     own_part = OwnPart.allocate(
-        {Param(HEAD, tuple(head_1H.shape)): head_1H},
+        Part(base.team, Parameters((head,))),
+        lambda _: head_1H,
         base.weights,
         base=base,
         view_of=lambda other: scalar_view(other, seed=seed, head_std=head_std),
     )
     return ScalarModel(
-        module=ScalarModule(decoder, own_part.parameters[HEAD]),
+        module=ScalarModule(decoder, own_head(own_part, decoder.config)),
         tokenizer=base.tokenizer,
         layout=base.layout,
         weights=base.weights,

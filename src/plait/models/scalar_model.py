@@ -110,7 +110,7 @@ class ScalarModel(BackboneModel):
 
     def with_own(self, own: OwnPart) -> ScalarModel:
         """The view of this model that has these parameters of its own."""
-        return replace(self, module=ScalarModule(self.module.base_model, own.parameters[HEAD]), own=own)
+        return replace(self, module=ScalarModule(self.module.base_model, own_head(own, self.config)), own=own)
 
     def read_places(self, batch: PackedBatch) -> Tensor:
         """See `BackboneModel.read_places`: [R + samples]."""
@@ -164,6 +164,16 @@ class ScalarModel(BackboneModel):
             is_read = [token_id != self.passed_token_id for token_id in batch.token_ids]
             places = [_last_read(is_read, batch.root, prompt, response) for prompt, response in samples]
         return torch.tensor(places, dtype=torch.int64)
+
+
+def own_head(own: OwnPart, config: Any) -> nn.Parameter:
+    """The head [1, H] among what a view has of its own; [0, H] on pipeline stages before the last.
+
+    Args:
+        config: of the decoder.
+    """
+    none_0H = own.weights.new_empty(0, config.get_text_config().hidden_size)
+    return own.parameters[HEAD] if HEAD in own.parameters else nn.Parameter(none_0H, requires_grad=False)
 
 
 def _last_read(is_read: Sequence[bool], *segments: Span) -> int:

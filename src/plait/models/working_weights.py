@@ -15,19 +15,33 @@ import copy
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError
 from plait.layout.params import FlatLayout, Param
+from plait.layout.shards import shard
+from plait.models.flat_weights import cut_block
 from plait.models.lora_settings import LoraSettings
 from plait.models.module_names import wildcard
 from plait.models.reach import unreached
 
+if TYPE_CHECKING:
+    from plait.models.parallel.part import Part
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 """Compute dtypes by their names in a recipe."""
+
+HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
+"""Where torch keeps what a module calls before and after its forward."""
 
 _LAYER = re.compile(r"\.(\d+)\.")
 
@@ -169,7 +183,9 @@ def _copy(module: Any, layout: FlatLayout, storage: Callable[[int, int], Tensor]
         memo[id(param)] = nn.Parameter(storage(start, stop).view(block.shape), requires_grad=param.requires_grad)
     adapted = adapted_layers(module)
     for layer in adapted.values():
-        memo[id(layer)] = copy.deepcopy(layer.base_layer, memo)
+        memo[id(layer)] = inner = copy.deepcopy(layer.base_layer, memo)
+        for kind in HOOKS:  # of a part: see `parallel.adapters`
+            getattr(inner, kind).update(copy.deepcopy(getattr(layer, kind), memo))
     twin = copy.deepcopy(module, memo)
     if adapted:
         for part in twin.modules():
@@ -186,6 +202,8 @@ class OwnPart:
     """Flat buffer [layout.num_elements] in the compute dtype."""
     parameters: Mapping[str, nn.Parameter]
     """By the names in the layout; views of `weights`."""
+    part: Part
+    """What all ranks have of it together, and this one's place among them."""
     base: Any
     """The model that this one is a view of."""
     view_of: Callable[[Any], Any]
@@ -196,23 +214,26 @@ class OwnPart:
     """Settings of the adapter."""
 
     @classmethod
-    def allocate(cls, params: Mapping[Param, Tensor | None], like: Tensor, **rest: Any) -> OwnPart:
-        """A flat buffer in the dtype and on the device of `like`.
+    def allocate(cls, part: Part, value_of: Callable[[Param], Tensor | None], like: Tensor, **rest: Any) -> OwnPart:
+        """A flat buffer in the dtype and on the device of `like`, or on the CPU where that has no memory.
 
         Args:
-            params: what stands in the buffer, and the value to begin with, of the parameter's shape (None: zeros).
+            value_of: the value that a parameter begins with, of its whole shape (None: zeros); asked for each that this
+                rank has a block of.
             like: of any shape.
         """
-        layout = FlatLayout.one_rank(params)
-        weights = torch.zeros(layout.num_elements, dtype=like.dtype, device=like.device)
+        team = part.team
+        layout = shard(part.parameters, team.layout.parallelism, team.tp.index, team.pp.index)
+        device = "cpu" if like.is_meta else like.device
+        weights = torch.zeros(layout.num_elements, dtype=like.dtype, device=device)
         parameters = {}
         for block, start, stop in layout.entries:
             view = weights[start:stop].view(block.shape)
-            value = params[block.param]
+            value = value_of(block.param)
             if value is not None:
-                view.copy_(value.detach())
+                view.copy_(cut_block(value.detach(), block))
             parameters[block.param.name] = nn.Parameter(view)
-        return cls(layout, weights, parameters, **rest)
+        return cls(layout, weights, parameters, part, **rest)
 
     def copied(self) -> Any:
         """The same view of a copy of `base`."""

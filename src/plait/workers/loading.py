@@ -6,7 +6,10 @@ flow trains them or has a frozen model score.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from plait.dataflow import CallKind, Dataflow
 from plait.models.backbone_model import copy_of
@@ -14,12 +17,14 @@ from plait.models.files.adapter_folder import adapter_of
 from plait.models.files.hub import classes_of, is_classifier
 from plait.models.language_model import LanguageModel
 from plait.models.loading import Adapt, beside, load_model, load_scalar, merged, without
-from plait.models.model import AnyModel, Model
+from plait.models.model import Model
 from plait.models.parallel.part_loading import PartLoader
+from plait.models.parallel.team import Team
 from plait.models.scalar_loading import scalar_of
 from plait.models.scalar_model import ScalarModel
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel, optimizer_of
+from plait.schedule.placements import PartKey, part_key
 from plait.training.trainer_settings import SampleSettings, UpdateSettings
 
 NEW_HEAD_STD = 0.0
@@ -46,6 +51,21 @@ def build_models(wanted: Iterable[RoleModel], recipe: Recipe, *, trains: bool = 
 def part_loader(recipe: Recipe) -> PartLoader:
     """Reads parts of the models that `build_models` reads whole, without adapters."""
     return PartLoader(dtype=recipe.dtype, device=recipe.device, seed=recipe.seed, head_std=NEW_HEAD_STD)
+
+
+def room_for(role_model: RoleModel, recipe: Recipe) -> Model:
+    """A whole model of a role in host memory, for what is trained of it to be brought there. Of one with an adapter
+    nothing else is there: the weights under it are not read.
+
+    Raises:
+        ModelError: as `build_models`.
+    """
+    host = recipe.model_copy(update={"device": "cpu"})
+    if recipe.lora.rank == 0:
+        return build_models([role_model], host)[role_model.role]
+    loader = part_loader(host)
+    scalar = lambda role_model: loader.without_weights(role_model.name, scalar=True)
+    return _adapted(role_model, host, loader.without_weights, scalar)
 
 
 class _Shelf:
@@ -99,25 +119,66 @@ class _Shelf:
         )
 
     def _adapted(self, role_model: RoleModel) -> Model:
-        from plait.models.scalar_loading import scalar_view
+        read, read_scalar = partial(self._read, adapt=without), partial(self._load_scalar, adapt=without)
+        return _adapted(role_model, self._recipe, read, read_scalar)
 
-        if role_model.scalar and (role_model.has_head or is_classifier(classes_of(role_model.name))):
-            return self._with_adapter(self._load_scalar(role_model, without), role_model)
-        base = self._read(role_model.name, without)
-        if role_model.scalar:
-            view = scalar_view(base, seed=self._recipe.seed, head_std=NEW_HEAD_STD)
-            return self._with_adapter(view, role_model)
-        return self._with_adapter(base, role_model)
 
-    def _with_adapter(self, base: AnyModel, role_model: RoleModel) -> AnyModel:
-        """The model with the adapter that its role begins as, or else, of one that trains, with a fresh one; others are
-        what they begin as."""
-        from plait.models.lora import add_lora
+class AdaptedParts:
+    """Parts of models with adapters: what roles begin as is read once, as of whole models.
 
-        recipe, role = self._recipe, role_model.role
-        if (adapter := adapter_of(role_model.name)) is not None:
-            return beside(role)(base, adapter)
-        return add_lora(base, recipe.lora, name=role, seed=recipe.seed) if role_model.trained else base
+    Args:
+        loader: made by `part_loader`.
+    """
+
+    def __init__(self, recipe: Recipe, loader: PartLoader) -> None:
+        self._recipe, self._loader = recipe, loader
+        self._bases: dict[tuple[str, bool, PartKey], Any] = {}
+
+    def part(self, role_model: RoleModel, team: Team, *, is_trained: bool) -> Model:
+        """This rank's part of the model of a role. All ranks of a team ask for the same in the same order.
+
+        Args:
+            is_trained: whether some role trains with these weights under its adapter.
+
+        Raises:
+            ModelError: see `PartLoader.part`, and `lora.add_lora`.
+        """
+        key = part_key(team.layout, team.rank)
+        splitting = replace(team, splits_tokens=self._recipe.sequence_parallel and is_trained)
+
+        def read(name: str, *, scalar: bool = False) -> Any:
+            if (name, scalar, key) not in self._bases:
+                self._bases[name, scalar, key] = self._loader.part(name, splitting, scalar=scalar, merges=False)
+            return self._bases[name, scalar, key]
+
+        return _adapted(role_model, self._recipe, read, lambda role_model: read(role_model.name, scalar=True))
+
+
+def _adapted(
+    role_model: RoleModel,
+    recipe: Recipe,
+    read: Callable[[str], LanguageModel],
+    read_scalar: Callable[[RoleModel], ScalarModel],
+) -> Model:
+    """The model of a role on weights that others may have too, with the adapter that the role begins as, or else, where
+    it trains, with a fresh one.
+
+    Args:
+        read, read_scalar: give a model without the adapter that it may begin as.
+    """
+    from plait.models.lora import add_lora
+    from plait.models.scalar_loading import scalar_view
+
+    base: Any
+    if not role_model.scalar:
+        base = read(role_model.name)
+    elif role_model.has_head or is_classifier(classes_of(role_model.name)):
+        base = read_scalar(role_model)
+    else:
+        base = scalar_view(read(role_model.name), seed=recipe.seed, head_std=NEW_HEAD_STD)
+    if (adapter := adapter_of(role_model.name)) is not None:
+        return beside(role_model.role)(base, adapter)
+    return add_lora(base, recipe.lora, name=role_model.role, seed=recipe.seed) if role_model.trained else base
 
 
 def sample_settings(flow: Dataflow, recipe: Recipe) -> SampleSettings:

@@ -35,7 +35,7 @@ from plait.schedule.plan import After, Mode, Plan
 from plait.schedule.work import Work, nothing
 from plait.training.trainer import Trainer
 from plait.workers.gathering import GathersSamples
-from plait.workers.loading import build_models
+from plait.workers.loading import room_for
 from plait.workers.offload_manager import Need, OffloadManager, OffloadUnit
 from plait.workers.rank_optimizers import RankOptimizers
 from plait.workers.ranks import WAIT_S
@@ -279,8 +279,7 @@ class RankState:
             return self.roles[role].parts[WHOLE] if self.rank == 0 else None
         role_state = self.roles.get(role)
         role_model = next(role_model for role_model in self._models if role_model.role == role)
-        host = self.recipe.model_copy(update={"device": "cpu"})
-        model = build_models([role_model], host)[role] if self.rank == 0 else None
+        model = room_for(role_model, self.recipe) if self.rank == 0 else None
         if role_state is not None:
             parameters = role_state.parameters
         else:

@@ -30,7 +30,7 @@ from plait.training.optimizer import AVERAGED
 from plait.training.trainer import Trainer
 from plait.training.trainer_settings import ExecutionSettings
 from plait.workers.instances import engine_of
-from plait.workers.loading import build_models, part_loader, sample_settings, update_settings
+from plait.workers.loading import AdaptedParts, build_models, part_loader, sample_settings, update_settings
 from plait.workers.migrations import SampleMoverOfRank
 from plait.workers.offload_manager import OffloadManager, OffloadUnit
 from plait.workers.rank_state import RankState, RoleState, Setting
@@ -70,6 +70,7 @@ class RoleBuilder:
             splitting=trained if self.recipe.sequence_parallel else (),
         )
         self._loader = part_loader(setting.recipe)
+        self._adapted = AdaptedParts(setting.recipe, self._loader)
         self._known: dict[tuple[str, bool], Parameters] = {}
         """Parameters of models with parts, by their names and whether they are scalar models."""
         self._memory: dict[Owner, dict[str, Tensor]] = {}
@@ -123,10 +124,7 @@ class RoleBuilder:
             if (team := self.teams[layout]) is not None:
                 key = part_key(layout, rank)
                 if (owner, key) not in shared:
-                    memory = self._memory_of(role_model, layout, shared.get((owner, WHOLE)))
-                    shared[owner, key] = self._loader.part(
-                        role_model.name, team, scalar=role_model.scalar, memory=memory
-                    )
+                    shared[owner, key] = self._part(role_model, layout, team, shared.get((owner, WHOLE)))
                 parts[key] = shared[owner, key]
         parameters = next(iter(parts.values())).trained.parameters
         role_state = RoleState(role_model, place, parts, parameters)
@@ -154,6 +152,18 @@ class RoleBuilder:
         if self.setting.copies[role_model.role] or role_model.follows:
             role_state.moves, role_state.buffers = self._moves(role_state)
         return role_state
+
+    def _part(self, role_model: RoleModel, layout: Layout, team: Team, whole: Any) -> Any:
+        """This rank's part of a role's model, which it has not yet.
+
+        Args:
+            whole: see `_memory_of`.
+        """
+        if self.recipe.lora.rank > 0:
+            uses = self.offload_policy.uses(role_model.role, self.rank, part_key(layout, self.rank))
+            return self._adapted.part(role_model, team, is_trained=any(mode == "train" for _, mode in uses))
+        memory = self._memory_of(role_model, layout, whole)
+        return self._loader.part(role_model.name, team, scalar=role_model.scalar, memory=memory)
 
     def _mover(self, role: str, engine: Engine) -> SampleMoverOfRank | None:
         """The way of samples to the role's other instances; None: they stay where they begin."""

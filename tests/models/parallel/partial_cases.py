@@ -23,7 +23,7 @@ from plait.models.compute.logprobs_at import chunked_logprobs_at, chunked_top_lo
 from plait.models.flat_weights import cut_block
 from plait.models.language_model import LanguageModel
 from plait.models.loading import load_model, load_scalar, merged
-from plait.models.lora import add_lora
+from plait.models.lora import add_lora, without_lora
 from plait.models.lora_settings import LoraSettings
 from plait.models.parallel import part_loading
 from plait.models.parallel.part_loading import PartLoader
@@ -90,7 +90,8 @@ def loss_of(outputs: tuple[Tensor, ...]) -> Tensor:
 def gradients_of(model: BackboneModel, batch: PackedBatch, *, checkpoint: bool = False) -> Tensor:
     """The flat gradient of `loss_of`, through all stages."""
     model.module.requires_grad_(False)
-    params = {block.param.name: model.trained.parameter(block.param.name) for block in model.layout.blocks}
+    trained = model.trained
+    params = {block.param.name: trained.parameter(block.param.name) for block in trained.layout.blocks}
     for param in params.values():
         param.requires_grad_(True)
         param.grad = None
@@ -109,13 +110,14 @@ def gradients_of(model: BackboneModel, batch: PackedBatch, *, checkpoint: bool =
     if inputs_TH is not None:
         assert inputs_TH.grad is not None
         pp.send(inputs_TH.grad, pp.index - 1, 2, "0B0")
-    flat = torch.zeros(model.layout.num_elements, dtype=model.dtype)
-    for block, start, stop in model.layout.entries:
+    flat = torch.zeros(trained.layout.num_elements, dtype=model.dtype)
+    for block, start, stop in trained.layout.entries:
         grad = params[block.param.name].grad
         if grad is not None:
             flat[start:stop] = grad.reshape(-1)
-    model.trained.sum_partial_gradients(flat)
-    model.module.requires_grad_(False)
+    trained.sum_partial_gradients(flat)
+    for param in params.values():
+        param.requires_grad_(False)
     return flat
 
 
@@ -269,7 +271,7 @@ def gradient_error(part: Any, found: Tensor, whole: Any, expected: Tensor) -> fl
 
 
 def views_of(model: Any, flat: Tensor) -> list[tuple[Block, Tensor]]:
-    return [(block, flat[start:stop].view(block.shape)) for block, start, stop in model.layout.entries]
+    return [(block, flat[start:stop].view(block.shape)) for block, start, stop in model.trained.layout.entries]
 
 
 def norm_of(part: Any, flat: Tensor) -> float:
@@ -400,29 +402,66 @@ def given_back(worker: Any) -> tuple[int, int, int]:
     return sum(storages.values()) // part.weights.itemsize, part.layout.num_elements, num_whole
 
 
-def with_adapters(worker: Any) -> dict[str, Any] | None:
-    """Adapters on a whole model of a dp team, and on parts."""
-    dp, tp = team_of(worker, 2, 1, 1), team_of(worker, 1, 2, 1)
-    if dp is None or tp is None:
+def adapted(
+    worker: Any,
+    family: str,
+    sizes: dict[str, Any],
+    *,
+    scalar: bool = False,
+    dtype: str = "float64",
+    targets: Any = "all-linear",
+    copied: bool = False,
+    **options: Any,
+) -> dict[str, float] | None:
+    """Largest errors of adapters on a part against those on the whole model, as of `compare`: outputs, gradients, and
+    what they begin with. Another adapter is on some of the layers, and off.
+
+    Args:
+        targets: names of layers.
+        copied: the part is a copy of a part that has adapters.
+        options: of `tiny`.
+    """
+    team = team_of(worker, **sizes)
+    if team is None:
         return None
-    settings = LoraSettings(rank=2)
-    view = add_lora(part_of(tiny_model("llama"), dp), settings, name="actor", seed=0)
-    found: dict[str, Any] = {
-        "team": view.team is dp,
-        "trained": view.trained.parameters.num_elements,
-        "ranges": sum(stop - start for start, stop in view.trained.counted_ranges()),
-        "refused": [],
-    }
-    view.trained.sum_partial_gradients(torch.zeros(view.trained.layout.num_elements, dtype=torch.float64))
-    viewed = add_lora(tiny_model("llama"), settings, name="actor", seed=0)
-    part = part_of(tiny_model("llama"), tp)
-    for make in (
-        lambda: part_of(viewed, tp),
-        lambda: add_lora(part, settings, name="actor", seed=0),
-        lambda: scalar_view(part, seed=0),
-    ):
-        try:
-            make()
-        except UserError as error:
-            found["refused"].append(f"{type(error).__name__}: {error}")
-    return found
+    model = tiny_model(family, dtype=getattr(torch, dtype), **options)
+    settings = LoraSettings(rank=3, alpha=5.0, target_modules=targets)
+
+    def view_on(base: Any) -> Any:
+        of_others = {"gpt_neox": "dense", "gpt2": "c_proj"}.get(family, "o_proj")
+        add_lora(base, LoraSettings(rank=2, target_modules=(of_others,)), name="other", seed=1)
+        under = scalar_view(base, seed=3, head_std=0.5) if scalar else base
+        return add_lora(under, settings, name="actor", seed=0)
+
+    part, whole = view_on(part_of(copy_of(model), team)), view_on(copy_of(model))
+    errors = {"weights": adapter_error(part, whole)}
+    generator = torch.Generator().manual_seed(4)
+    stirred = torch.randn(whole.trained.weights.shape, generator=generator, dtype=torch.float64) * 0.1
+    whole.trained.weights.add_(stirred.to(whole.dtype))
+    values = dict(whole.own.parameters)
+    with torch.no_grad():
+        for block, view in views_of(part, part.trained.weights):
+            view.copy_(cut_block(values[block.param.name], block))
+    if copied:
+        part = part.copied()
+    batch = batch_of(whole)
+    with torch.no_grad():
+        both = zip(all_outputs(part, batch), all_outputs(whole, batch), strict=False)
+        errors["outputs"] = max((relative(found, expected) for found, expected in both), default=0.0)
+        without, base = all_outputs(without_lora(part), batch), all_outputs(without_lora(whole), batch)
+        errors["under it"] = max((relative(*pair) for pair in zip(without, base, strict=False)), default=0.0)
+    expected = gradients_of(whole, batch)
+    for checkpoint in (False, True):
+        found = gradients_of(part, batch, checkpoint=checkpoint)
+        errors["recomputed gradients" if checkpoint else "gradients"] = gradient_error(part, found, whole, expected)
+    errors["norm"] = abs(norm_of(part, found) / float(expected.norm()) - 1)
+    assert not any(param.requires_grad for param in part.module.parameters())
+    return errors
+
+
+def adapter_error(part: Any, whole: Any) -> float:
+    """How far what is trained of a part is from that of the whole."""
+    return max(
+        relative(view, cut_block(whole.own.parameters[block.param.name], block))
+        for block, view in views_of(part, part.trained.weights)
+    )

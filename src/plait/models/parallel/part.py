@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from plait.errors import ConfigError
 from plait.layout.caches import CacheShape
 from plait.layout.params import FlatLayout, Param, Parameters
 from plait.models.parallel.partial_sums import Partials, sharers, sum_partials
@@ -73,22 +72,3 @@ def parameters_of(layout: FlatLayout, config: Any) -> Parameters:
     """
     fields = config_fields(config.get_text_config())
     return Parameters.of(layout, fields.get("num_attention_heads"), fields.get("num_key_value_heads"))
-
-
-def require_whole(part: Part | None) -> None:
-    """Refuse to make a view (an adapter, a head on shared weights) of a model that ranks hold in parts.
-
-    Raises:
-        ConfigError: they do.
-    """
-    if part is not None and not part.is_whole:
-        raise refusal_of_views(part.team)
-
-
-def refusal_of_views(team: Team) -> ConfigError:
-    """The refusal of adapters, and of roles that share weights, on parts of a model."""
-    sizes = team.layout.parallelism
-    return ConfigError(
-        f"lora.rank: adapters, and roles that share weights, take whole models: expected tp 1 and pp 1, found tp "
-        f"{sizes.tp} and pp {sizes.pp}; set these to 1 (dp may be more), or lora.rank to 0 and a model for each role."
-    )

@@ -60,15 +60,24 @@ class PartLoader:
         Raises:
             ModelError: the checkpoint cannot be found or read, or the family is refused.
         """
-        return self._without_weights(name, scalar).parameters
+        return self.without_weights(name, scalar=scalar).parameters
 
-    def part(self, name: str, team: Team, *, scalar: bool = False, memory: FlatWeights | None = None) -> Any:
+    def part(
+        self,
+        name: str,
+        team: Team,
+        *,
+        scalar: bool = False,
+        memory: FlatWeights | None = None,
+        merges: bool = True,
+    ) -> Any:
         """This rank's part of a model. tp or pp of the team is more than 1.
 
         Args:
             name: an alias, a local folder, perhaps of an adapter alone, or a hub id.
             scalar: with a scalar head, see `scalar_loading.load_scalar`.
             memory: where its weights are to lie; None: in a flat buffer of its own.
+            merges: whether an adapter is merged into them; else they are those of its base.
 
         Returns:
             What `partial.part_of` makes of the whole model: a LanguageModel or a ScalarModel.
@@ -77,7 +86,7 @@ class PartLoader:
             LayoutError: the model does not allow the layout.
             ModelError: the checkpoint cannot be found or read, or the family is refused or cannot be cut like this.
         """
-        model = self._without_weights(name, scalar)
+        model = self.without_weights(name, scalar=scalar)
         check(model.parameters, team.layout)
         adapter = adapter_of(name)
         base = name if adapter is None else adapter.base
@@ -86,7 +95,7 @@ class PartLoader:
             self._proven[key] = self._prove(base, model, team, scalar)
             give_back_freed()
         values = self._values(base, model, scalar)
-        if adapter is not None:
+        if adapter is not None and merges:
             values = self._merged(values, model, adapter)
         cut_layers(model, team, returns_tuple=self._proven[key].returns_tuple)
         take_weights(model, team, values, self._device, memory)
@@ -99,7 +108,12 @@ class PartLoader:
         merging = Merging.said(model, adapter.folder)
         return lambda block: merging.block(block, values(block).to(self._dtype))
 
-    def _without_weights(self, name: str, scalar: bool) -> Any:
+    def without_weights(self, name: str, *, scalar: bool = False) -> Any:
+        """The whole model, whose weights are on the meta device; arguments as of `part`.
+
+        Raises:
+            ModelError: as `parameters`.
+        """
         return over_base(name, lambda base: self._of_checkpoint(base, scalar), without)
 
     def _of_checkpoint(self, name: str, scalar: bool) -> Any:

@@ -19,7 +19,7 @@ from plait.layout.shards import check, shard
 from plait.models.backbone import Backbone
 from plait.models.flat_weights import FlatWeights, cut_block
 from plait.models.model import AnyModel, Model
-from plait.models.parallel.part import Part, refusal_of_views
+from plait.models.parallel.part import Part
 from plait.models.parallel.part_proof import Proof, own_layers
 from plait.models.parallel.partial_sums import Partials
 from plait.models.parallel.stage import cut_stage, decoder_list
@@ -39,7 +39,7 @@ def part_of(model: AnyModel, team: Team) -> AnyModel:
     """Turn a whole model into this rank's part of it, in place. All ranks of the team call it with the same model.
 
     Args:
-        model: whole, without adapters where tp or pp is more than 1.
+        model: whole; adapters are added to parts (`lora.add_lora`), as are heads on shared weights.
         team: this rank's.
 
     Returns:
@@ -47,7 +47,6 @@ def part_of(model: AnyModel, team: Team) -> AnyModel:
 
     Raises:
         LayoutError: the model does not allow the layout.
-        ConfigError: the model has adapters or a head of its own on shared weights, and tp or pp is more than 1.
         ModelError: the family cannot be cut like this; the same on every rank.
     """
     assert model.part is None, "the model is a part already"
@@ -56,8 +55,8 @@ def part_of(model: AnyModel, team: Team) -> AnyModel:
     if team.tp.size == team.pp.size == 1:
         model.part = Part(team, parameters)
         return model
-    if model.own is not None or adapted_layers(model.module):
-        raise refusal_of_views(team)
+    assert model.own is None, "a view of a model is made of its part"
+    assert not adapted_layers(model.module), "adapters are added to parts"
     proof = Proof(model, team)
     proof.record_whole()
     cut_layers(model, team, returns_tuple=proof.returns_tuple)

@@ -4,9 +4,11 @@ moves."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from plait.cost.move_bound import LARGE
 from plait.errors import ConfigError
@@ -52,9 +54,13 @@ class Choice:
     stopped_by: Stop | None = None
 
 
+Found = TypeVar("Found", Choice, Foretold)
+
+
 def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "found") -> Choice:
     """The best plan that a search finds: its leaders and the baselines are foretold exactly, and the best of these is
-    taken. Of plans in which roles train together that is one which gains `LEAST_FUSED_GAIN` over the others.
+    taken. Of plans in which roles train together that is one which gains `LEAST_FUSED_GAIN` over the others. Models
+    with adapters are cut where none of the plans has room that leave them whole.
 
     Args:
         name: of the plan.
@@ -62,6 +68,22 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
     Raises:
         ConfigError: none fits in memory; says what is too large.
     """
+    return _whole_first(planning, lambda one: _choose(one, budget, seed, name))
+
+
+def _whole_first(planning: Planning, find: Callable[[Planning], Found]) -> Found:
+    """What is found; of models with adapters where all are whole, if that is taken, or else where they may be cut."""
+    if planning.recipe.lora.rank == 0:
+        return find(planning)
+    with contextlib.suppress(ConfigError):
+        found = find(planning)
+        plan = found.best.plan if isinstance(found, Choice) else found.plan
+        if all(p.tp == p.pp == 1 for p in plan.placements):
+            return found  # else it is a named one: they are cut by a rule
+    return find(replace(planning, cuts_adapted=True))
+
+
+def _choose(planning: Planning, budget: Budget, seed: int, name: str) -> Choice:
     began = budget.clock()
     result = searched(planning, budget, seed)
     # Messages of moves over many devices take seconds to plan: there no more leaders are foretold than are shown.
@@ -113,8 +135,12 @@ def choose_best(planning: Planning, budget: Budget, seed: int = 0) -> Foretold:
     Raises:
         ConfigError: none fits in memory; says what is too large.
     """
-    result = searched(planning, budget, seed)
-    return _ranked(planning, result, _leaders(planning, result, 1), "found", budget.tell)[0][1]
+
+    def best(one: Planning) -> Foretold:
+        result = searched(one, budget, seed)
+        return _ranked(one, result, _leaders(one, result, 1), "found", budget.tell)[0][1]
+
+    return _whole_first(planning, best)
 
 
 def _leaders(planning: Planning, result: SearchResult, most: int) -> list[State]:
@@ -207,9 +233,8 @@ def misfit(planning: Planning, result: SearchResult) -> str:
     where = f"{devices} device{'s' * (devices > 1)} of {' to '.join(gib(size) for size in (sizes[0], *sizes[1:][-1:]))}"
     for number, slot in enumerate(planning.graph.slots):
         if not any(planning.space.forms.of(number, ranks) for ranks in planning.space.meshes):
-            what, rank = f"{slot.role} ({slot.mode})", planning.recipe.lora.rank
-            how = f"whole, as models with adapters (`lora.rank` {rank}) are not cut" if rank else "however it is cut"
-            return f"no plan on {where} has room for {what}, {how}: {_least(planning, number)}"
+            what, least = f"{slot.role} ({slot.mode})", _least(planning, number)
+            return f"no plan on {where} has room for {what}, however it is cut: {least}"
     if result.nearest is None:
         return f"no plan on {where} was found"
     if result.nearest.judged.idle:

@@ -38,7 +38,7 @@ from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, i
 from plait.runtime.prediction.foretellable import Coming
 from plait.runtime.prediction.guesses import NOTHING_STATED, Acceptance, guesses_of_run
 from plait.runtime.prediction.remedies import remedies
-from plait.runtime.prediction.search_facts import joint_pairs, role_facts
+from plait.runtime.prediction.search_facts import facts_of_roles, joint_pairs
 from plait.schedule.completion import complete
 from plait.schedule.kept_pools import pools_stay
 from plait.schedule.named_plans import AUTO, NAMES, Cut, named_plan
@@ -53,7 +53,8 @@ from plait.simulator.steps import Prediction, predict
 class Planning:
     """shapes: by the model's name; calibration: where seconds come from; corrected: by what runs measured; drafts: of
     the run whose lengths are taken, where it guessed; acceptance: of guesses, as a user states it; pools_stay:
-    whether pools and graphs of GPUs are those of the rollout before; to_come: models that earlier stages make"""
+    whether pools and graphs of GPUs are those of the rollout before; to_come: models that earlier stages make;
+    cuts_adapted: whether plans that are looked for may cut models with adapters"""
 
     recipe: Recipe
     flow: Dataflow
@@ -67,6 +68,7 @@ class Planning:
     acceptance: Acceptance = NOTHING_STATED
     pools_stay: bool = False
     to_come: Coming = field(default_factory=dict)
+    cuts_adapted: bool = False
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameters]:
@@ -144,10 +146,7 @@ class Planning:
         tokens = self.recipe.micro_batch_tokens
         halves = (tokens // 2, tokens // 4)[: 1 + self.recipe.finds_lengths] if tokens >= 1024 else ()
         costs = BoundedMoves(self.costs, self.costs.shapes) if self.cluster.num_devices > LARGE else self.costs
-        facts = {
-            model.role: role_facts(self.recipe, model, self.shapes[model.name], self.parameters[model.role])
-            for model in self.models
-        }
+        facts = facts_of_roles(self.recipe, self.models, self.shapes, self.parameters, cuts_adapted=self.cuts_adapted)
         pairs = joint_pairs(self.recipe, self.flow, self.models)
         return PlanProblem(self.graph, costs, facts, halves, pairs=pairs, stage_works=self.costs.stage_works)
 
@@ -179,7 +178,7 @@ class Planning:
         label = f"`plan` {name}"
         plan = named_plan(name, self.flow, models, self.cluster.num_devices)
         plan = self._completed(on_nodes(plan, self.cluster.nodes, label), label)
-        if plan.num_ranks > 1 and recipe.lora.rank == 0:
+        if plan.num_ranks > 1:
             placed = Placed(recipe, self.models, self.shapes, self.parameters, plan)
             plan = self._completed(with_room(self.flow, models, placed, memory), label)
         if recipe.device == "cuda":
@@ -211,13 +210,10 @@ class Planning:
             plan = named_plan(name, self.flow, planned, self.cluster.num_devices, cut=cut)
             return self._completed(plan, f"`plan` {name}")
         if name in MAKERS:
-            places = MAKERS[name](self.space)
+            places = MAKERS[name](self.space) or MAKERS[name](replace(self, cuts_adapted=True).space)
             if places is None:
-                devices, rank = self.cluster.num_devices, self.recipe.lora.rank
+                helps = remedies("weights", devices := self.cluster.num_devices)
                 why = f"cut as this plan cuts models, one does not fit on {devices} devices"
-                if rank:
-                    why = f"models with adapters (`lora.rank` {rank}) are not cut, and one does not fit on a device"
-                helps = remedies("weights", devices, adapted=rank > 0)
                 raise ConfigError(f"plan `{name}`: {why}; {helps}, or another plan")
             return self.plan_of(places, name)
         name = NAMES[0] if name == AUTO else name

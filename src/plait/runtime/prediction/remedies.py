@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-UNCUT = "`lora.rank` 0 (models without adapters are cut)"
-
 
 def remedies(what: str, devices: int, *, more: str | None = None, adapted: bool = False) -> str:
     """Keys that make it smaller: what takes most of a device's memory, in words of the forecast or of a mode.
@@ -11,38 +9,37 @@ def remedies(what: str, devices: int, *, more: str | None = None, adapted: bool 
     Args:
         devices: of the plan.
         more: of what there would be room, too; None: devices.
-        adapted: whether models have adapters, which are not cut: more devices have no more room for a model.
+        adapted: whether adapters are trained already.
     """
-    room = more or ("devices with more memory" if adapted else "more devices")
     more = more or "more devices"
-    trained = [room, "a smaller model", UNCUT if adapted else "`lora.rank`"]
+    trained = [more, "a smaller model", *(() if adapted else ("`lora.rank`",))]
     if devices > 1 and not adapted:
         trained.append("`optimizer.shard_gradients`")
     if what.startswith("engine"):
         lower = "`sampling.max_running` or `sampling.max_response_tokens`, with guesses `sampling.draft_pool_bytes`"
         return f"lower {lower}, or take {more}"
     if "brought back" in what and "train" not in what:
-        return f"take {room}, or a smaller model"
+        return f"take {more}, or a smaller model"
     if "texts that guesses" in what:
         return f"lower `sampling.draft_pool_bytes`, or take {more}"
     if "draft model: weights" in what:
-        return f"take {room}, or a smaller `sampling.draft_model`"
+        return f"take {more}, or a smaller `sampling.draft_model`"
     if "packed" in what:
-        return f"take {room}, a smaller model, or `sampling.exact`, which needs no such copy and is many times slower"
+        return f"take {more}, a smaller model, or `sampling.exact`, which needs no such copy and is many times slower"
     if "decode" in what or "KV cache" in what:
         lower = "`sampling.max_running`, `sampling.max_response_tokens` or a stated `sampling.kv_tokens`"
         return f"lower {lower}, or take {more}"
     if "graphs" in what:
         return f"lower `sampling.max_running`, set `sampling.speculation` to off, or take {more}"
-    if "head" in what:
-        return f"take {room}, a smaller model or {trained[2]}"
-    if "state" in what or "masters" in what or (adapted and "weights" in what):
+    if "head" in what and not adapted:
+        return f"take {more}, a smaller model or {trained[2]}"
+    if "state" in what or "masters" in what:
         return f"take {', '.join(trained[:-1])} or {trained[-1]}"
     if "train" in what:
         return f"take {', '.join(trained)}, or lower `micro_batch_tokens`"
     if "weights" in what or "logits" in what:
-        return f"take {room}, or a smaller model"
-    return f"take {room}, a smaller model, or lower `micro_batch_tokens`"
+        return f"take {more}, or a smaller model"
+    return f"take {more}, a smaller model, or lower `micro_batch_tokens`"
 
 
 def gib(count: float) -> str:

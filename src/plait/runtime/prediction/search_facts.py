@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from plait.cost.layer_kinds import layer_kinds
@@ -18,23 +18,34 @@ from plait.recipes.role_models import RoleModel, optimizer_of
 from plait.schedule.joint_training import check_calls
 
 
-def role_facts(recipe: Recipe, model: RoleModel, shape: ModelShape, parameters: Parameters) -> RoleFacts:
-    """How a role may be cut.
+def facts_of_roles(
+    recipe: Recipe,
+    models: Sequence[RoleModel],
+    shapes: Mapping[str, ModelShape],
+    parameters: Mapping[str, Parameters],
+    *,
+    cuts_adapted: bool,
+) -> dict[str, RoleFacts]:
+    """Role → how it may be cut.
 
     Args:
-        shape, parameters: of its model.
+        shapes: by the model's name; parameters: by the role.
+        cuts_adapted: whether models with adapters may be cut.
     """
-    adapted = recipe.lora.rank > 0
-    sharded = model.trained and optimizer_of(model.role, recipe).shard_gradients
-    return RoleFacts(
-        (1.0,) * shape.layers,
-        last=shape.head_in_layers(1 if model.scalar else shape.vocabulary),
-        layer_sizes=() if len(layer_kinds(shape)) == 1 else layer_sizes(parameters),
-        max_tp=1 if adapted else most_tp(parameters),
-        max_pp=1 if adapted or sharded else MOST_STAGES,
-        whole_layers=recipe.sampling.exact,
-        may_drop=not adapted,
-    )
+    cuts, facts = cuts_adapted or recipe.lora.rank == 0, {}
+    for model in models:
+        shape, own = shapes[model.name], parameters[model.role]
+        sharded = model.trained and optimizer_of(model.role, recipe).shard_gradients
+        facts[model.role] = RoleFacts(
+            (1.0,) * shape.layers,
+            last=shape.head_in_layers(1 if model.scalar else shape.vocabulary),
+            layer_sizes=() if len(layer_kinds(shape)) == 1 else layer_sizes(own),
+            max_tp=most_tp(own) if cuts else 1,
+            max_pp=MOST_STAGES if cuts and not sharded else 1,
+            whole_layers=recipe.sampling.exact,
+            may_drop=recipe.lora.rank == 0,
+        )
+    return facts
 
 
 def joint_pairs(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel]) -> tuple[tuple[str, str], ...]:
