@@ -249,6 +249,28 @@ def test_the_evaluation_before_the_first_step_outlives_a_failure_in_it(
     assert steps_of(recipe, "evaluations") == [0, 1]
 
 
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how", ["shutil.move(run, here / 'moved')", pytest.param("shutil.rmtree(run)", marks=pytest.mark.slow)]
+)
+def test_a_run_whose_folder_is_moved_or_removed_stops_and_makes_no_other(
+    make_recipe: MakeRecipe, tmp_path: Path, how: str, devices: int
+) -> None:
+    """Else its later steps would lie in a second folder, of which the next run knows nothing."""
+    counting = "n = here / 'calls'; k = len(n.read_text()) if n.exists() else 0; n.write_text('x' * (k + 1))\n"
+    write_reward(tmp_path, f"{counting}    import shutil; run = here / 'run'\n    if k == 4: {how}")
+    recipe = make_recipe(steps=4, devices=devices, **{"checkpoint.every": 1})
+    with pytest.raises(
+        RunError, match=f"{recipe.run_dir} is no longer the folder of this run: it was moved or removed"
+    ):
+        run(recipe)
+    assert not recipe.run_dir.exists()
+    if (moved := tmp_path / "moved").exists():
+        moved.rename(recipe.run_dir)
+        assert run(recipe, resume=True).finished
+        assert steps_of(recipe) == [1, 2, 3, 4]
+
+
 def test_no_step_is_saved_from_within_training(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     (tmp_path / "flow.py").write_text(
         "import pathlib\n"

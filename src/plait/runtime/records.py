@@ -57,7 +57,8 @@ class Records:
                 self._track(self.last_step, self._late)
 
     def write_step(self, step: int, state: StepState, metrics: Mapping[str, float], spans: Iterable[Span]) -> None:
-        """A step's samples, actions and row."""
+        """A step's samples, actions and row. Raises RunError also where the folder is no longer that of the run."""
+        self._directory.check_in_place()
         if state.generated:
             write_rows(self._directory.files.samples(step), sample_rows(self._prepared.flow, state))
         self.write_actions(spans)

@@ -104,6 +104,23 @@ def test_a_run_that_is_begun_by_another_process_is_in_use_for_who_would_resume_i
         RunDirectory.resume(tmp_path / "run")
 
 
+def test_a_folder_that_another_run_has_taken_is_no_longer_that_of_the_first(tmp_path: Path):
+    run = tmp_path / "run"
+    with begun(run, RECIPE) as first:
+        leader = RunDirectory.lent(run)
+        (run / "run.lock").touch()
+        for directory in (first, leader):
+            directory.check_in_place()
+        run.rename(tmp_path / "moved")
+        with begun(run, RECIPE):
+            (run / "run.lock").write_text("another process")
+            for directory in (first, leader):
+                with pytest.raises(RunError, match=f"{run} is no longer the folder of this run"):
+                    directory.check_in_place()
+            (run / "run.lock").unlink()  # by a person who takes it for one that was left
+            first.check_in_place()
+
+
 def test_a_run_that_died_before_its_recipe_was_written_is_no_run(tmp_path: Path):
     begun(tmp_path, RECIPE).close()
     (tmp_path / "recipe.yaml").unlink()

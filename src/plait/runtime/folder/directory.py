@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from plait.errors import RESUME, ConfigError
+from plait.errors import RESUME, ConfigError, RunError
 from plait.observe.run_log import cut_after, truncate_to
 from plait.observe.trace import last_step_behind
 from plait.output import why_not_written, write_file
@@ -55,6 +55,7 @@ class RunDirectory:
         """Folders that `claim` made, the innermost first."""
         self._old_output_bytes = self.files.reward_output.stat().st_size if self.files.reward_output.exists() else None
         self._old_recipe = _identity(self.files.recipe)
+        self._holder = _text(path / LOCK)
 
     @classmethod
     def claim(cls, path: str | Path, *, overwrite: bool = False) -> RunDirectory:
@@ -144,6 +145,19 @@ class RunDirectory:
         with contextlib.suppress(OSError):
             self._clear()
         self._begun, self._old_output_bytes = False, None
+
+    def check_in_place(self) -> None:
+        """See that what is written goes to this run still.
+
+        Raises:
+            RunError: the folder was moved or removed, or another run has the place.
+        """
+        holder = _text(self.path / LOCK)
+        if _is_gone(self.files.recipe) or holder not in (None, self._holder):
+            raise RunError(
+                f"{self.path} is no longer the folder of this run: it was moved or removed; put it back as it was and "
+                f"go on with {RESUME}, or go on where it is now with --run_dir"
+            )
 
     def offsets(self) -> dict[str, int]:
         """Force the logs to disk and return their lengths in bytes, for a checkpoint. Writers have flushed before.
@@ -239,6 +253,25 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return status.st_ino, status.st_mtime_ns
+
+
+def _text(path: Path) -> bytes | None:
+    """What is in a file; None where there is none, or it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _is_gone(path: Path) -> bool:
+    """Not where the system says something else than that: a file server may be away for a while."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _names(path: Path) -> set[str]:

@@ -30,6 +30,7 @@ class Lock:
                     "or give another `run_dir`"
                 )
             sign(self._fd)
+            os.fsync(self._fd)  # ranks on other machines read it
         except (ConfigError, OSError):
             self.drop()
             raise
