@@ -22,7 +22,7 @@ from plait.layout.holdings import Holdings
 from plait.layout.mesh import Cluster
 from plait.layout.move import BUCKET_BYTES, plan_move
 from plait.layout.stores import from_manifest, stored_once, to_manifest, writers
-from plait.output import sync
+from plait.output import sync, why_not_written
 from plait.reallocation.communicator import Channel
 from plait.reallocation.mover import MoveReport, moving
 from plait.reallocation.stores import store_files, store_path
@@ -120,4 +120,5 @@ def _write_whole(path: Path, text: str) -> None:
         sync(path.parent)
     except OSError as error:
         unfinished.unlink(missing_ok=True)
-        raise RunError(f"{path}: expected to write {len(text)} bytes, found: {error}; free some space") from error
+        why = why_not_written(path, error)
+        raise RunError(f"{path}: expected to write {len(text)} bytes, found: {why}") from error
