@@ -20,7 +20,8 @@ SAID_AFTER_S = 2.0
 """How long a process waits for another before it says so."""
 
 _ASKS_EVERY_S = 0.02
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What the system says of a lock where files cannot be locked."""
 
 
 class StillHeld(TimeoutError):
@@ -90,7 +91,7 @@ def _holder(path: Path, stack: contextlib.ExitStack) -> str:
             if not is_taken(descriptor, path):
                 return holder_of(descriptor)
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in NO_LOCKS:
                 raise
         sign(descriptor)
         stack.push(opened.pop_all())

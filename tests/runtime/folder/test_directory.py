@@ -1,3 +1,4 @@
+import errno
 import fcntl
 import json
 import os
@@ -301,6 +302,19 @@ def test_a_claim_that_is_not_begun_leaves_no_trace(tmp_path: Path):
         directory.begin("model: other\n")
         output.write("scored\n")
     assert (run / "rewards.log").read_text() == "imported\nscored\n"
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Lustre has none unless it is mounted so."""
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(
+        ConfigError, match=r"key `run_dir`: files cannot be locked in .*/run \(Function not implemented\)"
+    ):
+        RunDirectory.claim(tmp_path / "run")
 
 
 def test_a_lock_whose_file_was_removed_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -8,7 +8,7 @@ import weakref
 from pathlib import Path
 
 from plait.errors import ConfigError
-from plait.file_lock import holder_of, is_taken, sign
+from plait.file_lock import NO_LOCKS, holder_of, is_taken, sign
 from plait.output import RUN_LOCK as LOCK
 
 
@@ -16,7 +16,7 @@ class Lock:
     """The lock on RUN_DIR/run.lock, with the holder's name in the file. Nobody is waited for.
 
     Raises:
-        ConfigError: another process holds it.
+        ConfigError: another process holds it, or files cannot be locked there.
         OSError: the folder cannot be written.
     """
 
@@ -31,8 +31,13 @@ class Lock:
                 )
             sign(self._fd)
             os.fsync(self._fd)  # ranks on other machines read it
-        except (ConfigError, OSError):
+        except (ConfigError, OSError) as error:
             self.drop()
+            if isinstance(error, OSError) and error.errno in NO_LOCKS:
+                raise ConfigError(
+                    f"key `run_dir`: files cannot be locked in {folder} ({error.strerror}), so two runs could write "
+                    "there at once; have it mounted with locks (Lustre: option `flock`), or give another `run_dir`"
+                ) from error
             raise
         _HELD.add(self)
 
