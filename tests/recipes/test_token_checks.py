@@ -57,10 +57,9 @@ def of_the_critic(prompts, actor, critic):
 
 def test_a_flow_in_a_file_says_who_teaches() -> None:
     """The policy would learn from itself, and nothing said so."""
-    keys = {"model": "m", "data.source": "d"}
-    recipe = load_recipe(None, list(keys.items()))
+    keys = {"model": "m", "data.source": "d", "algorithm": f"{__file__}:learner"}
     with pytest.raises(ConfigError, match=r"^the flow `learner` learns from a teacher, but `reference\.model` is not"):
-        checked_flow(recipe, learner)
-    checked_flow(load_recipe(None, list((keys | {"reference.model": "t"}).items())), learner)
+        checked_flow(load_recipe(None, [*keys.items()]))
+    checked_flow(load_recipe(None, [*keys.items(), ("reference.model", "t")]))
     with pytest.raises(FlowError, match="flow `of_the_critic`: role `critic` cannot teach; `ref` can"):
-        checked_flow(recipe, of_the_critic)
+        checked_flow(load_recipe(None, [*keys.items(), ("algorithm", f"{__file__}:of_the_critic")]))

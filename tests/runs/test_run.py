@@ -186,6 +186,20 @@ def test_own_flow_and_reward_from_python(make_recipe: MakeRecipe, monkeypatch: p
     assert "my_flow.py:best_of_group" in stored, "the run can be resumed from the command line"
 
 
+def test_a_flow_from_python_is_what_its_file_says_now(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As rewards are, and what is kept of the code: a notebook that had imported it before ran what it was then."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file, source = tmp_path / "edited_flow.py", (EXAMPLES / "my_flow.py").read_text()
+    file.write_text(source)
+    from edited_flow import best_of_group  # pyright: ignore[reportMissingImports]
+
+    file.write_text(source.replace("actor.train(samples,", "actor.train(samples, epochs=2,"))
+    keys = make_recipe(options={}, steps=1).model_dump(mode="json", exclude={"algorithm"})
+    assert plait.train(**keys, algorithm=best_of_group).metrics["training/optimizer_steps"] == 2
+
+
 def test_keys_from_python_are_laid_over_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("model: m\ndata: {source: d}\nsampling: {max_running: 2}\noptions: {kl_coef: 0.1, epochs: 2}\n")

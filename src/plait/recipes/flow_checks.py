@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
 
 from plait.dataflow import MISMATCHED, CallKind, Dataflow
 from plait.errors import ConfigError
@@ -20,17 +19,14 @@ from plait.recipes.token_checks import check_teacher
 from plait.recipes.turn_checks import check_turns
 
 
-def traced_flow(recipe: Recipe, flow: Callable[..., Any] | None = None) -> Dataflow:
+def traced_flow(recipe: Recipe) -> Dataflow:
     """The graph of the recipe's algorithm with its options.
-
-    Args:
-        flow: in place of what the key `algorithm` names.
 
     Raises:
         ConfigError: there is no such algorithm, or its options do not fit. FlowError: see `trace_algorithm`.
     """
     return trace_algorithm(
-        flow or load_flow(recipe.algorithm),
+        load_flow(recipe.algorithm),
         recipe.options,
         (*MODEL_ROLES, *REWARD_ROLES),
         max_staleness=recipe.max_staleness,
@@ -40,7 +36,6 @@ def traced_flow(recipe: Recipe, flow: Callable[..., Any] | None = None) -> Dataf
 
 def checked_flow(
     recipe: Recipe,
-    flow: Callable[..., Any] | None = None,
     *,
     to_come: Mapping[str, ToCome] = MappingProxyType({}),
     trains: bool = True,
@@ -53,7 +48,7 @@ def checked_flow(
     Raises:
         UserError: a key or the flow cannot be used; the message names the key and the remedy.
     """
-    dataflow = traced_flow(recipe, flow)
+    dataflow = traced_flow(recipe)
     check_calls(dataflow)
     if dataflow.of_kind(CallKind.GENERATE):
         check_sampling(dataflow, recipe)

@@ -107,14 +107,13 @@ def train(
 
             return train_stages(file, overrides, resume=resume, trust_run_code=trust_run_code)
         loaded = user_recipe(file, overrides, trust_run_code=trust_run_code, trains=True)
-    return run(loaded, resume=resume, flow=algorithm if callable(algorithm) else None, recipe_file=file)
+    return run(loaded, resume=resume, recipe_file=file)
 
 
 def run(
     recipe: Recipe,
     *,
     resume: bool = False,
-    flow: Callable[..., Any] | None = None,
     recipe_file: Path | None = None,
     attached: Attached | None = None,
     num_nodes: int = 0,
@@ -122,7 +121,6 @@ def run(
     """Claim the folder, wait for other nodes if there are to be some, prepare, open, train, close.
 
     Args:
-        flow: the function that `recipe.algorithm` names, where it is at hand.
         recipe_file: that the recipe was read from, of which the folder gets a copy.
         attached: the part of this command in a run on several nodes, which it leads; None: there is no other.
         num_nodes: on which the recipe's launcher ray is to start the ranks; 0: as few as have room.
@@ -141,14 +139,13 @@ def run(
             recipe = as_begun(directory.files.recipe, recipe)
         if nodes is not None and recipe.devices == 0 and ranks_of(recipe.plan) == 0:
             recipe = recipe.model_copy(update={"devices": devices_of(recipe, nodes.nodes)})
-        return _run_claimed(recipe, directory, resume, flow, origin, nodes)
+        return _run_claimed(recipe, directory, resume, origin, nodes)
 
 
 def _run_claimed(
     recipe: Recipe,
     directory: RunDirectory,
     resume: bool,
-    flow: Callable[..., Any] | None,
     origin: Origin,
     nodes: Gathered | None,
 ) -> Outcome:
@@ -159,7 +156,7 @@ def _run_claimed(
         earlier = _plan_in(directory.files.plan) if directory.begun else None
         network = network_of(nodes) if plan is None and is_searched(recipe) else NOT_MEASURED
         machines = Machines(num_nodes, network, alike=nodes is None or said_of_kinds(nodes, recipe.device) is None)
-        prepared = prepare(recipe, flow=flow, kept=Kept(plan, earlier), machines=machines)
+        prepared = prepare(recipe, kept=Kept(plan, earlier), machines=machines)
         return replace(prepared, plan=with_prediction(prepared, machines, earlier))
 
     if nodes is not None and is_searched(recipe) and (unlike := said_of_kinds(nodes, recipe.device)) is not None:
@@ -170,7 +167,7 @@ def _run_claimed(
         from plait.runtime.processes.restarting import supervised
         from plait.runtime.processes.supervisor import supervise
 
-        of_run = partial(supervise, directory=directory, flow=flow, nodes=nodes)
+        of_run = partial(supervise, directory=directory, nodes=nodes)
         return supervised(of_run, prepared, directory, prepared_for, resume=resume, origin=origin, nodes=nodes)
     with Session(prepared, directory, resume=resume, leading=Alone(prepared), origin=origin) as session:
         outcome = train_session(session)

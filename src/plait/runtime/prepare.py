@@ -53,7 +53,6 @@ from plait.vllm.environment import checked_environment
 def prepare(
     recipe: Recipe,
     *,
-    flow: Callable[..., Any] | None = None,
     to_come: Mapping[str, ToCome] | None = None,
     trains: bool = True,
     kept: Kept = NOTHING_KEPT,
@@ -62,7 +61,6 @@ def prepare(
     """Resolve a recipe.
 
     Args:
-        flow: the function that `recipe.algorithm` names, where it is at hand.
         to_come: key → the model that an earlier stage will put there; until then one of its shape stands there.
         trains: False where the model is only measured: it may then be an adapter alone.
         kept: what an earlier stay of the run has found.
@@ -71,7 +69,7 @@ def prepare(
     Raises:
         UserError: a key, the flow, the data or the model cannot be used; the message names the key and the remedy.
     """
-    outlined = outline(recipe, flow=flow, to_come=to_come, trains=trains)
+    outlined = outline(recipe, to_come=to_come, trains=trains)
     check_device(recipe)
     recipe, models, shapes, plan = outlined.recipe, outlined.models, outlined.shapes, kept.plan
     if plan is None and not is_searched(recipe):
@@ -184,7 +182,6 @@ def _longest_of(flow: Dataflow, lengths: SampleLengths, data: RunData) -> dict[s
 def outline(
     recipe: Recipe,
     *,
-    flow: Callable[..., Any] | None = None,
     to_come: Mapping[str, ToCome] | None = None,
     trains: bool = True,
     device_memory: int | None = None,
@@ -192,13 +189,13 @@ def outline(
     """What can be resolved without devices, data and tokenizers; the models may be known by their shapes alone.
 
     Args:
-        flow, to_come, trains: as of `prepare`.
+        to_come, trains: as of `prepare`.
         device_memory: bytes of a device of another cluster than this machine, of which keys and values take a share.
 
     Raises:
         UserError: a key, the flow or a model cannot be used; the message names the key and the remedy.
     """
-    dataflow = checked_flow(recipe, flow, to_come=to_come or {}, trains=trains)
+    dataflow = checked_flow(recipe, to_come=to_come or {}, trains=trains)
     generates = bool(dataflow.of_kind(CallKind.GENERATE))
     functions = {role: of_role for role in REWARD_ROLES if (of_role := _functions(role, dataflow, recipe))}
     check_parts(dataflow, recipe, functions)

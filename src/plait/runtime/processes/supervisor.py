@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from plait.checkpoint.store import CheckpointStore
 from plait.errors import RESUME, RunError, UserError
@@ -53,7 +51,6 @@ def supervise(
     *,
     resume: bool,
     origin: Origin | None = None,
-    flow: Callable[..., Any] | None = None,
     nodes: Gathered | None = None,
 ) -> Outcome:
     """Run a plan of several ranks to its end.
@@ -61,7 +58,6 @@ def supervise(
     Args:
         directory: claimed; the leader writes it.
         origin: for the run's history.
-        flow: the function that the recipe's `algorithm` names, where it is at hand.
         nodes: machines on which the ranks are to be; None: this one.
 
     Raises:
@@ -76,7 +72,7 @@ def supervise(
     places = [LocalNode()] if nodes is None else nodes.nodes
     threads = threads_of(recipe, num_ranks, places)
     loading(f"{num_ranks} process{'es' * (num_ranks > 1)}, each with its part of {recipe.model}")
-    job = Job(recipe, plan, prepared.models, _by_name(flow), path, resume, threads, origin or Origin.here())
+    job = Job(recipe, plan, prepared.models, path, resume, threads, origin or Origin.here())
     folder = RunFiles(path).workers
     status = folder / STATUS
     with worker_output(directory, resume=resume):
@@ -223,12 +219,3 @@ def handing_on_signals(group: LocalGroup) -> Iterator[HandedOnSignals]:
         stack.callback(signals.end)
         stack.enter_context(signals_to(signals))
         yield signals
-
-
-def _by_name(flow: Callable[..., Any] | None) -> Callable[..., Any] | None:
-    """The function if it can be sent by its name; else the recipe's `algorithm` says where it is."""
-    try:
-        pickle.dumps(flow)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return None
-    return flow

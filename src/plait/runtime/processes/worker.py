@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
@@ -49,8 +48,6 @@ class Job:
     recipe: Recipe
     plan: Plan
     models: Sequence[RoleModel]
-    flow: Callable[..., Any] | None
-    """The function that `recipe.algorithm` names, where it can be sent by its name."""
     run_dir: Path
     resume: bool
     threads: int
@@ -88,7 +85,7 @@ class Worker:
         if self.rank == LEADER:
             with self._status.doing("prepare"):
                 kept, machines = Kept(job.plan, job.plan), Machines(job.plan.nodes)
-                prepared = prepare(job.recipe.letting_be(), flow=job.flow, kept=kept, machines=machines)
+                prepared = prepare(job.recipe.letting_be(), kept=kept, machines=machines)
             assert prepared.plan == job.plan, "the leader completes the plan otherwise than who started it"
             directory = RunDirectory.lent(job.run_dir)
             with Session(prepared, directory, resume=job.resume, leading=self, origin=job.origin) as session:
@@ -122,9 +119,8 @@ class Worker:
 
     def _parts(self) -> RankState:
         job = self._job
-        algorithm = job.flow or load_flow(job.recipe.algorithm)
         flow = trace_algorithm(
-            algorithm,
+            load_flow(job.recipe.algorithm),
             job.recipe.options,
             (*MODEL_ROLES, *REWARD_ROLES),
             max_staleness=job.recipe.max_staleness,
