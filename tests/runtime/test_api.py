@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -129,6 +130,22 @@ def test_keys_may_be_paths_and_data_several_sources(monkeypatch: pytest.MonkeyPa
     assert (one.data.source, one.data.evaluation_source) == ("a.jsonl", "e.jsonl")
 
 
+def test_numbers_and_arrays_of_numpy_are_those_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `options` hold is written into the run's folder, which failed when the run before it was cleared."""
+    asked: list[Recipe] = []
+    monkeypatch.setattr(api, "run", lambda recipe, **_: asked.append(recipe))
+    options = {"kl_coef": np.float64(0.5), "mini_batches": np.int64(2), "table": [np.float32(0.5), np.arange(2)]}
+    reward = {"functions": [sevens, sevens], "weights": np.array([1.0, 2.0])}
+    keys: dict[str, Any] = {"model": "m", "data": {"source": "d.jsonl"}, "reward": reward, "steps": np.int64(3)}
+    plait.train(**keys, options=options)
+    assert repr(asked[0].options) == "{'kl_coef': 0.5, 'mini_batches': 2, 'table': [0.5, [0, 1]]}"
+    assert (asked[0].reward.weights, repr(asked[0].steps)) == ((1.0, 2.0), "3")
+    with pytest.raises(
+        ConfigError, match=r"^key `options`: expected texts, numbers, lists and maps, .* type Dataset is"
+    ):
+        plait.train(**keys, options={"rows": Dataset()})
+
+
 def test_sources_from_python_take_the_place_of_the_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Recipe] = []
     monkeypatch.setattr(api, "run", lambda recipe, **_: asked.append(recipe))
@@ -146,6 +163,8 @@ class Dataset:
     [
         (Dataset(), "Dataset"),
         ([{"prompt": "2 + 3?", "answer": "5"}], "list"),
+        ({"prompt": ["2 + 3?"], "answer": ["5"]}, "dict of columns"),
+        ({"messages": ([{"role": "user", "content": "2 + 3?"}],)}, "dict of columns"),
         ({"source": Dataset()}, "Dataset"),
         ({"source": "d.jsonl", "evaluation_source": [{"prompt": "2 + 3?"}]}, "list"),
         ([{"source": "d.jsonl"}, {"source": Dataset()}], "Dataset"),

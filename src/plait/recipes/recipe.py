@@ -6,6 +6,7 @@ Torch-free.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from enum import StrEnum
 from fractions import Fraction
@@ -13,7 +14,7 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from plait.data.settings import DataSettings
 from plait.errors import ConfigError
@@ -217,6 +218,15 @@ class Recipe(OpenKeys):
     _let_be: frozenset[str] = frozenset()
 
     _paths = path_key("model", "algorithm", "plan", "run_dir")
+
+    @field_validator("options")
+    @classmethod
+    def _check_plain(cls, options: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(options)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"expected texts, numbers, lists and maps, as a file has them: {error}") from None
+        return options
 
     @model_validator(mode="after")
     def _check_length(self) -> Self:

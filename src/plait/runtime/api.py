@@ -249,7 +249,8 @@ def flattened(name: str, value: Any, *, replaces: bool = False) -> list[tuple[st
 
 
 def _as_said(value: Any) -> Any:
-    """The same in the texts of a recipe: of a path, and of what names a function. A tuple becomes a list."""
+    """The same in the words of a recipe: of a path, of what names a function, of an array. A tuple becomes a list."""
+    value = value.tolist() if hasattr(value, "tolist") else value  # of NumPy or torch
     if isinstance(value, list | tuple):
         return [_as_said(item) for item in value]
     if isinstance(value, dict):
@@ -261,15 +262,17 @@ def _as_said(value: Any) -> Any:
 
 def _refuse_rows(name: str, value: Any) -> None:
     """See that a key says where rows are; one that holds them, or an object that does, is a ConfigError."""
-    keys = ("source", "evaluation_source")
+    keys, columns = ("source", "evaluation_source"), {"prompt", "messages", "text", "chosen"}
     several = isinstance(value, list | tuple) and any(isinstance(item, Mapping) and "source" in item for item in value)
     for section in value if several else [value]:
         for found in map(section.get, keys) if isinstance(section, Mapping) else [section]:
             rows = isinstance(found, list | tuple) and any(isinstance(item, Mapping) for item in found)
-            if rows or not isinstance(found, list | tuple | str | int | float | PathLike | Mapping | None):
+            held = isinstance(section, Mapping) and any(isinstance(section.get(key), list | tuple) for key in columns)
+            if rows or held or not isinstance(found, list | tuple | str | int | float | PathLike | Mapping | None):
+                kind = "dict of columns" if held else type(found).__name__
                 raise ConfigError(
-                    f"`{name}` says where rows are, and does not hold them: found a {type(found).__name__}; write what "
-                    "a program has made first, by `save_to_disk(FOLDER)` of `datasets` or as JSONL, and give "
+                    f"`{name}` says where rows are, and does not hold them: found a {kind}; write what a program has "
+                    "made first, by `save_to_disk(FOLDER)` of `datasets` or as JSONL, and give "
                     f"`{name}={{'source': FOLDER}}` (docs/data.md)"
                 )
 
