@@ -1,8 +1,9 @@
-"""How the process ends when its command has: threads that a user's code left behind do not keep it."""
+"""How the process ends when its command has: neither threads that a user's code left behind keep it, nor garbage."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import threading
@@ -14,7 +15,9 @@ GRACE_S = 5.0
 
 
 def leave_behind(code: int) -> None:
-    """Have this process end with `code` though threads go on: Python would wait for those that are no daemons."""
+    """Have this process end with `code` though threads go on: Python would wait for those that are no daemons. It would
+    also look through all objects of torch and Transformers for what may go, which takes seconds, and nobody needs."""
+    gc.freeze()
     others = [
         thread for thread in threading.enumerate() if thread is not threading.current_thread() and not thread.daemon
     ]
