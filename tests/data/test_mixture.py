@@ -152,3 +152,11 @@ def test_mistakes_in_a_list_are_named(tmp_path, text, says):
 def test_shares_are_those_of_the_weights():
     turns = Turns((3, 1, 0.5), 7)
     assert list(accumulate(turns.counts(900))) == [600, 800, 900]
+
+
+def test_a_data_set_in_shards_is_named_in_short():
+    first, *more = (DataSettings(source=f"rows-{at:03}.jsonl") for at in range(200))
+    assert first.model_copy(update={"more": tuple(more)}).title == (
+        "rows-000.jsonl, rows-001.jsonl, rows-002.jsonl and 197 more"
+    )
+    assert first.model_copy(update={"more": tuple(more[:3])}).title.endswith("rows-002.jsonl, rows-003.jsonl")

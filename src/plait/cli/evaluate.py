@@ -91,12 +91,14 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
 
 def opening_facts(recipe: Recipe) -> dict[str, str]:
     """What will be measured, in the words of the recipe."""
+    from plait.data.settings import in_short
+
     sources = recipe.data.sources
     several = [f"{recipe.devices} processes"] if recipe.devices > 1 else []
     of_each = f" of each of {len(sources)} sources" if len(sources) > 1 else ""
     return {
         "model": recipe.model,
-        "data": ", ".join(source.evaluation_source or source.source for source in sources),
+        "data": in_short([source.evaluation_source or source.source for source in sources]),
         "items": f"{recipe.evaluation.items}{of_each}",
         "device": ", ".join([recipe.device, *several, recipe.dtype.value]),
     }

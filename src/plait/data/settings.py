@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import PurePath
 from typing import Any, Literal, Self
@@ -17,6 +18,13 @@ DEFAULT_TASK_SIZE = 4096
 """Training questions drawn from a generated task when `size` is not set."""
 SEVERAL = "several are a list of sections, `data: [{source: …}, {source: …}]` (docs/data.md)"
 """What to say where one source is expected and more are named."""
+
+
+def in_short(names: Sequence[str], most: int = 3) -> str:
+    """Names of sources, for people: of many, as of a data set in shards, the first and how many follow."""
+    shown = names if len(names) <= most + 1 else names[:most]
+    rest = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {rest:,} more" if rest else "")
 
 
 class OverlongPrompts(StrEnum):
@@ -132,7 +140,7 @@ class DataSettings(Settings):
     @property
     def title(self) -> str:
         """All sources, for people."""
-        return ", ".join(source.source for source in self.sources)
+        return in_short([source.source for source in self.sources])
 
     @property
     def label(self) -> str:
