@@ -77,6 +77,8 @@ def test_adapters_of_a_forward_and_a_backward() -> None:
     assert costs.call("actor.train", "train", ONE).terms["adapters"] == pytest.approx(4 * (forward + backward))
     assert costs.call("actor.logprobs", "score", ONE).terms["adapters"] == pytest.approx(4 * forward)
     assert "adapters" not in costs.call("ref.logprobs", "score", ONE).terms
+    goes_on = costs_of(replace(WORK, lora=LoraSettings(rank=2), frozen={"ref": LoraSettings(rank=2)}))
+    assert goes_on.call("ref.logprobs", "score", ONE).terms["adapters"] == pytest.approx(4 * forward)
     (stage,) = costs.stage_seconds("actor.train", ONE, 1)
     (whole,) = costs_of(WORK).stage_seconds("actor.train", ONE, 1)
     assert stage[0] - whole[0] == pytest.approx(4 * forward)

@@ -19,13 +19,13 @@ from plait.recipes.role_models import SCALAR_ROLES
 
 
 def work_of_roles(workload: Workload, shapes: Mapping[str, ModelShape], flow: Dataflow) -> dict[str, ModelWork]:
-    """Role → the work of its model, with an adapter where that is trained; arguments as of `ModelCosts`."""
+    """Role → the work of its model, with an adapter where it has one; arguments as of `ModelCosts`."""
     return {
         role: ModelWork(
             shape,
             workload.dtype,
             1 if role in SCALAR_ROLES else shape.vocabulary,
-            workload.lora if role in flow.trained_roles else NO_LORA,
+            workload.lora if role in flow.trained_roles else workload.frozen.get(role, NO_LORA),
         )
         for role, shape in shapes.items()
     }

@@ -18,7 +18,7 @@ from plait.models.shape import ModelShape
 from plait.recipes.drawn_ahead import scores_ahead
 from plait.recipes.engine_checks import guesses_whole, most_guessed
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import optimizer_of
+from plait.recipes.role_models import frozen_adapters, optimizer_of, role_models
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Workload:
                  most, None where only the device's memory bounds them; shared_root: tokens that all prompts begin
                  with which it computes once; held_root: which it holds once
     lora:        of the adapters of trained roles; of rank 0: whole models are trained
+    frozen:      role that is not trained → its adapter, where it has one
     sharded:     roles whose gradients are divided over dp (`optimizer.shard_gradients`)
     follows:     whether the reference follows the actor
     fused, packed: as of `working_memory.is_fused` and `is_packed`
@@ -72,6 +73,7 @@ class Workload:
     checkpoint_activations: bool = False
     sequence_parallel: bool = False
     lora: LoraSettings = NO_LORA
+    frozen: Mapping[str, LoraSettings] = field(default_factory=dict)
     sharded: frozenset[str] = frozenset()
     follows: bool = False
     fused: bool = False
@@ -122,6 +124,7 @@ class Workload:
             checkpoint_activations=recipe.checkpoint_activations,
             sequence_parallel=recipe.sequence_parallel,
             lora=recipe.lora,
+            frozen=frozen_adapters(role_models(flow, recipe), recipe),
             sharded=frozenset(role for role in flow.roles if optimizer_of(role, recipe).shard_gradients),
             follows=recipe.reference.sync_every > 0,
             fused=is_fused(recipe),

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.dataflow import CallKind, Dataflow
+from plait.models.files.adapter_folder import adapter_of
+from plait.models.lora_settings import LoraSettings
 from plait.recipes.recipe import Recipe
 from plait.training.settings import OptimizerSettings
 
@@ -67,6 +69,12 @@ def role_model(role: str, recipe: Recipe, *, trained: bool) -> RoleModel:
     name, key = _begins_as(role, recipe)
     follows = "actor" if role == "ref" and recipe.reference.sync_every > 0 else ""
     return RoleModel(role, name, role in SCALAR_ROLES, trained, key, follows)
+
+
+def frozen_adapters(models: Sequence[RoleModel], recipe: Recipe) -> dict[str, LoraSettings]:
+    """Role that is not trained → the adapter that it begins as, beside its weights; without `lora` none is."""
+    adapters = {m.role: adapter_of(m.name) for m in models if recipe.lora.rank > 0 and not m.trained}
+    return {role: adapter.settings for role, adapter in adapters.items() if adapter is not None}
 
 
 def unchanging(flow: Dataflow, models: Sequence[RoleModel]) -> tuple[str, ...]:

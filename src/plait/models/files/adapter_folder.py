@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from plait.errors import ModelError
 from plait.json_text import parse
+from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.paths import at_home
 
 CONFIG = "adapter_config.json"
@@ -22,6 +27,8 @@ class AdapterFolder:
     """The model that it was trained on: `base_model_name_or_path` of its configuration."""
     scores: bool
     """Whether it was trained on a scalar model, whose head lies beside it."""
+    settings: LoraSettings
+    """What its configuration says; of rank 0 where that is nothing that can be read."""
 
     @property
     def has_tokenizer(self) -> bool:
@@ -55,7 +62,19 @@ def adapter_of(name: str) -> AdapterFolder | None:
         )
     saved = config.get("modules_to_save")
     scores = config.get("task_type") == "SEQ_CLS" or (isinstance(saved, list) and "score" in saved)
-    return AdapterFolder(folder, base, scores)
+    return AdapterFolder(folder, base, scores, _settings(config))
+
+
+def _settings(config: Mapping[str, Any]) -> LoraSettings:
+    targets = config.get("target_modules")
+    try:
+        return LoraSettings(
+            rank=config["r"],
+            alpha=config["lora_alpha"],
+            target_modules=tuple(targets) if isinstance(targets, list) else "all-linear",
+        )
+    except (KeyError, ValidationError):
+        return NO_LORA
 
 
 def _is_adapter(folder: Path) -> bool:
