@@ -38,7 +38,7 @@ def without(base: AnyModel, adapter: AdapterFolder) -> AnyModel:
 
 
 def merged(base: AnyModel, adapter: AdapterFolder) -> AnyModel:
-    """The base, with the adapter merged into its weights, which is said."""
+    """The base, with the adapter merged into its weights."""
     from plait.models.lora_merging import merge
 
     merge(base, adapter.folder)

@@ -16,7 +16,6 @@ from plait.models.files.saving import low_rank
 from plait.models.flat_weights import cut_block
 from plait.models.lora_files import StoredAdapter, stored_adapter
 from plait.models.model import Model
-from plait.observe.loading import loading
 
 
 @dataclass(frozen=True)
@@ -43,12 +42,6 @@ class Merging:
         kinds = {at: type(model.module.get_submodule(at)).__name__ for at in layers}
         return cls(stored, frozenset(at for at, kind in kinds.items() if kind == "Conv1D"))
 
-    @classmethod
-    def said(cls, model: Model, folder: Path) -> Merging:
-        """The same, for a model that begins with it; whoever waits for the model is told."""
-        loading(f"the adapter {folder}, which is merged into the weights, as without `lora` all are trained")
-        return cls.of(model, folder)
-
     def block(self, block: Block, weight: Tensor) -> Tensor:
         """A block of a parameter with its part of the adapter; the weight itself where that has none.
 
@@ -69,12 +62,12 @@ class Merging:
 
 @torch.no_grad()
 def merge(model: Model, folder: Path) -> None:
-    """Merge an adapter into a whole model's own weights, in place, and say so.
+    """Merge an adapter into a whole model's own weights, in place.
 
     Raises:
         ModelError: see `lora_files.load_adapter`; nothing is changed.
     """
-    merging = Merging.said(model, folder)
+    merging = Merging.of(model, folder)
     for block, start, stop in model.layout.entries:
         weight = model.weights[start:stop].view(block.shape)
         weight.copy_(merging.block(block, weight))

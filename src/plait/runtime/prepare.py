@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,19 +23,19 @@ from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
 from plait.models.files.known_shapes import is_shape
 from plait.observe.loading import loading
-from plait.observe.screen import say
 from plait.recipes.checks import check_models, check_trained_steps, running_kept
 from plait.recipes.device_checks import check_device
 from plait.recipes.engine_checks import abilities, check_engine_plan
 from plait.recipes.flow_checks import checked_flow
 from plait.recipes.recipe import Recipe
 from plait.recipes.reward_checks import check_parts
-from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome, draft_model, optimizer_of, role_models
+from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
 from plait.recipes.token_checks import among_known
 from plait.rewards.functions import RewardFunction, functions_of, judges_of
 from plait.runtime.folder.stored_recipe import with_sampling
 from plait.runtime.inputs.prepared import NOTHING_KEPT, Kept, Outline, Prepared
 from plait.runtime.inputs.reading import RunData, read_data
+from plait.runtime.inputs.said_before import say_before
 from plait.runtime.inputs.text_lengths import lengths_in
 from plait.runtime.inputs.tokenizers import check_draft_model, check_ids, check_reach, check_roles, load_tokenizer
 from plait.runtime.prediction.choosing import auto_plan
@@ -85,7 +84,7 @@ def prepare(
     outlined = spending(outlined, plan, lengths, is_alike=machines.alike)
     plan, recipe = settled_by_costs(outlined, kept.settled(plan), lengths, machines)
     recipe = _with_steps(recipe, outlined.flow, data)
-    _say_of_warm_ups(outlined.flow, recipe, models if trains else ())
+    say_before(outlined.flow, recipe, models if trains else ())
     plan = settled(replace(outlined, recipe=recipe), plan, lengths)
     if to_be_found(plan):
         facts = Facts(recipe, models, shapes, parameters_of(models), plan, outlined.flow, lengths)
@@ -115,16 +114,6 @@ def _with_steps(recipe: Recipe, flow: Dataflow, data: RunData) -> Recipe:
         recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})
         check_trained_steps(flow, recipe)
     return recipe
-
-
-def _say_of_warm_ups(flow: Dataflow, recipe: Recipe, models: Sequence[RoleModel]) -> None:
-    """Say where a run ends before the learning rate of a role is at its peak."""
-    for role in (model.role for model in models if model.trained):
-        settings, steps = optimizer_of(role, recipe), flow.optimizer_steps(role, recipe.steps)
-        if settings.warmup_steps > steps:
-            key = f"{role}.optimizer" if role in ("critic", "cost_critic") else "optimizer"
-            taken = f"`{key}.warmup_steps` is {settings.warmup_steps:,}, and the run has {steps:,} optimizer steps"
-            say(f"{taken}: it ends before `{key}.learning_rate` is reached", file=sys.stderr)
 
 
 def _searched(run: Outline, lengths: SampleLengths, machines: Machines) -> Plan:

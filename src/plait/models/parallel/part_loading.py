@@ -105,7 +105,7 @@ class PartLoader:
     def _merged(self, values: Values, model: Any, adapter: AdapterFolder) -> Values:
         from plait.models.lora_merging import Merging
 
-        merging = Merging.said(model, adapter.folder)
+        merging = Merging.of(model, adapter.folder)
         return lambda block: merging.block(block, values(block).to(self._dtype))
 
     def without_weights(self, name: str, *, scalar: bool = False) -> Any:
