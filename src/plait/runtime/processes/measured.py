@@ -21,8 +21,8 @@ from plait.workers.recorder import Recorder
 
 
 def for_measuring(recipe: Recipe) -> Recipe:
-    """On all its devices alike."""
-    return recipe.letting_be().model_copy(update={"plan": NAMES[0]})
+    """On all its devices alike, which are this machine's."""
+    return recipe.letting_be().model_copy(update={"plan": NAMES[0], "launcher": "local"})
 
 
 def of_asked(prepared: Prepared) -> Prepared:
