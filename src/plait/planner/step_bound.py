@@ -76,8 +76,10 @@ class StepBound:
         else:
             own_s, busy_s, parts_s = self._seconds_of(place)[graph.calls_of[call.slot].index(number)]
             mask, chunks = place.mask, place.chunks
-        source = None if call.source is None else places[graph.calls[call.source].slot]
-        if source is not None and graph.fuses and mask & source.mask and number in graph.scores_of[call.source]:
+        source, scored = None, frozenset[int]()
+        if call.source is not None:
+            source, scored = places[graph.calls[call.source].slot], graph.scores_of[call.source]
+        if source is not None and graph.fuses and mask & source.mask and number in scored:
             own_s = busy_s = min(own_s, parts_s - min(self._spare_s(source), parts_s * (1 - LAST_SHARE)))
         if graph.ahead:
             return _Least(0.0, own_s, own_s, busy_s, mask, ())
