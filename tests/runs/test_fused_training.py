@@ -77,6 +77,7 @@ CASES: dict[str, tuple[Flow, dict[str, str], str]] = {
     "one micro-batch": (PPO, ACTOR_CRITIC, schedule_of((2, 2), (1, 1))),
     "many": (PPO, ACTOR_CRITIC, schedule_of((2, 2), (4, 8))),
     "critic warm-up": (WARM_UP, ACTOR_CRITIC, schedule_of((2, 2), (2, 4))),
+    "adapters": (("ppo", PPO[1] | {"lora.rank": 2}), ACTOR_CRITIC, schedule_of((2, 2), (2, 3))),
     "two critics": (SAFE, CRITICS, schedule_of((2, 2), (2, 3), ("critic", "cost_critic"))),
     "actor twice": (SAFE, ACTOR_CRITIC | {"cost_critic.train": "0,1 dp2"}, schedule_of((2, 2), (2, 2))),
     "a critic of one stage": (

@@ -18,6 +18,8 @@ from plait.generation.settings import SamplingSettings
 from plait.generation.speculator import Speculator
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.models.backbone_model import copy_of
+from plait.models.lora import add_lora
+from plait.models.lora_settings import LoraSettings
 from plait.models.parallel.partial import part_of
 from plait.workers import instances
 from plait.workers.instances import engine_of
@@ -69,13 +71,19 @@ class Seen:
 def engine_on(
     worker: Any, sizes: dict[str, int], settings: dict[str, Any], timeout_s: float = 60.0, dtype: str = "float64"
 ) -> Any:
-    """(the engine, the team) of this rank."""
+    """(the engine, the team) of this rank.
+
+    Args:
+        sizes: of the layout; "rank" of adapters that add nothing yet, where there are to be some.
+    """
     count = worker.context.num_ranks
     layout = Layout(Mesh(tuple(range(count))), Parallelism(1, sizes.get("tp", 1), sizes.get("pp", 1)))
     team = worker.team_of(layout, timeout_s)
-    if (layout, dtype) not in _models:
-        _models[layout, dtype] = part_of(copy_of(whole_model(dtype)), team)
-    return engine_of(_models[layout, dtype], SamplingSettings(**settings), team), team
+    rank = sizes.get("rank", 0)
+    if (layout, dtype, rank) not in _models:
+        part = part_of(copy_of(whole_model(dtype)), team)
+        _models[layout, dtype, rank] = add_lora(part, LoraSettings(rank=rank), name="actor", seed=0) if rank else part
+    return engine_of(_models[layout, dtype, rank], SamplingSettings(**settings), team), team
 
 
 def note(seen: Seen, engine: Engine, samples: Sequence[Sample]) -> None:

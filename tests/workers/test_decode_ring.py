@@ -78,11 +78,11 @@ LONG = [request(0, 9, [20, 17]), request(1, 45, [18, 30]), request(2, 4, [16]), 
 
 
 @needs_vectors
-@pytest.mark.parametrize(("dtype", "groups"), [("float32", 2), ("bfloat16", 3)])
-def test_compiled_stages_say_what_a_compiled_whole_says(two: Group, dtype: str, groups: int) -> None:
-    """To the bit, without exact mode: stages are parts of the same function."""
+@pytest.mark.parametrize(("dtype", "groups", "rank"), [("float32", 2, 0), ("bfloat16", 3, 0), ("bfloat16", 2, 3)])
+def test_compiled_stages_say_what_a_compiled_whole_says(two: Group, dtype: str, groups: int, rank: int) -> None:
+    """To the bit, without exact mode: stages are parts of the same function, with an adapter that adds nothing, too."""
     how = {"decode_groups": groups, "max_prefill_tokens": 32, "speculation": "off"}
-    seen = ask(two, "generated", {"pp": 2}, how, LONG, dtype)
+    seen = ask(two, "generated", {"pp": 2, "rank": rank}, how, LONG, dtype)
     assert [one.not_compiled for one in seen] == [None, None]
     assert max(seen[0].in_flight) == groups
     assert seen[0].said == alone(LONG, dtype, max_prefill_tokens=32, speculation="off")

@@ -18,6 +18,7 @@ from tests.workers.test_decode_ring import LIMIT_S, equals
 
 REQUESTS = [request(0, 9, [1, 9, 5]), request(1, 30, [7]), *(with_head(2 + uid, 24, [6]) for uid in range(2))]
 
+FUSED = ("", "eager", "inductor")
 HIDDEN_SIZE = 32
 SUMS = 1 + 2 * LAYERS
 """Over the ranks: of embeddings, of attention and of the MLP of each layer. Two ranks exchange a sum's bytes once."""
@@ -35,10 +36,12 @@ def ask(group: Group, sizes: dict[str, int], groups: int = 1, **how: Any) -> lis
     return list(seen)
 
 
-@pytest.mark.parametrize("fused", slow_but(["eager"], ["", "eager", "inductor"]))
-def test_ranks_that_share_layers_replay_what_one_process_computes(two: Group, fused: str) -> None:
-    """Sums over ranks stand within layers that a compiler takes as a whole."""
-    for one in ask(two, {"tp": 2}, fused=fused):
+@pytest.mark.parametrize(
+    ("fused", "rank"), slow_but([("eager", 0), ("eager", 3)], [(by, rank) for by in FUSED for rank in (0, 3)])
+)
+def test_ranks_that_share_layers_replay_what_one_process_computes(two: Group, fused: str, rank: int) -> None:
+    """Sums over ranks stand within layers that a compiler takes as a whole; adapters add none."""
+    for one in ask(two, {"tp": 2, "rank": rank}, fused=fused):
         assert one.refusals == {}
         assert one.replays > 10
         assert one.captures[0] > 1

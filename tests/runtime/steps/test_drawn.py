@@ -16,6 +16,7 @@ from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.data.rows import Rows
 from plait.errors import RunError
 from plait.runtime.steps.drawn import DrawnBatch, read_drawn, stored_drawn
+from plait.runtime.steps.streams import PartialRollout
 from tests.runtime.samples import halted_batch, prompt, sample, whole_batch
 
 NODE = 3
@@ -116,6 +117,17 @@ def test_checkpoints_from_before_turns_are_read() -> None:
     for name in ("turns", "reply_errors"):
         del stated["rollouts"][str(NODE)][name]
     assert DrawnBatch.read(tensors, stated, prompt) == batch
+
+
+def test_checkpoints_from_before_rounds_were_kept_are_read() -> None:
+    """Their batches had ended: whatever prompt is not among the first was drawn again."""
+    state = whole_batch(5, NODE, 7, 8, 11, 12)
+    state.prompts = state.prompts[:2]
+    state.growing[NODE] = PartialRollout(state.prompts, 2)
+    state.growing[NODE].extend([prompt(11), prompt(12)])
+    tensors, stated = DrawnBatch.of(state).stored()
+    assert stated["rollouts"][str(NODE)].pop("further") == [11, 12]
+    assert DrawnBatch.read(tensors, stated, prompt) == DrawnBatch.of(state)
 
 
 def test_a_checkpoint_of_no_open_batch_says_nothing_of_any() -> None:

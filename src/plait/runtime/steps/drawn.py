@@ -117,10 +117,16 @@ class DrawnBatch:
             RunError: a prompt has other tokens than when its samples were drawn.
         """
         samples: dict[int, tuple[Sample, ...]] = {}
+        further: dict[int, tuple[Prompt, ...]] = {}
         for node, rollout in stated["rollouts"].items():
             name = f"batch-{stated['step']}.{node}"
             flat = [tensors[f"{name}.{what}"].tolist() for what in ("token_ids", "logprobs", "versions")]
             samples[int(node)] = tuple(_samples(flat, rollout, prompt_of))
+            drawn_again = dict.fromkeys(
+                s.prompt.uid for s in samples[int(node)] if s.prompt.uid not in stated["prompts"]
+            )
+            if uids := rollout.get("further", drawn_again):  # older checkpoints have batches that are whole alone
+                further[int(node)] = tuple(map(prompt_of, uids))
         return cls(
             stated["step"],
             stated["drawn"],
@@ -132,11 +138,7 @@ class DrawnBatch:
             },
             tuple((name, value, node) for name, value, node in stated["said"]),
             {int(node): dict(scores) for node, scores in stated["model_scores"].items()},
-            {
-                int(node): tuple(map(prompt_of, rollout["further"]))
-                for node, rollout in stated["rollouts"].items()
-                if "further" in rollout
-            },
+            further,
         )
 
 
