@@ -11,6 +11,7 @@ import hashlib
 import random
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 LIBRARIES = ("numpy", "torch")
 """With random state of their own, besides the standard library."""
@@ -32,6 +33,23 @@ def seed_library(name: str, noise: str) -> None:
         library.random.seed(number)
     else:
         library.manual_seed(number)
+
+
+def draws_now() -> tuple[Any, ...]:
+    """The random state, for `draw_from`."""
+    numpy, torch = (sys.modules.get(name) for name in LIBRARIES)
+    of_numpy = None if numpy is None else numpy.random.get_state()
+    return random.getstate(), of_numpy, None if torch is None else torch.random.get_rng_state()
+
+
+def draw_from(state: tuple[Any, ...]) -> None:
+    """What is drawn next is what would have been drawn then."""
+    of_python, of_numpy, of_torch = state
+    random.setstate(of_python)
+    if of_numpy is not None:
+        sys.modules["numpy"].random.set_state(of_numpy)
+    if of_torch is not None:
+        sys.modules["torch"].random.set_rng_state(of_torch)
 
 
 @contextlib.contextmanager

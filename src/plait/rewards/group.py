@@ -29,6 +29,8 @@ class Call:
     """A retry of one sample after the call for the whole group failed."""
     again: bool = False
     """For the samples on which the function has not failed alone, together: it may compare them."""
+    by_itself: bool = False
+    """It has a worker for itself, as one has ended that had others beside it."""
     lost: int = 0
     """Times that a worker was dead before it could take the call."""
 

@@ -4,7 +4,8 @@ A call is one function over one group. A call that fails as a whole (it raises, 
 worker, returns a wrong count) is made again for each sample alone, which finds the culprit, then for the others
 together, which it may compare; a score that is no number names its sample at once. An answer counts if it is of the
 call that its worker was given, and of that process: what a forked child brings back is an error that names the
-function. The pool has no thread: it moves on inside `poll` and `wait`.
+function. Of coroutine functions a worker has several calls under way at a time; where it ends with more than one, none
+is blamed, and each is made again by itself. The pool has no thread: it moves on inside `poll` and `wait`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from multiprocessing import connection
 from multiprocessing.connection import Connection
@@ -33,26 +34,13 @@ from plait.rewards.scores import FailureKind, GroupScores, Worked
 from plait.rewards.settings import OnError
 from plait.rewards.signature import Signature, signature_from
 from plait.rewards.words import STRANGE
-from plait.rewards.worker import AT_IMPORT, IN_WORKER
+from plait.rewards.worker import AT_IMPORT, BESIDE, IN_WORKER
+from plait.rewards.working import Sent, Worker, next_given
 from plait.user_code import IMPORT_LIMIT_S
 
 _TICK_S = 0.2
 """Longest sleep before workers are looked after again."""
 _LOST_SENDS = 3
-
-
-@dataclass
-class _Worker:
-    process: RewardProcess
-    place: int
-    """Which of the pool's workers it is."""
-    deadline: float
-    ready: bool = False
-    call: Call | None = None
-    number: int = AT_IMPORT
-    """Number of the call that it was given last; its answer has it too."""
-    began_s: float = 0.0
-    """When it was given that call, on the clock that all processes of a machine share."""
 
 
 class RewardPool:
@@ -62,6 +50,7 @@ class RewardPool:
         functions: see `functions.reward_functions`; of one kind.
         timeout_s: wall-clock limit of a call.
         workers: number of processes.
+        at_once: calls of a coroutine function that each has under way at a time.
         on_error: STOP raises RunError; DROP leaves the sample without a reward (NaN), counted.
         seed: of random numbers that functions draw from `random` and `numpy.random`.
         output: file to which the functions' own prints are appended; by default they go to stderr.
@@ -81,6 +70,7 @@ class RewardPool:
         *,
         timeout_s: float = 30.0,
         workers: int = 1,
+        at_once: int = 1,
         on_error: OnError | str = OnError.STOP,
         seed: int = 0,
         output: Path | None = None,
@@ -88,7 +78,7 @@ class RewardPool:
     ) -> None:
         assert functions, "a pool needs a function"
         assert timeout_s > 0, f"timeout_s must be positive, got {timeout_s}"
-        assert workers >= 1, f"workers must be at least 1, got {workers}"
+        assert min(workers, at_once) >= 1, f"workers and at_once must be at least 1, got {workers} and {at_once}"
         if os.environ.get(IN_WORKER):
             raise RunError(
                 "a reward worker has imported a file that starts a run when it is imported; "
@@ -98,7 +88,7 @@ class RewardPool:
             raise ConfigError(f"`{functions[0].kind.section}.memory_gb` works on Linux only; remove it")
         self.functions = tuple(functions)
         self._kind = functions[0].kind
-        self.timeout_s = timeout_s
+        self.timeout_s, self._at_once = timeout_s, at_once
         self.on_error = OnError(on_error)
         self._seed = seed
         self._output = output
@@ -116,7 +106,7 @@ class RewardPool:
         self.looked: Callable[[], None] = lambda: None
         """Called whenever the workers have been looked after: while it waits, several times a second."""
         self._signatures: list[Signature] | None = None
-        self._workers: list[_Worker] = []
+        self._workers: list[Worker] = []
         try:
             for place in range(workers):
                 self._workers.append(self._spawn(place))
@@ -228,13 +218,12 @@ class RewardPool:
         return IMPORT_LIMIT_S * (1 + calls) + self.timeout_s * calls  # each call may kill its worker
 
     @property
-    def _busy(self) -> list[_Worker]:
-        """Workers that something is awaited of: an answer, or that they have loaded the functions."""
-        return [worker for worker in self._workers if worker.call is not None or not worker.ready]
+    def _busy(self) -> list[Worker]:
+        return [worker for worker in self._workers if worker.busy]
 
-    def _spawn(self, place: int) -> _Worker:
+    def _spawn(self, place: int) -> Worker:
         process = RewardProcess(self._start_message, self._output, self._memory_bytes)
-        return _Worker(process, place, time.monotonic() + IMPORT_LIMIT_S)
+        return Worker(process, place, time.monotonic() + IMPORT_LIMIT_S)
 
     def _pump(self, timeout_s: float) -> None:
         """Take what workers have sent, end those that are dead or too slow, give work to those that are free."""
@@ -256,23 +245,23 @@ class RewardPool:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        for worker in self._workers:
-            if not self._calls:
-                return
-            if worker.ready and worker.call is None:
-                self._send(worker, self._calls.popleft())
+        awaits = [signature.awaits and self._at_once > 1 for signature in self._signatures or ()]
+        while (given := next_given(self._workers, self._calls, awaits, self._at_once)) is not None:
+            worker, call = given
+            self._calls.remove(call)
+            self._send(worker, call, beside=awaits[call.function] and not call.by_itself)
 
-    def _send(self, worker: _Worker, call: Call) -> None:
+    def _send(self, worker: Worker, call: Call, *, beside: bool) -> None:
         self._num_sent += 1
         data = packed_call(call, self.functions[call.function].name, number=self._num_sent, seed=self._seed)
-        worker.call, worker.number = call, self._num_sent
-        worker.began_s, worker.deadline = time.perf_counter(), time.monotonic() + self.timeout_s
+        worker.sent[self._num_sent] = Sent(call, worker.free_number, time.monotonic() + self.timeout_s)
+        worker.beside = beside
         try:
-            worker.process.connection.send_bytes(data)
+            worker.process.connection.send_bytes(BESIDE + data if beside else data)
         except ConnectionError:
             self._lost(worker)
 
-    def _receive(self, worker: _Worker) -> None:
+    def _receive(self, worker: Worker) -> None:
         try:
             reply = worker.process.receive()
         except ConnectionResetError:
@@ -285,7 +274,7 @@ class RewardPool:
             self._died(worker)
             return
         self._look_for_strays()
-        if (reply.get("pid"), reply.get("call")) != (worker.process.pid, worker.number):
+        if not worker.is_answer(reply.get("pid"), reply.get("call")):
             self._answered_by_a_stranger(worker)
             return
         if "unloadable" in reply:
@@ -293,10 +282,12 @@ class RewardPool:
         if "ready" in reply:
             worker.ready, self._signatures = True, [signature_from(entry) for entry in reply["ready"]]
             return
-        call, worker.call = worker.call, None
-        assert call is not None, "a worker answered a call that it was not given"
-        self._worked(worker, call, reply["began_s"], reply["seconds"])
-        if reply["seconds"] > self.timeout_s:
+        sent = worker.sent.pop(reply["call"])
+        call = sent.call
+        self._worked(worker, sent, reply["began_s"], reply["seconds"])
+        if reply["seconds"] > self.timeout_s and worker.sent:
+            self._by_themselves([call])
+        elif reply["seconds"] > self.timeout_s:
             # It came back before it was looked at; counted alike, or scores would depend on when that is.
             self._failed(call, FailureKind.TIMEOUT, f"took {reply['seconds']:.1f} s, the limit is {self._limit}", "")
         elif "error" in reply:
@@ -305,9 +296,9 @@ class RewardPool:
         else:
             self._after(call.group, call.group.scored(call, reply))
 
-    def _worked(self, worker: _Worker, call: Call, began_s: float, seconds: float) -> None:
-        name = self.functions[call.function].name
-        call.group.worked.append(Worked(name, worker.place, began_s, began_s + seconds))
+    def _worked(self, worker: Worker, sent: Sent, began_s: float, seconds: float) -> None:
+        name = self.functions[sent.call.function].name
+        sent.call.group.worked.append(Worked(name, worker.place, began_s, began_s + seconds, sent.beside))
 
     def _unloadable(self, message: str, frames: str = "") -> PlaitError:
         """The user's to mend before a run starts; in one that has started a file has changed, or what it needs."""
@@ -327,14 +318,12 @@ class RewardPool:
                     raise RunError(self._forked(place) + self._kind.way_out)
                 self._come_back.add(place)
 
-    def _answered_by_a_stranger(self, worker: _Worker) -> None:
+    def _answered_by_a_stranger(self, worker: Worker) -> None:
         """Something wrote to the worker's connection that is not the worker's answer to its call."""
         if not worker.ready:
             raise self._unloadable(f"a file of the {self._names} {STRANGE}")
-        call = worker.call
         self._replace(worker)
-        assert call is not None, "only workers with a call are listened to"
-        self._failed(call, FailureKind.DIED, STRANGE, "")
+        self._blame(worker.calls, FailureKind.DIED, STRANGE, "")
 
     @property
     def _names(self) -> str:
@@ -347,38 +336,49 @@ class RewardPool:
     def _forked(self, place: int) -> str:
         return self._kind.forked(f"{self._kind.noun} `{self.functions[place].name}`")
 
-    def _expired(self, worker: _Worker) -> None:
+    def _expired(self, worker: Worker) -> None:
         stack = worker.process.where()
         if not worker.ready:
             raise self._unloadable(f"importing the {self._names} took more than {IMPORT_LIMIT_S:.0f} s", stack)
         self._ended(worker, FailureKind.TIMEOUT, f"passed the time limit of {self._limit} and was killed at:", stack)
 
-    def _died(self, worker: _Worker) -> None:
+    def _died(self, worker: Worker) -> None:
         cause, stack = worker.process.cause_of_death()
         if not worker.ready:
             raise self._unloadable(f"one of the {self._names} {cause} while its file was imported", stack)
         self._ended(worker, FailureKind.DIED, cause, stack)
 
-    def _ended(self, worker: _Worker, kind: FailureKind, message: str, stack: str) -> None:
-        """A worker ends with its call, which has failed; another takes its place."""
-        call = worker.call
-        assert call is not None, "a worker that has loaded is waited for only while it has a call"
-        self._worked(worker, call, worker.began_s, time.perf_counter() - worker.began_s)
+    def _ended(self, worker: Worker, kind: FailureKind, message: str, stack: str) -> None:
+        """A worker ends with its calls; another takes its place."""
+        for sent in worker.sent.values():
+            self._worked(worker, sent, sent.began_s, time.perf_counter() - sent.began_s)
         self._replace(worker)
-        self._failed(call, kind, message, stack)
+        self._blame(worker.calls, kind, message, stack)
 
-    def _lost(self, worker: _Worker) -> None:
-        """The worker had died while it was idle, which is not its call's doing: give that to a fresh one."""
-        call = worker.call
-        if call is not None:
+    def _blame(self, calls: Sequence[Call], kind: FailureKind, message: str, stack: str) -> None:
+        """A call has failed, if it was alone; of several nobody knows which it was."""
+        if len(calls) > 1:
+            self._by_themselves(calls)
+        for call in calls if len(calls) == 1 else ():
+            self._failed(call, kind, message, stack)
+
+    def _by_themselves(self, calls: Sequence[Call]) -> None:
+        """Make these calls again, with no other beside them."""
+        for call in reversed(calls):
+            call.by_itself = True
+            self._calls.appendleft(call)
+
+    def _lost(self, worker: Worker) -> None:
+        """The worker had died while it was idle, which is not its calls' doing: give them to a fresh one."""
+        for call in worker.calls:
             call.lost += 1
-        if call is None or call.lost >= _LOST_SENDS:
+        if not worker.sent or max(call.lost for call in worker.calls) >= _LOST_SENDS:
             self._died(worker)
             return
-        self._calls.appendleft(call)
+        self._calls.extendleft(reversed(worker.calls))
         self._replace(worker)
 
-    def _replace(self, worker: _Worker) -> None:
+    def _replace(self, worker: Worker) -> None:
         self._look_for_strays()  # what it left behind ends with it
         worker.process.kill()
         self._workers[worker.place] = self._spawn(worker.place)

@@ -9,13 +9,14 @@ inside workers: standard library only.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from plait.data.records import conversation
 from plait.errors import ConfigError
+from plait.rewards.awaiting import settled_together
 from plait.rewards.loading import load_function
-from plait.rewards.signature import GIVEN, Miscounted, settled
+from plait.rewards.signature import GIVEN, Miscounted, is_coroutine
 
 KEY = "turns.reply"
 COLUMN = "reply"
@@ -55,6 +56,7 @@ class ReplyCall:
                     "`messages`: remove the parameter"
                 )
         self.__signature__ = inspect.Signature([*own, *kept])
+        self.awaits = is_coroutine(function)
 
     def __call__(
         self,
@@ -63,8 +65,8 @@ class ReplyCall:
         turns: Sequence[Sequence[Mapping[str, Any]]],
         log_extra: Callable[[str, Any], None],
         **columns: Sequence[Any],
-    ) -> list[None]:
-        """The scores of the samples: none has one.
+    ) -> list[None] | Coroutine[Any, Any, list[None]]:
+        """The scores of the samples: none has one. To be awaited where the function is.
 
         Raises:
             Miscounted: the function returned what is no reply.
@@ -73,8 +75,16 @@ class ReplyCall:
         replies = []
         for place, (prompt, said) in enumerate(zip(prompts, turns, strict=True)):
             own = {name: values[place] for name, values in columns.items() if name not in _TAKEN}
-            replies.append(_checked(settled(self._function(messages=conversation(prompt, said), **own))))
-        log_extra(COLUMN, replies)
+            replies.append(self._function(messages=conversation(prompt, said), **own))
+        if any(map(inspect.isawaitable, replies)):
+            return self._later(replies, log_extra)
+        return self._logged(replies, log_extra)
+
+    async def _later(self, replies: list[Any], log_extra: Callable[[str, Any], None]) -> list[None]:
+        return self._logged(await settled_together(replies), log_extra)
+
+    def _logged(self, replies: list[Any], log_extra: Callable[[str, Any], None]) -> list[None]:
+        log_extra(COLUMN, [_checked(reply) for reply in replies])
         return [None] * len(replies)
 
 

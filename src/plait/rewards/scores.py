@@ -69,6 +69,8 @@ class Worked:
     """On the clock that all processes of a machine share, `time.perf_counter`; so is `end_s`."""
     end_s: float
     """When it came back, or was found to have failed."""
+    beside: int = 0
+    """Number of the call among those that the worker had under way, from 0."""
 
 
 @dataclass(frozen=True)

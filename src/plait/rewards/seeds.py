@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from plait.user_draws import LIBRARIES, seed_all, seed_library
+from plait.user_draws import LIBRARIES, draw_from, draws_now, seed_all, seed_library
 
 
 class Seeds(importlib.abc.MetaPathFinder):
@@ -21,12 +21,18 @@ class Seeds(importlib.abc.MetaPathFinder):
     """
 
     def __init__(self) -> None:
+        self.drawing: CallDraws | None = None
+        """The call whose random state it is, where several are under way."""
         sys.meta_path.insert(0, self)
         self.seed("import")
 
     def seed(self, noise: str) -> None:
-        self._noise = noise
+        self._noise, self.drawing = noise, None
         seed_all(noise)
+
+    def of_call(self, noise: str) -> CallDraws:
+        """For a call that is under way with others."""
+        return CallDraws(self, noise)
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if fullname not in LIBRARIES:
@@ -45,3 +51,24 @@ class Seeds(importlib.abc.MetaPathFinder):
 
         spec.loader.exec_module = execute_and_seed
         return spec
+
+
+class CallDraws:
+    """The random state of one of several calls that are under way together: it draws what it would alone."""
+
+    def __init__(self, seeds: Seeds, noise: str) -> None:
+        self._seeds, self._noise = seeds, noise
+        self._state: tuple[Any, ...] | None = None
+        """When another call went on; None: nothing was drawn."""
+
+    def resume(self) -> None:
+        """From now on this call draws."""
+        before = self._seeds.drawing
+        if before is self:
+            return
+        if before is not None:
+            before._state = draws_now()
+        self._seeds.seed(self._noise)
+        self._seeds.drawing = self
+        if self._state is not None:
+            draw_from(self._state)

@@ -40,6 +40,9 @@ class TurnSettings(Settings):
     most: int = Field(default=8, ge=2, le=1000, description="turns of the model in a response, at most")
     timeout_s: float = Field(default=30.0, gt=0, description="wall-clock limit of one call of `reply`")
     workers: int = Field(default=1, ge=1, le=1024, description="worker processes that run `reply`")
+    at_once: int = Field(
+        default=8, ge=1, le=1024, description="calls of a coroutine function that a worker has under way at a time"
+    )
     on_error: OnError = Field(
         default=OnError.STOP, description="stop, or drop the samples on which `reply` fails: they end and train nothing"
     )
@@ -54,7 +57,7 @@ class TurnSettings(Settings):
 
     def check_read(self) -> None:
         """Raises ValueError where a key has no effect, as there is one turn."""
-        self._check_switch("reply", "`turns.reply`", "most", "timeout_s", "workers", "on_error", "wait_for")
+        self._check_switch("reply", "`turns.reply`", "most", "timeout_s", "workers", "at_once", "on_error", "wait_for")
 
 
 class RewardSettings(Settings):
@@ -72,6 +75,9 @@ class RewardSettings(Settings):
         default=30.0, gt=0, description="wall-clock limit of one call of a function, for one group"
     )
     workers: int = Field(default=1, ge=1, le=1024, description="worker processes that run the functions")
+    at_once: int = Field(
+        default=8, ge=1, le=1024, description="calls of coroutine functions that a worker has under way at a time"
+    )
     memory_gb: float | None = Field(
         default=None,
         ge=0.1,

@@ -15,13 +15,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from plait.errors import ConfigError
-
-if TYPE_CHECKING:
-    from asyncio import Runner
+from plait.rewards.awaiting import settled
 
 Logs = Mapping[str, Callable[[str, Any], None]]
 """`log_extra(column, values)` and `log_metric(name, value)`, by name."""
@@ -70,11 +68,14 @@ class Signature:
     required: tuple[str, ...]
     takes_all: bool
     """It has **columns."""
+    awaits: bool = False
+    """It is a coroutine function."""
 
 
 def signature_from(entry: Mapping[str, Any]) -> Signature:
     """The inverse of `dataclasses.asdict`, after a way through JSON."""
-    return Signature(Form(entry["form"]), tuple(entry["named"]), tuple(entry["required"]), entry["takes_all"])
+    named, required = tuple(entry["named"]), tuple(entry["required"])
+    return Signature(Form(entry["form"]), named, required, entry["takes_all"], entry["awaits"])
 
 
 def signature_of(name: str, call: Callable[..., Any]) -> Signature:
@@ -99,7 +100,13 @@ def signature_of(name: str, call: Callable[..., Any]) -> Signature:
     if len(forms) != 1 or unnamed:
         raise ConfigError(f"`{name}({_shown(parameters)})` {_complaint(forms, unnamed)}; {THREE_FORMS}".rstrip())
     required = tuple(p.name for p in named if p.default is p.empty)
-    return Signature(forms[0], tuple(names), required, takes_all)
+    return Signature(forms[0], tuple(names), required, takes_all, is_coroutine(call))
+
+
+def is_coroutine(call: Callable[..., Any]) -> bool:
+    """Whether what a call returns is awaited, as far as that is known before."""
+    asked = (call, getattr(call, "__call__", None))  # noqa: B004 - an object may have one that is a coroutine function
+    return any(map(inspect.iscoroutinefunction, asked)) or bool(getattr(call, "awaits", False))
 
 
 def _shown(parameters: Sequence[inspect.Parameter]) -> str:
@@ -117,6 +124,10 @@ def _complaint(forms: Sequence[Form], unnamed: Sequence[str]) -> str:
 
 class Miscounted(ValueError):
     """A function logged another number of values than it was given samples."""
+
+
+Begun = tuple[list[Any], Callable[[list[Any]], Any]]
+"""A call that has begun: what the function returned, some of it to be awaited perhaps; what that, settled, comes to."""
 
 
 class RewardCall:
@@ -141,13 +152,21 @@ class RewardCall:
             texts: (prompt after the template, response) of each sample.
             logs: see `Logs`.
         """
+        results, ended = self.begun(arguments, texts, logs)
+        return ended(settled(results))
+
+    def begun(self, arguments: Mapping[str, list[Any]], texts: Sequence[tuple[str, str]], logs: Logs) -> Begun:
+        """The same, but nothing is awaited. Raises ValueError as above."""
         match self.signature.form:
             case Form.TRL:
-                return listed(settled(self._function(**self._kept({**arguments}) | self._asked(logs))))
+                return [self._function(**self._kept({**arguments}) | self._asked(logs))], lambda results: listed(
+                    *results
+                )
             case Form.VERL:
-                return self._verl(arguments, texts, logs)
+                return self._verl(arguments, texts, logs), partial(self._scores_of_verl, logs)
             case Form.OPENRLHF:
-                return self._openrlhf(arguments, texts, logs)
+                ended = partial(self._scores_of_openrlhf, len(texts), logs)
+                return [self._openrlhf(arguments, texts, logs)], ended
 
     def _kept(self, given: dict[str, Any]) -> dict[str, Any]:
         if self.signature.takes_all and self.signature.form is Form.TRL:
@@ -167,7 +186,9 @@ class RewardCall:
             elif named.get("ground_truth") is None and isinstance(inside := named.get("reward_model"), Mapping):
                 named["ground_truth"] = inside.get("ground_truth")  # this row's; others have the column itself
             results.append(self._function(**self._kept(named | {"solution_str": response}) | asked))
-        results = _all_settled(results)
+        return results
+
+    def _scores_of_verl(self, logs: Logs, results: list[Any]) -> list[Any]:
         scores: list[Any] = []
         logged: dict[str, list[Any]] = {}
         for place, result in enumerate(results):
@@ -188,7 +209,10 @@ class RewardCall:
         if "label" in named and all(label is None for label in named.get("labels", ())):
             named["labels"] = named["label"]
         named |= {"queries": [prompt + response for prompt, response in texts], "prompts": [text for text, _ in texts]}
-        result = settled(self._function(**self._kept(named) | self._asked(logs)))
+        return self._function(**self._kept(named) | self._asked(logs))
+
+    def _scores_of_openrlhf(self, num_samples: int, logs: Logs, results: list[Any]) -> Any:
+        (result,) = results
         if not isinstance(result, Mapping):
             return listed(result)
         if "rewards" not in result:
@@ -197,8 +221,8 @@ class RewardCall:
         if result.get("scores") is not None:
             logged = {"scores": _column(result["scores"])} | logged
         for key, values in logged.items():
-            if isinstance(values, list) and len(values) != len(texts):
-                raise Miscounted(f"`{key}` has {len(values)} values for {len(texts)} samples")
+            if isinstance(values, list) and len(values) != num_samples:
+                raise Miscounted(f"`{key}` has {len(values)} values for {num_samples} samples")
         self._log({key: values for key, values in logged.items() if isinstance(values, list)}, logs)
         for key, value in logged.items():
             if not isinstance(value, list) and _is_number(value):
@@ -242,44 +266,3 @@ def _is_number(value: Any) -> bool:
         return isinstance(value, int | float) and math.isfinite(value)
     except OverflowError:
         return False
-
-
-def settled(result: Any) -> Any:
-    return _all_settled([result])[0]
-
-
-def _all_settled(results: list[Any]) -> list[Any]:
-    """The results, those of coroutine functions awaited together; where one fails, the others are ended."""
-
-    if not any(inspect.isawaitable(result) for result in results):
-        return results
-    import asyncio  # slow to import, and workers must start in a blink
-
-    async def settle() -> list[Any]:
-        tasks = [asyncio.ensure_future(result) for result in results if inspect.isawaitable(result)]
-        try:
-            waited = iter(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        return [next(waited) if inspect.isawaitable(result) else result for result in results]
-
-    runner = _runner()
-    try:
-        return runner.run(settle())
-    except Exception:
-        raise
-    except BaseException:  # it has left the loop before the coroutines have ended: `sys.exit`
-        _runner.cache_clear()
-        runner.close()
-        raise
-
-
-@cache
-def _runner() -> Runner:
-    """One event loop for all calls of this process: what a function keeps from call to call, such as a client of a
-    service or a semaphore, works in the loop alone that it was first used in."""
-    import asyncio
-
-    return asyncio.Runner()

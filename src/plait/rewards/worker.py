@@ -1,4 +1,5 @@
-"""A reward worker: a process of its own whose main thread calls reward functions, one call at a time.
+"""A reward worker: a process of its own whose main thread calls reward functions, one call at a time; of coroutine
+functions several (`beside`).
 
 It reads pickled requests from its parent and answers in JSON; an answer says which call it is of, and which process
 gave it. It dies with its parent, at once and whatever its functions are doing, and before its parent where memory runs
@@ -21,20 +22,23 @@ from collections.abc import Callable
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from plait.errors import ConfigError
 from plait.orphan_guard import die_with, leave_stopping_to_parent
+from plait.rewards.awaiting import settled
 from plait.rewards.call_results import Logged, check_scores
 from plait.rewards.loading import load_file, load_function
 from plait.rewards.seeds import Seeds
-from plait.rewards.signature import Miscounted, RewardCall
+from plait.rewards.signature import Begun, Miscounted, RewardCall
 from plait.user_code import UserCode, own_frames, said_by
 
 IN_WORKER = "PLAIT_REWARD_WORKER"
 """Environment variable set in workers: a script that a worker loads must not start a run of its own."""
 
 
+BESIDE = b"+"
+"""What a request begins with that may be under way with others."""
 AT_IMPORT = -1
 """In place of a function's number, and of a call's: while the functions' files are imported."""
 
@@ -93,6 +97,10 @@ class Line:
         """What is under way: the number of the call, the place of its function."""
         os.register_at_fork(after_in_child=self._connection.close)
 
+    def fileno(self) -> int:
+        """What there is to read when a request has come."""
+        return self._connection.fileno()
+
     def receive(self) -> bytes:
         self.end_if_forked()
         return self._connection.recv_bytes()
@@ -149,41 +157,72 @@ def _load(line: Line) -> list[RewardCall] | None:
 
 
 def _answer(line: Line, functions: list[RewardCall], seeds: Seeds) -> None:
-    """Take one request and answer it."""
+    """Take one request and answer it, and all before it that may be under way together."""
+
+    data = line.receive()
+    while data.startswith(BESIDE):
+        from plait.rewards.beside import Beside  # slow to import, and workers must start in a blink
+
+        data = Beside(line, functions, seeds).run(data) or line.receive()
 
     def begin(request: dict[str, Any]) -> RewardCall:
         line.call, line.function = request["call"], request["function"]
         seeds.seed(request["noise"])
         return functions[line.function]
 
-    data = line.receive()
     started = time.perf_counter()
     reply, error = reply_to(data, begin)
     line.end_if_forked(error)
     line.send(reply | {"began_s": started, "seconds": time.perf_counter() - started})
 
 
+class Answering:
+    """While inside, a request is answered; whatever the function raises is reported, SystemExit too."""
+
+    def __init__(self) -> None:
+        self.reply: dict[str, Any] = {}
+        """What JSON can hold: scores (finite or None) and faults by place, and what was logged; or an error."""
+        self.error: BaseException | None = None
+        """What the function raised, if it did."""
+        self._logs = Logged()
+        self._turns: list[int] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        self.error = error
+        if isinstance(error, Miscounted):
+            self.reply = {"error": str(error), "miscounted": True}
+        elif error is not None:
+            self.reply = {"error": f"raised {said_by(error)}{_bound(error)}", "traceback": own_frames(error)}
+        return True
+
+    def begin(self, function: RewardCall, request: dict[str, Any]) -> Begun:
+        """Call the function."""
+        self._turns = request["turns"]
+        return function.begun(request["arguments"], request["texts"], self._logs.functions)
+
+    def end(self, result: Any) -> None:
+        """The function has given this."""
+        reply = check_scores(result, self._turns)
+        self._logs.check(len(self._turns))
+        reply |= {"extras": self._logs.extras, "metrics": self._logs.metrics}
+        json.dumps(reply, default=str)
+        self.reply = reply
+
+
 def reply_to(data: bytes, begin: Callable[[dict[str, Any]], RewardCall]) -> tuple[dict[str, Any], BaseException | None]:
-    """The reply to a pickled request, which JSON can hold: scores (finite or None) and faults by place, and what was
-    logged; or an error. And what the function raised, if it did.
+    """The reply to a pickled request, and what the function raised, if it did.
 
     Args:
         begin: gets the request, and gives the function.
     """
-    logs = Logged()
-    try:
+    with Answering() as answering:
         request = pickle.loads(data)
-        function = begin(request)
-        turns = request["turns"]
-        reply = check_scores(function(request["arguments"], request["texts"], logs.functions), turns)
-        logs.check(len(turns))
-        reply |= {"extras": logs.extras, "metrics": logs.metrics}
-        json.dumps(reply, default=str)
-    except Miscounted as error:
-        return {"error": str(error), "miscounted": True}, error
-    except BaseException as error:  # the boundary: whatever a user's function raises is reported, SystemExit too
-        return {"error": f"raised {said_by(error)}{_bound(error)}", "traceback": own_frames(error)}, error
-    return reply, None
+        results, ended = answering.begin(begin(request), request)
+        answering.end(ended(settled(results)))
+    return answering.reply, answering.error
 
 
 def _bound(error: BaseException) -> str:

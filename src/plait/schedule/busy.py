@@ -16,6 +16,8 @@ from plait.schedule.timeline import Span, Timeline
 from plait.schedule.work import COMPUTE, DISK
 
 OFFLOADS = ("OFFLOAD", "ONLOAD")
+BESIDE = " beside "
+"""In the lane of calls that a worker of functions has under way while it has others."""
 _PIPELINE = (
     Kind.FORWARD,
     Kind.BACKWARD,
@@ -54,10 +56,10 @@ def kind_of(span: Span) -> str:
 
 def busy_by_rank(timeline: Timeline, name_of: Callable[[Span], str]) -> dict[str, dict[int, float]]:
     """Name → rank → its busy seconds, in the order in which names first occur. Checkpoints belong to no call: what is
-    written to a disk is left out."""
+    written to a disk is left out. So is what a worker has under way beside another call: both wait at a time."""
     busy: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for span in timeline.spans:
-        if span.lane != DISK:
+        if span.lane != DISK and BESIDE not in span.lane:
             busy[name_of(span)][span.rank] += span.duration_s
     return {name: dict(ranks) for name, ranks in busy.items()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from plait.rewards.scores import Failure, FailureKind, GroupScores, Worked
 from plait.runtime.steps.function_reports import FunctionReports
+from plait.schedule.busy import busiest_s, call_of
 from plait.workers.recorder import Recorder
 
 
@@ -38,3 +39,12 @@ def test_calls_of_functions_are_actions_in_lanes_of_their_workers():
     FunctionReports(recorder, print)("reward.score", "reward", group())
     (span,) = recorder.take().spans
     assert (span.action, span.lane, span.end_s - span.start_s) == ("reward.score/judge", "reward worker 2", 0.5)
+
+
+def test_calls_that_wait_together_have_lanes_of_their_own_and_take_the_time_of_one():
+    recorder = Recorder()
+    worked = tuple(Worked("judge", 2, 1.0, 1.5 + number, number) for number in range(2))
+    FunctionReports(recorder, lambda text: None)("reward.score", "reward", GroupScores(0, (), {}, (), worked=worked))
+    timeline = recorder.take()
+    assert [span.lane for span in timeline.spans] == ["reward worker 2", "reward worker 2 beside 1"]
+    assert busiest_s(timeline, call_of) == {"reward.score": 0.5}

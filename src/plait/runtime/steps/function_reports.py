@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from plait.rewards.scores import GroupScores
+from plait.schedule.busy import BESIDE
 from plait.workers.recorder import Recorder
 
 TOLD = 3
@@ -26,10 +27,11 @@ class FunctionReports:
         """(function, kind of failure) → how often it has come."""
 
     def __call__(self, call: str, role: str, group: GroupScores) -> None:
-        """Record what functions did for a group as actions of `call`, each worker of `role` in a lane of its own; say
-        what failed, and what a group failed on and none of its samples."""
+        """Record what functions did for a group as actions of `call`, each worker of `role` in a lane of its own, or as
+        many as it has calls under way; say what failed, and what a group failed on and none of its samples."""
         for span in group.worked:
-            lane = f"{role} worker {span.worker}"
+            beside = f"{BESIDE}{span.beside}" if span.beside else ""
+            lane = f"{role} worker {span.worker}{beside}"
             self._recorder.add(f"{call}/{span.function}", "SCORE", role, lane, span.start_s, span.end_s)
         for failure in group.failures:
             self._count(f"{role}/{failure.function}", failure.kind, str(failure))
