@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,9 @@ _FULL_EVERY = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2, "olmo3
 _WINDOWED = ("ministral", "mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2")
 """Families whose layers all have the window."""
 _CHANGING_ROPES = ("longrope", "su", "dynamic")
+
+RECURRENT_LAYERS = frozenset({"linear_attention", "conv"})
+"""Kinds of layers (`layer_types`) that keep a state of one size in place of keys and values."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class ModelShape:
     """Which of the layers are `expert_layers`, ascending, where others are dense; empty: all, none, or nobody says."""
     windows: tuple[int, ...] = ()
     """Tokens that the attention of each layer sees at most, its own one of them; 0: all. Empty: all layers see all."""
+    recurrent: tuple[int, ...] = ()
+    """Which of the layers keep a state in place of keys and values, ascending."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str | None = None) -> ModelShape:
@@ -121,6 +126,7 @@ class ModelShape:
             attention_extras=_attention_extras(config, heads, kv_heads, head_dim, hidden),
             mixtures=mixtures if len(mixtures) < layers else (),
             windows=_windows(config, layers),
+            recurrent=recurrent_layers(config.get("layer_types")),
         )
 
     @property
@@ -191,6 +197,11 @@ def usable_positions(config: Mapping[str, Any], name: str) -> int:
 def config_fields(config: Any) -> dict[str, Any]:
     """A Transformers configuration of a text model as a mapping, under the names that all families share."""
     return config.to_dict() | {shared: getattr(config, own, None) for shared, own in config.attribute_map.items()}
+
+
+def recurrent_layers(layer_types: Sequence[str] | None) -> tuple[int, ...]:
+    """Those of the layers of these kinds that keep a state in place of keys and values."""
+    return tuple(layer for layer, kind in enumerate(layer_types or ()) if kind in RECURRENT_LAYERS)
 
 
 def _number(config: Mapping[str, Any], key: str) -> int:

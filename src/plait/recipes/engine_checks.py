@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from plait.errors import ConfigError
 from plait.generation.settings import MAX_DRAFT_TOKENS, SamplingSettings
+from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import optimizer_of
 from plait.schedule.plan import POOL, Plan
@@ -216,3 +217,13 @@ def said_of_idle_keys(recipe: Recipe, plan: Plan) -> Iterator[str]:
         yield "`sampling.decode_groups` divides nothing: no call of the plan generates with pp above 1"
     if plan.keeps_pools and (recipe.device != "cuda" or abilities(recipe).computes_elsewhere):
         yield f"policy `{POOL}` of the plan keeps nothing: it is for GPUs that generate by plait's own engine"
+
+
+def check_stop(recipe: Recipe, shape: ModelShape) -> None:
+    """Raises ConfigError where a stop token is none of the model's."""
+    for token in recipe.sampling.stop_token_ids or ():
+        if token >= shape.vocabulary:
+            raise ConfigError(
+                f"`sampling.stop_token_ids` holds {token}, but `{recipe.model}` has the tokens 0 to "
+                f"{shape.vocabulary - 1}; give one of these"
+            )

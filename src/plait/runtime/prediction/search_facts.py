@@ -25,13 +25,14 @@ def role_facts(recipe: Recipe, model: RoleModel, shape: ModelShape, parameters: 
         shape, parameters: of its model.
     """
     adapted = recipe.lora.rank > 0
+    uncut = adapted or bool(shape.recurrent)
     sharded = model.trained and optimizer_of(model.role, recipe).shard_gradients
     return RoleFacts(
         (1.0,) * shape.layers,
         last=shape.head_in_layers(1 if model.scalar else shape.vocabulary),
         layer_sizes=() if len(layer_kinds(shape)) == 1 else layer_sizes(parameters),
-        max_tp=1 if adapted else most_tp(parameters),
-        max_pp=1 if adapted or sharded else MOST_STAGES,
+        max_tp=1 if uncut else most_tp(parameters),
+        max_pp=1 if uncut or sharded else MOST_STAGES,
         whole_layers=recipe.sampling.exact,
         may_drop=not adapted,
     )
