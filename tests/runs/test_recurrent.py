@@ -67,6 +67,49 @@ def test_two_devices_train_as_one(make_recipe: MakeRecipe, folder: Path, tmp_pat
         torch.testing.assert_close(one, finals[1][name], rtol=0, atol=1e-9)
 
 
+def test_samples_are_drawn_by_what_trains(make_recipe: MakeRecipe, folder: Path, tmp_path: Path) -> None:
+    """On one device and on two; the run itself compares the log-probs of both."""
+    finals = []
+    for devices in (1, 2):
+        of_run = {"run_dir": str(tmp_path / f"of{devices}"), "devices": devices, "plan": "colocated"}
+        recipe = make_recipe(model=str(folder), dtype="float64", **of_run, **{"sampling.max_response_tokens": 24})
+        run(recipe)
+        rows = [json.loads(line) for line in (recipe.run_dir / "metrics.jsonl").read_text().splitlines()]
+        assert all(row["training/rollout_logprobs_diff_max"] < 1e-6 for row in rows if "actor/loss" in row)
+        assert any(row.get("actor/grad_norm") for row in rows), "some group has rewards that differ"
+        finals.append(AutoModelForCausalLM.from_pretrained(recipe.run_dir / "final", dtype="float64").state_dict())
+    for name, one in finals[0].items():
+        torch.testing.assert_close(one, finals[1][name], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sampling.speculation", 4),
+        ("sampling.speculation", "adaptive"),
+        ("sampling.prefix_cache_tokens", 160),
+        ("rebalance", "auto"),
+    ],
+)
+def test_what_states_cannot_do_is_refused_by_name(make_recipe: MakeRecipe, folder: Path, key: str, value: Any) -> None:
+    recipe = make_recipe(model=str(folder), **{key: value})
+    with pytest.raises(ConfigError, match=rf"^`{key}` is {value}, but 2 of the 3 layers of .* keep a state"):
+        prepare(recipe)
+    assert prepare(make_recipe(model=str(folder))).recipe.sampling.speculation == "off"
+
+
+def test_samples_that_stand_still_between_versions_are_refused(make_recipe: MakeRecipe, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^`on_update` is keep, but 2 of the 3 .*set it to recompute"):
+        prepare(make_recipe(model=str(folder), on_update="keep", max_staleness=1))
+
+
+def test_a_draft_model_must_keep_none(make_recipe: MakeRecipe, folder: Path, tiny_folder: Path) -> None:
+    for model, drafts in ((folder, tiny_folder), (tiny_folder, folder)):
+        recipe = make_recipe(model=str(model), **{"sampling.draft_model": str(drafts)})
+        with pytest.raises(ConfigError, match=r"`sampling\.draft_model`.* keep a state"):
+            prepare(recipe)
+
+
 def test_plans_that_cut_it_are_refused(make_recipe: MakeRecipe, folder: Path, tmp_path: Path) -> None:
     plan = {"format": "plait-plan", "version": 1, "name": "cut", "num_ranks": 2}
     plan["placements"] = [{"call": "actor.train", "mode": "train", "ranks": [0, 1], "tp": 2}]

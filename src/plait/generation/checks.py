@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import get_args
 
-from plait.errors import CallError, ConfigError, DataError, ModelError
+from plait.errors import CallError, ConfigError, DataError
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
 from plait.generation.transfer import Place, SampleState
-from plait.models.compute.recurrent import recurrent_layers_of
 from plait.models.language_model import LanguageModel
 from plait.policy.batching import Scheduler
 from plait.policy.step import Key
@@ -29,10 +28,7 @@ def check_kv(kv: HeldKV) -> None:
 
 
 def check_exact(settings: SamplingSettings, model: LanguageModel) -> None:
-    """Raises ConfigError where equal bits are asked for on a device that does not promise them; ModelError where layers
-    keep a state."""
-    if recurrent_layers_of(model.config):
-        raise ModelError("model: some of its layers keep a state, with which plait does not generate yet; set another")
+    """Raises ConfigError where equal bits are asked for on a device that does not promise them."""
     if settings.exact and model.device.type != "cpu":
         raise ConfigError(
             f"sampling.exact: expected a model on the CPU, found {model.device.type}: only there are equal bits "

@@ -74,10 +74,11 @@ class Forward:
 
     @property
     def may_be_steady(self) -> bool:
-        """Whether such steps may come at all, as far as that is known without making a backend: it is also where ranks
-        of an instance have to agree."""
+        """Whether such steps may come at all, and with guesses, as far as that is known without making a backend: it is
+        also where ranks of an instance have to agree. States of layers are not taken back where a guess is wrong."""
         served = any(unserved(kind, self.model) is None for kind in BACKENDS)
-        return self._exact is not None or (served and self.model.part is None)
+        is_exact = self._exact is not None and self._pool.states is None
+        return is_exact or (served and self.model.part is None)
 
     @property
     def capturing_s(self) -> float:

@@ -4,43 +4,69 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from plait.dataflow import Dataflow
+from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError
 from plait.models.shape import ModelShape
+from plait.observe.loading import loading
+from plait.recipes.engine_checks import none_by_auto
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.schedule.plan import Plan
 
 
-def check_recurrent(
-    flow: Dataflow, recipe: Recipe, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]
-) -> None:
-    """Raises ConfigError where such a model is to draw samples.
+def with_states(
+    recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]
+) -> Recipe:
+    """The recipe, of which nothing is guessed by itself where such a model draws samples.
 
     Args:
         shapes: by the model's name.
+
+    Raises:
+        ConfigError: it asks for what such a model cannot do.
     """
-    for model in models:
-        if "generate" in flow.call_kinds(model.role) and shapes[model.name].recurrent:
-            raise ConfigError(
-                f"key `{model.key}`: {_said(model, shapes)}, with which plait does not generate yet, but the flow "
-                f"`{flow.name}` draws samples; take a flow that reads them (sft, dpo, kto, reward_model), or another "
-                f"`{model.key}`"
-            )
+    if not flow.of_kind(CallKind.GENERATE):
+        return recipe
+    sampling = recipe.sampling
+    drafts = sampling.draft_model
+    if drafts is not None and shapes[drafts].recurrent:
+        said = _said(drafts, shapes)
+        raise ConfigError(
+            f"key `sampling.draft_model`: {said}, which cannot be taken back where a guess is wrong; give another"
+        )
+    drawing = [m for m in models if "generate" in flow.call_kinds(m.role) and shapes[m.name].recurrent]
+    if not drawing:
+        return recipe
+    taken_back = "which cannot be taken back where a guess is wrong"
+    demands = (
+        ("sampling.draft_model", drafts, None, taken_back, "leave it out"),
+        ("sampling.speculation", sampling.speculation, ("auto", "off"), taken_back, "set it to auto or off"),
+        ("sampling.prefix_cache_tokens", sampling.prefix_cache_tokens, 0, "of which none is cached", "set it to 0"),
+        ("on_update", recipe.on_update, ("wait", "recompute"), "which do not stand still", "set it to recompute"),
+        ("rebalance", recipe.rebalance, "off", "which do not move", "set it to off"),
+    )
+    for key, value, allowed, why, remedy in demands:
+        if value != allowed and value not in (allowed if isinstance(allowed, tuple) else ()):
+            said = _said(drawing[0].name, shapes)
+            raise ConfigError(f"`{key}` is {value}, but {said}, {why}; {remedy}, or `{drawing[0].key}` to another")
+    if sampling.speculation == "auto":
+        why = "layers keep states, which cannot be taken back where a guess is wrong"
+        loading(f"guesses of next tokens: {none_by_auto('sampling.speculation', why, adaptive=False)}")
+    return recipe.model_copy(update={"sampling": sampling.model_copy(update={"speculation": "off"})})
 
 
 def check_uncut(plan: Plan, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape], label: str) -> None:
     """Raises ConfigError, which begins with `label`, where a completed plan cuts such a model."""
-    by_role = {model.role: model for model in models}
+    names = {model.role: model.name for model in models}
     for placement in plan.placements:
-        model = by_role[placement.role]
-        if (placement.tp > 1 or placement.pp > 1) and shapes[model.name].recurrent:
+        name = names[placement.role]
+        if (placement.tp > 1 or placement.pp > 1) and shapes[name].recurrent:
             raise ConfigError(
-                f"{label}: {placement.call} has tp {placement.tp} and pp {placement.pp}, but {_said(model, shapes)}, "
+                f"{label}: {placement.call} has tp {placement.tp} and pp {placement.pp}, but {_said(name, shapes)}, "
                 "and such models are not cut; set tp and pp to 1 (dp may be more)"
             )
 
 
-def _said(model: RoleModel, shapes: Mapping[str, ModelShape]) -> str:
-    shape = shapes[model.name]
-    return f"{len(shape.recurrent)} of the {shape.layers} layers of `{model.name}` keep a state (linear attention)"
+def _said(name: str, shapes: Mapping[str, ModelShape]) -> str:
+    shape = shapes[name]
+    return f"{len(shape.recurrent)} of the {shape.layers} layers of `{name}` keep a state (linear attention)"

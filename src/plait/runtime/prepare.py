@@ -30,7 +30,7 @@ from plait.recipes.device_checks import check_device
 from plait.recipes.engine_checks import abilities, check_engine_plan, check_stop
 from plait.recipes.flow_checks import checked_flow
 from plait.recipes.recipe import Recipe
-from plait.recipes.recurrent_checks import check_recurrent
+from plait.recipes.recurrent_checks import with_states
 from plait.recipes.reward_checks import check_parts
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome, draft_model, optimizer_of, role_models
 from plait.recipes.token_checks import among_known
@@ -210,7 +210,7 @@ def outline(
     models = role_models(dataflow, recipe)
     check_adapters(models, trains=trains)
     shapes = _shapes(models, recipe)
-    check_recurrent(dataflow, recipe, models, shapes)
+    recipe = with_states(recipe, dataflow, models, shapes)
     dataflow = among_known(dataflow, recipe, models, shapes)
     drafts = recipe.sampling.draft_model
     if generates:

@@ -85,13 +85,13 @@ def segment_plan(batch: PackedBatch) -> SegmentPlan:
         if not alone:
             later += responses
             begins += [number] * len(responses)
-    chosen = [*_together([len(places) for places in first])]
+    chosen = [*together([len(places) for places in first])]
     order = {number: at for at, number in enumerate(number for numbers in chosen for number in numbers)}
     calls, sources = [], np.zeros(batch.num_tokens, dtype=np.int64)
     at, device = 0, batch.token_ids_T.device
-    for sequences, begin, together in ((first, None, chosen), (later, begins, [*_together([len(p) for p in later])])):
-        for numbers in together:
-            rows = _padded([sequences[number] for number in numbers], batch.num_tokens, in_front=begin is None)
+    for sequences, begin, parts in ((first, None, chosen), (later, begins, [*together([len(p) for p in later])])):
+        for numbers in parts:
+            rows = padded_places([sequences[number] for number in numbers], batch.num_tokens, in_front=begin is None)
             is_real = rows < batch.num_tokens
             sources[rows[is_real]] = at + np.flatnonzero(is_real)  # of a root, which is there often, the last one
             at += rows.size
@@ -109,7 +109,7 @@ def _places(span: Span) -> Places:
     return np.arange(span.start, span.stop, dtype=np.int64)
 
 
-def _together(lengths: Sequence[int]) -> list[list[int]]:
+def together(lengths: Sequence[int]) -> list[list[int]]:
     """Numbers of sequences that go through together, the longest first."""
     chosen: list[list[int]] = []
     longest, tokens = 0, 0
@@ -123,7 +123,8 @@ def _together(lengths: Sequence[int]) -> list[list[int]]:
     return chosen
 
 
-def _padded(sequences: Sequence[Places], padding: int, *, in_front: bool) -> Places:
+def padded_places(sequences: Sequence[Places], padding: int, *, in_front: bool) -> Places:
+    """Places of sequences that go through together, int64 [B, L], with this one for padding."""
     longest = max(map(len, sequences))
     rows = np.full((len(sequences), longest), padding, dtype=np.int64)
     for row, places in zip(rows, sequences, strict=True):
