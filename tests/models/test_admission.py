@@ -23,7 +23,11 @@ from tests.models.wrong import attend_wrongly
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "inkling_text": ("backend flag", MOE),
-    "jamba": (r"self-check: segments went through the recurrent layers \[\], expected each of \[0, 1\] once", MOE),
+    "jamba": (
+        r"self-check: segments went through the recurrent layers \[\], expected each of \[0\] once",
+        {**MOE, "attn_layer_period": 2, "attn_layer_offset": 1},
+    ),
+    "falcon_mamba": ("backend flag", {}),
     "minimax": (
         r"self-check: segments went through the recurrent layers \[\], expected each of \[0\] once",
         {**MOE, "layer_types": ["linear_attention", "full_attention"]},

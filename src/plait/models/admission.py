@@ -2,8 +2,8 @@
 
 Checks (a) and (b) need the configuration only, so that a dry run already makes them.
 
-(a) backend flag: the family declares that its attention may be replaced. Families with recurrent layers declare it
-    for no engine; of them check (c) tells.
+(a) backend flag: the family declares that its attention may be replaced. Those with recurrent layers beside it declare
+    it for no engine; of them check (c) tells.
 (b) layer types: every decoder layer is full or sliding-window attention, or keeps a state in the form that
     `compute.recurrent` takes (no compressed attention, whose state packing and our caches do not see).
 (c) self-check: at load, a few tokens packed with shared prompts through our attention against the family's own eager
@@ -129,7 +129,8 @@ def check_family(cls: type[Any], config: Any, name: str) -> None:
         ModelError: the family is refused.
     """
     types = layer_types(config) or []
-    if not getattr(cls, "_supports_attention_backend", False) and not RECURRENT_LAYERS.intersection(types):
+    is_hybrid = RECURRENT_LAYERS.intersection(types) and not RECURRENT_LAYERS.issuperset(types)
+    if not getattr(cls, "_supports_attention_backend", False) and not is_hybrid:
         cause = "_supports_attention_backend is false: its attention cannot be replaced"
         raise _refusal(config, name, "backend flag", cause)
     if others := sorted(set(types) - TAKEN_LAYERS):
