@@ -20,6 +20,7 @@ from plait.generation.settings import Sampling, SamplingSettings
 from plait.generation.speculates import NoSpeculation
 from plait.generation.states import StatePool
 from plait.kernels.noise import NoiseKey
+from plait.models.shape import ModelShape
 from tests.cases import examples, slow_but
 from tests.generation import oracle
 from tests.generation.requests import FREE, request
@@ -96,12 +97,14 @@ def test_slots_are_as_many_as_sequences_not_as_blocks() -> None:
     engine = Engine(shared_model(FAMILY), SamplingSettings(max_running=3))
     for uid in range(6):
         engine.add(request(uid, 40, [60, 60]))
-    most, states = 0, engine.state.pool.states
+    most, num_bytes, states = 0, 0, engine.state.pool.states
     assert states is not None
     while engine.has_work:
         engine.step()
-        most = max(most, states.num_slots)
+        most, num_bytes = max((most, num_bytes), (states.num_slots, states.num_bytes))
     assert 3 <= most <= 12
+    shape = ModelShape.from_config(engine.model.config.to_dict())
+    assert num_bytes == most * 2 * shape.mixer.state_bytes(8)
     assert states.num_slots == states.num_bytes == 0, "they are given back with the pool"
 
 

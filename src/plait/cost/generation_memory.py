@@ -21,7 +21,12 @@ class EngineBytes:
 
 
 def kv_bytes_per_token(shape: ModelShape, dtype: str) -> int:
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * BYTES[dtype]
+    return 2 * shape.attending * shape.kv_heads * shape.head_dim * BYTES[dtype]
+
+
+def state_bytes(shape: ModelShape, dtype: str, running: int) -> int:
+    """What layers without keys and values keep of so many samples that run: slots are more by half, as they grow so."""
+    return len(shape.recurrent) * shape.mixer.state_bytes(BYTES[dtype]) * running * 3 // 2
 
 
 def asked_tokens(running: int, context_tokens: int, root_tokens: int) -> int:
@@ -57,4 +62,4 @@ def widened_bytes(packed: int, dtype: str) -> int:
 
 def _linear_parameters(shape: ModelShape) -> int:
     dense = (shape.layers - shape.expert_layers) * 3 * shape.hidden * shape.intermediate
-    return shape.layers * shape.attention_parameters + dense
+    return shape.projections + dense
