@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from plait.cost.decoding import decode_steps
 from plait.cost.generation_memory import kv_bytes_per_token, state_bytes
+from plait.cost.graph_memory import graph_bytes
 from plait.cost.layer_kinds import LayerKind, layer_kinds, stage_counts
 from plait.cost.layer_times import LayerTimes, Micro, total
 from plait.cost.lengths import Lengths, SampleLengths
@@ -202,3 +203,4 @@ def test_bytes_of_states_and_of_keys_and_values() -> None:
     assert kv_bytes_per_token(RECURRENT, "bfloat16") == kv_bytes_per_token(SHAPE, "bfloat16") / 4
     assert state_bytes(RECURRENT, "bfloat16", 10) == 3 * (2 * 24 * 4 + 4 * 2 * 8 * 4) * 15
     assert state_bytes(SHAPE, "bfloat16", 10) == 0
+    assert graph_bytes(RECURRENT, "bfloat16", 10, (64, 256)) == 0 < graph_bytes(SHAPE, "bfloat16", 10, (64, 256))

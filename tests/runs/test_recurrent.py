@@ -12,6 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from plait.errors import ConfigError
+from plait.models.mixer_shape import KEEPS_STATE
+from plait.recipes.engine_checks import none_by_layers
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.prepare import prepare
@@ -96,6 +98,13 @@ def test_what_states_cannot_do_is_refused_by_name(make_recipe: MakeRecipe, folde
     with pytest.raises(ConfigError, match=rf"^`{key}` is {value}, but 2 of the 3 layers of .* keep a state"):
         prepare(recipe)
     assert prepare(make_recipe(model=str(folder))).recipe.sampling.speculation == "off"
+
+
+def test_a_person_is_told_why_nothing_is_guessed() -> None:
+    said = none_by_layers("--speculation", KEEPS_STATE)
+    why = "states of its layers cannot be taken back where a guess is wrong"
+    assert said == f"none by `--speculation` auto, as {why}", "and not that `adaptive` would"
+    assert none_by_layers("it", "it has a part of the model").endswith("`adaptive` guesses all the same")
 
 
 def test_samples_that_stand_still_between_versions_are_refused(make_recipe: MakeRecipe, folder: Path) -> None:

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+KEEPS_STATE = "some of its layers keep a state"
+"""Why a compiled forward does not serve a model, in words for a person."""
+
 CHUNK_TOKENS = 64
 """Tokens of a sequence that the delta rule takes together: within them it computes as attention does."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from plait.errors import ConfigError
 from plait.generation.settings import MAX_DRAFT_TOKENS, SamplingSettings
+from plait.models.mixer_shape import KEEPS_STATE
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import optimizer_of
@@ -112,6 +113,19 @@ def said_of_no_guesses(recipe: Recipe, not_compiled: str | None = None) -> str |
 
 LAYERS_ROUND = "the model's own layers may round by the number of rows"
 """Why auto guesses nothing where the Transformers module computes."""
+
+STATES_STAY = "states of its layers cannot be taken back where a guess is wrong"
+"""Why nothing is guessed for a model whose layers keep states."""
+
+
+def none_by_layers(key: str, not_compiled: str) -> str:
+    """That auto guesses nothing as the Transformers module computes, for this reason, in words for a person.
+
+    Args:
+        key: that is auto.
+    """
+    keeps = not_compiled == KEEPS_STATE
+    return none_by_auto(key, STATES_STAY if keeps else LAYERS_ROUND, adaptive=not keeps)
 
 
 def none_by_auto(key: str, why: str, *, adaptive: bool = True) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError
+from plait.models.mixer_shape import KEEPS_STATE
 from plait.models.shape import ModelShape
 from plait.observe.loading import loading
-from plait.recipes.engine_checks import none_by_auto
+from plait.recipes.engine_checks import none_by_layers
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.schedule.plan import Plan
@@ -50,8 +51,7 @@ def with_states(
             said = _said(drawing[0].name, shapes)
             raise ConfigError(f"`{key}` is {value}, but {said}, {why}; {remedy}, or `{drawing[0].key}` to another")
     if sampling.speculation == "auto":
-        why = "layers keep states, which cannot be taken back where a guess is wrong"
-        loading(f"guesses of next tokens: {none_by_auto('sampling.speculation', why, adaptive=False)}")
+        loading(f"guesses of next tokens: {none_by_layers('sampling.speculation', KEEPS_STATE)}")
     return recipe.model_copy(update={"sampling": sampling.model_copy(update={"speculation": "off"})})
 
 
