@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.cost.decoding import decode_steps
+from plait.cost.generation_memory import kv_bytes_per_token, state_bytes
+from plait.cost.graph_memory import graph_bytes
 from plait.cost.layer_kinds import LayerKind, layer_kinds, stage_counts
 from plait.cost.layer_times import LayerTimes, Micro, total
 from plait.cost.lengths import Lengths, SampleLengths
@@ -21,6 +23,7 @@ from plait.cost.passes import Passes
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.shards import layer_sizes
+from plait.models.mixer_shape import MixerShape
 from plait.models.shape import ModelShape
 from plait.planner.plan_problem import PlanProblem, RoleFacts
 from plait.planner.plan_space import PlanSpace
@@ -35,6 +38,9 @@ MIXED = replace(SHAPE, **EXPERTS, expert_layers=2, mixtures=(2, 3))
 ATTENTION, EXPERT, BESIDE = 4 * 64 * 64, 3 * 64 * 128, 64 * (3 * 16 + 8)
 """Weights of a mixture: projections, one expert, and what all tokens pass: the shared expert and the router."""
 TWO = Layout.on(range(2), pp=2)
+MIXER = MixerShape(5000, channels=24, taps=4, heads=2, key_dim=8, value_dim=4)
+RECURRENT = replace(SHAPE, recurrent=(0, 1, 3), mixer=MIXER)
+"""Three layers that keep a state, and one that attends."""
 
 
 def passes(shape: ModelShape, layout: Layout = TWO) -> Passes:
@@ -177,3 +183,24 @@ def test_no_cut_has_a_faster_slowest_stage(layers, stages) -> None:
 
     [found, *_] = (s for s in PlanSpace(problem).forms.parallelisms(slot, ranks) if s.pp == stages)
     assert slowest_s(found.stages) == pytest.approx(min(map(slowest_s, all_cuts(len(layers), stages))), rel=1e-3)
+
+
+def test_layers_that_keep_a_state_are_a_kind() -> None:
+    keeps, attends = layer_kinds(RECURRENT)
+    assert (keeps.layers, attends.layers) == ((0, 1, 3), (2,))
+    assert (keeps.shape.attending, attends.shape.attending) == (0, 4)
+    assert attends.shape == replace(SHAPE, mixer=MIXER)
+    work = ModelWork(keeps.shape, "bfloat16", 1000)
+    mlp = 3 * 64 * 128
+    assert work.dense == 5000 + mlp
+    # Within a chunk of 64 tokens as attention does, and with the state of a head.
+    assert work.products(1) == 2 * (5000 + mlp + 2 * (64 * (3 * 8 + 2 * 4) + 3 * 8 * 4))
+    assert (work.attention(7), work.kept(7, 1)) == (0, 0)
+
+
+def test_bytes_of_states_and_of_keys_and_values() -> None:
+    """A state of float32 for each head, and four columns of the convolution; slots are half as many again."""
+    assert kv_bytes_per_token(RECURRENT, "bfloat16") == kv_bytes_per_token(SHAPE, "bfloat16") / 4
+    assert state_bytes(RECURRENT, "bfloat16", 10) == 3 * (2 * 24 * 4 + 4 * 2 * 8 * 4) * 15
+    assert state_bytes(SHAPE, "bfloat16", 10) == 0
+    assert graph_bytes(RECURRENT, "bfloat16", 10, (64, 256)) == 0 < graph_bytes(SHAPE, "bfloat16", 10, (64, 256))

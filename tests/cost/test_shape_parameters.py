@@ -24,13 +24,14 @@ SETTINGS = [LoraSettings(rank=3), LoraSettings(rank=5, target_modules=("q_proj",
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: f"rank {settings.rank}")
-@pytest.mark.parametrize("family", ["llama", "qwen2", "mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mixtral", "qwen3_moe", "qwen3_5_text", "qwen3_next", "lfm2"])
 def test_adapters_have_as_many_numbers_as_those_of_a_model(family: str, settings: LoraSettings) -> None:
+    from plait.models.admission import check_config
     from plait.models.lora import add_lora
 
     model = tiny_model(family)
     view = add_lora(model, settings, name="actor", seed=0)
-    shape = ModelShape.from_config(model.config.to_dict(), family)
+    shape = ModelShape.from_config(check_config(model.config.to_dict(), family), family)
     assert adapter_parameters(shape, settings) == sum(param.numel() for param in view.own.parameters.values())
     ranks = sum(len(param) for name, param in view.own.parameters.items() if "lora_A" in name)
     assert adapter_inputs(shape, settings) == ranks

@@ -29,7 +29,7 @@ from tests.models.tiny import tiny_model
 
 WIDE = {"hidden_size": 96, "intermediate_size": 200, "head_dim": 24}
 """Sizes that are no multiple of a vector's, so that remainders are computed."""
-FAMILIES = {"llama": WIDE, "gemma2": {}, "gpt_oss": {}, "deepseek_v3": {}, "qwen3_moe": {}}
+FAMILIES = {"llama": WIDE, "gemma2": {}, "gpt_oss": {}, "deepseek_v3": {}, "qwen3_moe": {}, "qwen3_5_text": {}}
 
 
 @functools.cache
@@ -55,7 +55,7 @@ def alone(family: str, dtype: torch.dtype, uid: int) -> dict[str, Sample]:
 NARROW = (torch.float32, torch.bfloat16)
 EVERY = [*itertools.product(FAMILIES, NARROW), ("llama", torch.float64)]
 QUICK = {
-    "company": [("llama", torch.bfloat16), ("gpt_oss", torch.float32)],
+    "company": [("llama", torch.bfloat16), ("qwen3_5_text", torch.float32)],
     "beginnings": [("llama", torch.float64), ("deepseek_v3", torch.bfloat16)],
 }
 """Together every width of numbers and attention of every kind: a family has layers of its own in all widths alike, and

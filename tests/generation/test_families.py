@@ -17,7 +17,7 @@ from plait.kernels import paged_attention
 from plait.kernels.noise import NoiseKey
 from tests.cases import slow_but
 from tests.generation.test_compiled_forward import FAMILIES as LOWERED
-from tests.models.tiny import FAMILIES, tiny, tiny_model
+from tests.models.tiny import FAMILIES, RECURRENT, tiny, tiny_model
 from tests.training.exact import ExactFloat64
 
 NUM_TOKENS = 16
@@ -25,7 +25,7 @@ NUM_TOKENS = 16
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("family", slow_but(["llama", "qwen3_moe", "deepseek_v3"], FAMILIES))
+@pytest.mark.parametrize("family", slow_but(["llama", "deepseek_v3", "qwen3_5_text"], {**FAMILIES, **RECURRENT}))
 def test_greedy_equals_transformers(family: str, dtype: torch.dtype) -> None:
     """In float64 through the plain twins, in float32 through what users run: the compiled forward where the family has
     one, else the module with packed products, the compiled attention and draw."""

@@ -18,27 +18,20 @@ from plait.models.compute import cpu_linear, row_attention
 from plait.models.language_loading import from_module, load_model
 from plait.models.shape import ModelShape
 from tests.cases import slow_but
-from tests.models.tiny import FAMILIES, MOE, save_tiny, self_check_once, tiny, tiny_model, tiny_with_images
+from tests.models.tiny import FAMILIES, MOE, RECURRENT, save_tiny, self_check_once, tiny, tiny_model, tiny_with_images
 from tests.models.wrong import attend_wrongly
 
-LINEAR: dict[str, Any] = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_conv_kernel_dim": 2,
-    "layer_types": ["linear_attention", "full_attention"],
-}
-SHARED_EXPERT = {**MOE, "shared_expert_intermediate_size": 24}
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3_next": ("backend flag", {**LINEAR, **SHARED_EXPERT}),
-    "qwen3_5_text": ("backend flag", LINEAR),
-    "qwen3_5_moe_text": ("backend flag", {**LINEAR, **SHARED_EXPERT}),
-    "olmo_hybrid": ("backend flag", LINEAR),
     "inkling_text": ("backend flag", MOE),
-    "jamba": ("backend flag", MOE),
-    "minimax": ("layer types: 1 of 2 layers are linear_attention", {**MOE, "layer_types": LINEAR["layer_types"]}),
-    "lfm2": ("layer types: 1 of 2 layers are conv", {"layer_types": ["conv", "full_attention"]}),
+    "jamba": (
+        r"self-check: segments went through the recurrent layers \[\], expected each of \[0\] once",
+        {**MOE, "attn_layer_period": 2, "attn_layer_offset": 1},
+    ),
+    "falcon_mamba": ("backend flag", {}),
+    "minimax": (
+        r"self-check: segments went through the recurrent layers \[\], expected each of \[0\] once",
+        {**MOE, "layer_types": ["linear_attention", "full_attention"]},
+    ),
     "llama4_text": (
         "layer types: 1 of 2 layers are chunked_attention",
         {**MOE, "intermediate_size_mlp": 48, "layer_types": ["chunked_attention", "full_attention"]},
@@ -59,7 +52,7 @@ def test_families_that_would_be_wrong_are_refused(family: str) -> None:
         from_module(module, None, "float32")
 
 
-ADMITTED = list(itertools.product(FAMILIES, ("float32", "bfloat16")))
+ADMITTED = list(itertools.product({**FAMILIES, **RECURRENT}, ("float32", "bfloat16")))
 
 
 # Of every third family one width, by turns.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from plait import output
 from plait.data.packed import pack
@@ -23,7 +23,7 @@ from plait.models.parallel import part_loading
 from plait.models.scalar_loading import ScalarHead, over_decoder
 from tests.cases import slow_but
 from tests.models.oracle import RAGGED, eager_logprobs, gradients
-from tests.models.tiny import FAMILIES, tiny, tiny_llama, tiny_model, tiny_tokenizer
+from tests.models.tiny import COMMON, FAMILIES, RECURRENT, tiny, tiny_llama, tiny_model, tiny_tokenizer
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -116,7 +116,8 @@ def test_rotary_embeddings_that_change_with_the_batch_limit_the_positions() -> N
 @pytest.mark.parametrize(
     "family",
     slow_but(
-        ["llama", "qwen2", "mixtral"], ["llama", "qwen2", "gemma2", "mixtral", "gpt_oss", "deepseek_v3", "granite"]
+        ["llama", "qwen2", "mixtral", "qwen3_5_text"],
+        ["llama", "qwen2", "gemma2", "mixtral", "gpt_oss", "deepseek_v3", "granite", "qwen3_5_text", "lfm2"],
     ),
 )
 def test_a_saved_folder_loads_in_transformers_and_here(family: str, tmp_path: Path) -> None:
@@ -281,3 +282,30 @@ def test_layers_of_parts_are_changed_on_a_cpu_alone(
     (model,) = made
     assert any("forward" in vars(part) for part in model.module.modules()) == changes
     assert model.weights.is_meta
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_of_a_qwen3_5_that_reads_images_the_part_for_texts_is_read(tmp_path: Path, tied: bool) -> None:
+    """As Transformers' own class for causal language models reads it; it is written as that part alone."""
+    seeing = {"hidden_size": 16, "intermediate_size": 24, "depth": 1, "num_heads": 2, "out_hidden_size": 32}
+    texts = {**COMMON, **RECURRENT["qwen3_5_text"], "tie_word_embeddings": tied}
+    config = AutoConfig.for_model(
+        "qwen3_5", text_config=texts, vision_config={**seeing, "num_position_embeddings": 16}, tie_word_embeddings=tied
+    )
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        module = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+        for param in module.parameters():
+            param.add_(torch.randn_like(param), alpha=0.1)
+    module.save_pretrained(tmp_path / "seeing")
+    tiny_tokenizer().save_pretrained(tmp_path / "seeing")
+    model = load_model(str(tmp_path / "seeing"), dtype="float32")
+    prompt, response = [5, 6, 7, 8], [9, 10, 11]
+    got, _ = model.logprobs(pack([(prompt, [response])]), 1.0)
+    logits_TV = module(input_ids=torch.tensor([[*prompt, *response]])).logits[0]
+    expected = logits_TV.log_softmax(-1)[3:-1].gather(1, torch.tensor(response)[:, None])[:, 0]
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
+    save_pretrained(model, tmp_path / "texts")
+    assert json.loads((tmp_path / "texts/config.json").read_text())["model_type"] == "qwen3_5_text"
+    again = load_model(str(tmp_path / "texts"), dtype="float32")
+    assert torch.equal(again.weights, model.weights)

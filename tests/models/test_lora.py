@@ -391,6 +391,17 @@ def test_attention_beside_experts_in_the_layer_itself_is_adapted() -> None:
     assert set(targets_of(RANK_4, decoder)) == {"layers.0.q_proj"}
 
 
+def test_all_linear_layers_of_mixers_are_adapted() -> None:
+    """Their convolutions, of three dims as stacked experts are, are no mixture."""
+    targets = targets_of(LoraSettings(rank=2), tiny("qwen3_5_text").model)
+    names = {at.rpartition(".")[2] for at in targets}
+    assert names == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj",
+        "gate_proj", "up_proj", "down_proj",
+    }  # fmt: skip
+    assert len(targets) == 4 + 2 * 5 + 3 * 3
+
+
 def test_a_parameter_of_three_dims_beside_the_layers_is_no_mixture() -> None:
     """As the probe of gemma3's vision tower, whose layers have the names of the decoder's."""
     tower = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"q_proj": nn.Linear(4, 4)})]), "head": nn.Module()})

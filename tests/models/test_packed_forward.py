@@ -13,10 +13,10 @@ from plait.models.compute.attention import PackedContext
 from plait.models.language_loading import from_module
 from tests.cases import examples, slow_but
 from tests.models.oracle import RAGGED, eager_logprobs, gradients, largest_error
-from tests.models.tiny import FAMILIES, tiny, tiny_llama, tiny_model
+from tests.models.tiny import FAMILIES, RECURRENT, tiny, tiny_llama, tiny_model
 
 
-@pytest.mark.parametrize("family", slow_but(list(FAMILIES)[::2], FAMILIES))
+@pytest.mark.parametrize("family", slow_but([*list(FAMILIES)[::2], *list(RECURRENT)[::2]], {**FAMILIES, **RECURRENT}))
 def test_logprobs_and_gradients_equal_the_eager_unpacked_ones(family: str) -> None:
     module, model = tiny(family), tiny_model(family)
     expected = eager_logprobs(module, RAGGED, temperature=0.7)
@@ -50,7 +50,10 @@ def test_temperature_divides_the_logits() -> None:
     assert (hot - model.logprobs(pack(RAGGED), 1.0)[0]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("family", slow_but(["gemma2", "deepseek_v3"], ["llama", "gemma2", "gpt_oss", "deepseek_v3"]))
+@pytest.mark.parametrize(
+    "family",
+    slow_but(["gemma2", "qwen3_5_text"], ["llama", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_5_text", "lfm2"]),
+)
 @pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, 2e-4), (torch.bfloat16, 0.15)])
 def test_narrow_dtypes_stay_near_float64(family: str, dtype: torch.dtype, allowed: float) -> None:
     """The same weights: those of the narrow model, widened. Drawn smaller, since wide ones amplify every rounding."""
@@ -68,7 +71,7 @@ def test_narrow_dtypes_stay_near_float64(family: str, dtype: torch.dtype, allowe
 shapes = st.lists(
     st.tuples(st.integers(1, 12), st.lists(st.integers(0, 14), min_size=0, max_size=4)), min_size=1, max_size=4
 )
-FAMILY_OF_SHAPES = {family: tiny_model(family) for family in ("llama", "gemma2", "gpt_oss")}
+FAMILY_OF_SHAPES = {family: tiny_model(family) for family in ("llama", "gemma2", "gpt_oss", "qwen3_5_text", "lfm2")}
 
 
 @settings(max_examples=examples(16, 40), deadline=None)
@@ -90,7 +93,7 @@ def test_any_ragged_shape_equals_the_samples_one_by_one(shape: list, family: str
                     torch.testing.assert_close(got[span.start : span.stop], alone[len(prompt) :])
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe", "deepseek_v3", "qwen3_5_text", "lfm2"])
 def test_activation_checkpointing_changes_no_gradient(family: str) -> None:
     model, batch = tiny_model(family), pack(RAGGED)
     plain = gradients(model.module, *model.logprobs(batch, 1.0))

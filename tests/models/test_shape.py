@@ -15,7 +15,7 @@ from plait.models.admission import check_config
 from plait.models.logits_room import head_chunk_bytes, head_chunk_rows
 from plait.models.shape import ModelShape, config_fields, usable_positions
 from tests.models.test_admission import REFUSED
-from tests.models.tiny import FAMILIES, tiny_config, tiny_model
+from tests.models.tiny import FAMILIES, RECURRENT, tiny_config, tiny_model
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -71,7 +71,7 @@ def test_the_head_of_smollm2_135m_is_worth_eight_layers() -> None:
     assert balanced_stages(shape.layers, 2, 8.0) == (19, 11)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - UNGATED - BIASED_EXPERTS))
+@pytest.mark.parametrize("family", sorted((FAMILIES.keys() | RECURRENT.keys()) - UNGATED - BIASED_EXPERTS))
 def test_parameters_are_those_of_the_module(family: str) -> None:
     """Norms of its own and biases apart, which are a hundredth of so small a model."""
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64, "qk_nope_head_dim": 48}
@@ -83,6 +83,18 @@ def test_parameters_are_those_of_the_module(family: str) -> None:
     found = sum(param.numel() for param in module.parameters())
     shape = ModelShape.from_config(check_config(config.to_dict(), family))
     assert shape.parameters == pytest.approx(found, rel=0.01)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "olmo_hybrid", "lfm2"])
+def test_parameters_of_layers_that_keep_a_state_are_counted_exactly(family: str) -> None:
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(tiny_config(family))
+    shape = ModelShape.from_config(check_config(tiny_config(family).to_dict(), family))
+    assert shape.parameters == sum(param.numel() for param in module.parameters())
+    assert (shape.attending, shape.recurrent) == (1, (0, 2))
+    mixer = module.model.layers[0].conv if family == "lfm2" else module.model.layers[0].linear_attn
+    linear = {at: (part.in_features, part.out_features) for at, part in mixer.named_children() if "proj" in at}
+    assert {at: sizes for at, *sizes in shape.mixer.linear} == {at: [*sizes] for at, sizes in linear.items()}
 
 
 def test_layers_without_experts_are_told_apart() -> None:

@@ -104,6 +104,27 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v2": MLA,
 }
 
+LINEAR: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "linear_conv_kernel_dim": 4,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+SHARED_EXPERT = {**MOE, "shared_expert_intermediate_size": 24}
+SHORT_CONV = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True}
+RECURRENT: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": LINEAR,
+    "qwen3_next": {**LINEAR, **SHARED_EXPERT},
+    "qwen3_5_moe_text": {**LINEAR, **SHARED_EXPERT},
+    "olmo_hybrid": LINEAR,
+    "lfm2": SHORT_CONV,
+    "lfm2_moe": {**SHORT_CONV, **MOE, "num_dense_layers": 1},
+}
+"""Families with layers that keep a state."""
+
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE of about 300 tokens; ids: 0 pad, 1 <|im_start|>, 2 <|im_end|> (EOS). Any text round-trips.
@@ -135,7 +156,9 @@ def _trained_tokenizer() -> PreTrainedTokenizerFast:
 
 def tiny_config(family: str = "llama", **overrides: Any) -> Any:
     """The configuration of a family at toy size; `overrides` win over the table."""
-    return AutoConfig.for_model(family, **{**COMMON, **FAMILIES.get(family, {}), **overrides})
+    return AutoConfig.for_model(
+        family, **{**COMMON, **FAMILIES.get(family, {}), **RECURRENT.get(family, {}), **overrides}
+    )
 
 
 def tiny(

@@ -229,8 +229,7 @@ def summary(figures: dict[str, Any], *, guesses: bool = False) -> str:
         figures: of the report.
         guesses: whether guesses were asked for where they change no bit.
     """
-    from plait.generation.forward import LAYERS_ROUND
-    from plait.recipes.engine_checks import none_by_auto
+    from plait.recipes.engine_checks import none_by_layers
 
     step, share, reason = figures["step_ms"], figures["limit_share"], figures["not_compiled"]
     limit = "" if share is None else f"; {share:.0%} of what this machine can at most"
@@ -243,5 +242,5 @@ def summary(figures: dict[str, Any], *, guesses: bool = False) -> str:
         f"KV cache at most {figures['kv_peak_bytes'] / 2**20:.0f} MiB"
         + ("" if figures["speculation"] is None else "\n" + _of_speculation(figures["speculation"]))
         + ("" if reason is None else f"\ncomputed by the model's own layers, not by compiled ones: {reason}")
-        + (f"\nguesses of next tokens: {none_by_auto('--speculation', LAYERS_ROUND)}" if auto_is_idle else "")
+        + (f"\nguesses of next tokens: {none_by_layers('--speculation', str(reason))}" if auto_is_idle else "")
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from plait.cost.draft_memory import draft_cache, drafts_on
 from plait.cost.estimate import Rows
-from plait.cost.generation_memory import asked_tokens, packed_stages, pool_tokens
+from plait.cost.generation_memory import asked_tokens, packed_stages, pool_tokens, state_bytes
 from plait.cost.graph_memory import GRAPHS, first_context, graph_bytes, prompt_graph_bytes
 from plait.cost.layer_kinds import stage_counts
 from plait.cost.micro_batch import LargestBatch
@@ -41,6 +41,7 @@ from plait.schedule.plan import Mode
 from plait.training.memory import BYTES
 
 CACHE = "KV cache"
+STATES = "states of layers without keys and values"
 PACKED = "weights packed for decoding"
 ACTIVATIONS = "activations"
 
@@ -53,6 +54,8 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
     if instance is not None and (pool := _pool(facts, model)) is not None:
         cached = pool.tokens * _cached_bytes(rank, facts, model, instance)
         rows_by_use[model.role, "decode"] = [(f"{CACHE} ({pool})", cached)]
+        if states := state_bytes(facts.shapes[model.name], recipe.dtype, pool.running):
+            rows_by_use[model.role, "decode"].append((f"{STATES} ({pool.running} samples)", states))
         contexts = first_context(facts.lengths.prompts), pool.context
         shape, most_new_tokens = facts.shapes[model.name], 1 + most_guessed(recipe)
         if recipe.device == "cuda":
@@ -182,7 +185,8 @@ def _cached_bytes(rank: int, facts: Facts, model: RoleModel, instance: Layout) -
         instance.coordinates(rank).tp, instance.parallelism.tp
     )
     bounds, stage = stage_bounds(shape.layers, instance.parallelism), instance.coordinates(rank).pp
-    return 2 * (bounds[stage + 1] - bounds[stage]) * (stop - first) * shape.head_dim * BYTES[facts.recipe.dtype]
+    attending = shape.attending_in(bounds[stage], bounds[stage + 1])
+    return 2 * attending * (stop - first) * shape.head_dim * BYTES[facts.recipe.dtype]
 
 
 @dataclass(frozen=True)
@@ -215,5 +219,6 @@ def _pool(facts: Facts, model: RoleModel) -> _Pool | None:
     prompts = facts.lengths.prompts
     context = prompts.longest + recipe.sampling.max_response_tokens
     most = recipe.sampling.num_blocks(facts.shapes[model.name].max_positions) * BLOCK_TOKENS
-    asked = asked_tokens(running, context, held_root(recipe, prompts))
+    root = 0 if facts.shapes[model.name].recurrent else held_root(recipe, prompts)
+    asked = asked_tokens(running, context, root)
     return _Pool(running, context, pool_tokens(asked, most, recipe.device), recipe.device == "cuda")

@@ -50,7 +50,8 @@ class Generating:
         self._workload, self._cluster, self._shapes = workload, cluster, shapes
         self._passes, self._held = passes, held_bytes
         self._profile, self._bytes = profile, GenerationBytes(workload, cluster, shapes)
-        prompts = replace(workload.lengths.prompts, root=workload.shared_root)
+        alone = any(shape.recurrent for shape in shapes.values())  # their prompts share no beginning
+        prompts = replace(workload.lengths.prompts, root=0 if alone else workload.shared_root)
         self._begun_lengths = replace(workload.lengths, prompts=prompts)
         self._measured_groups = cache(self._measured_groups_of)
         self._shares = cache(self._shares_of)
@@ -244,7 +245,8 @@ class Generating:
 
     def _running(self, role: str, layout: Layout, share: int, held_bytes: int | None = None) -> int:
         """Samples that an instance decodes at a time. `held_bytes` as of `cost`."""
-        workload, sizes, root = self._workload, layout.parallelism, self._workload.held_root
+        workload, sizes = self._workload, layout.parallelism
+        root = 0 if self._shapes[role].recurrent else workload.held_root
         own_tokens = ceil(workload.lengths.prompts.mean + workload.lengths.responses.mean) - root
         running = min(share, workload.max_running)
         if workload.kv_tokens is not None:
@@ -253,7 +255,8 @@ class Generating:
             if held_bytes is None:
                 held_bytes = max(self._held(role, Parallelism(1, sizes.tp, sizes.pp, sizes.stages)))
             room = pool * self._cluster.among(layout.mesh.ranks).device.memory_bytes - held_bytes
-            running = min(running, int((room / max(self._bytes.of_token(role, layout)) - root) / own_tokens))
+            of_token = max(1, *self._bytes.of_token(role, layout))
+            running = min(running, int((room / of_token - root) / own_tokens))
         return max(1, running)
 
 

@@ -9,7 +9,14 @@ from functools import partial
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost
-from plait.cost.generation_memory import asked_tokens, kv_bytes_per_token, packed_stages, pool_tokens, widened_bytes
+from plait.cost.generation_memory import (
+    asked_tokens,
+    kv_bytes_per_token,
+    packed_stages,
+    pool_tokens,
+    state_bytes,
+    widened_bytes,
+)
 from plait.cost.graph_memory import first_context, graph_bytes, prompt_graph_bytes
 from plait.cost.step_room import LargestStep, step_bytes
 from plait.cost.workload import Workload
@@ -49,19 +56,20 @@ class GenerationBytes:
         return replace(cost, working_bytes=working, passing_bytes=passing, widened_bytes=widened)
 
     def of_cache(self, role: str, layout: Layout, running: int) -> tuple[int, ...]:
-        """What a device of each stage holds: keys and values, a draft model's, and weights that are packed."""
+        """What a device of each stage holds: keys and values, states, a draft model's, and weights that are packed."""
         workload, sizes = self._workload, layout.parallelism
         if workload.elsewhere:
             return (0,) * sizes.pp
         context = workload.lengths.prompts.longest + workload.lengths.responses.longest
-        tokens = asked_tokens(running, context, workload.held_root)
+        shape = self._shapes[role]
+        tokens = asked_tokens(running, context, 0 if shape.recurrent else workload.held_root)
         if workload.kv_tokens is not None and not self._cluster.software.pool_share:
             tokens = pool_tokens(tokens, workload.kv_tokens, workload.device)
-        of_draft = 0
+        beside = state_bytes(shape, workload.dtype, running)
         if workload.draft_model is not None:
-            of_draft = tokens * kv_bytes_per_token(workload.draft_model, workload.dtype)
+            beside += tokens * kv_bytes_per_token(workload.draft_model, workload.dtype)
         stages = zip(self.of_token(role, layout), self._packed(role, layout), strict=True)
-        return tuple(tokens * token_bytes + packed + of_draft for token_bytes, packed in stages)
+        return tuple(tokens * token_bytes + packed + beside for token_bytes, packed in stages)
 
     def _packed(self, role: str, layout: Layout) -> tuple[int, ...]:
         workload, sizes = self._workload, layout.parallelism
@@ -76,7 +84,7 @@ class GenerationBytes:
         most = max(stop - first for first, stop in (heads.part_range(i, sizes.tp) for i in range(sizes.tp)))
         bounds = stage_bounds(shape.layers, sizes)
         per_layer = 2 * most * shape.head_dim * BYTES[self._workload.dtype]
-        return tuple((stop - start) * per_layer for start, stop in itertools.pairwise(bounds))
+        return tuple(shape.attending_in(start, stop) * per_layer for start, stop in itertools.pairwise(bounds))
 
     def _step_bytes(self, shape: ModelShape, layout: Layout, running: int) -> tuple[int, ...]:
         """What a step takes for a moment, on a GPU."""

@@ -25,7 +25,12 @@ class EngineBytes:
 
 
 def kv_bytes_per_token(shape: ModelShape, dtype: str) -> int:
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * BYTES[dtype]
+    return 2 * shape.attending * shape.kv_heads * shape.head_dim * BYTES[dtype]
+
+
+def state_bytes(shape: ModelShape, dtype: str, running: int) -> int:
+    """What layers without keys and values keep of so many samples that run: slots are more by half, as they grow so."""
+    return len(shape.recurrent) * shape.mixer.state_bytes(BYTES[dtype]) * running * 3 // 2
 
 
 def asked_tokens(running: int, context_tokens: int, root_tokens: int) -> int:
@@ -74,4 +79,4 @@ def _linear_parameters(shape: ModelShape, tp: int) -> int:
     heads = Heads(shape.heads, shape.kv_heads)
     most = max(stop - first for first, stop in (heads.part_range(i, tp) for i in range(tp)))
     dense = (shape.layers - shape.expert_layers) * 3 * shape.hidden * -(-shape.intermediate // tp)
-    return shape.layers * (shape.attention_parameters * most // shape.heads) + dense
+    return shape.projections * most // shape.heads + dense

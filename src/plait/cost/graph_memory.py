@@ -39,6 +39,8 @@ def graph_bytes(
         most_new_tokens: of a sample in a step, with what is guessed.
         is_last: whether the stage is the last one.
     """
+    if shape.recurrent:
+        return 0  # no step is replayed
     shortest, longest = map(exponent, contexts)
     rows = 0
     for power in range(exponent(most_new_tokens) + 1):
@@ -52,6 +54,8 @@ def graph_bytes(
 def prompt_graph_bytes(shape: ModelShape, dtype: str, *, is_first: bool = True) -> int:
     """The same of graphs with prompts beside samples that decode: hidden states of as many rows as there may be; of
     stages behind the first those that come from the one before as well."""
+    if shape.recurrent:
+        return 0
     rows = 2 * MOST_REPLAYED + MOST_REPLAYED_CHUNKS
     return MOST_GRAPHS_OF_PROMPTS * rows * shape.hidden * BYTES[dtype] * (1 if is_first else 2)
 

@@ -1,4 +1,5 @@
-"""Layers of a model that are unlike: dense blocks beside mixtures of experts, windows beside attention over all.
+"""Layers of a model that are unlike: dense blocks beside mixtures of experts, windows beside attention over all, states
+beside keys and values.
 
 What a layer takes is said of models whose layers are all alike (`ModelWork`, `working_memory`), so a model of several
 kinds of layers is as many such models, each with a part of its layers. Torch-free.
@@ -28,17 +29,19 @@ class LayerKind:
 def layer_kinds(shape: ModelShape) -> tuple[LayerKind, ...]:
     """In the order of the first layers of each. One, of the shape itself, where all are alike; so are dense blocks and
     mixtures where nobody says which are which: each layer is the average then."""
-    numbers: dict[tuple[bool, int], list[int]] = {}
+    numbers: dict[tuple[bool, int, bool], list[int]] = {}
     for layer in range(shape.layers):
         window = shape.windows[layer] if shape.windows else 0
-        numbers.setdefault((layer in shape.mixtures, window), []).append(layer)
+        numbers.setdefault((layer in shape.mixtures, window, layer in shape.recurrent), []).append(layer)
     if len(numbers) == 1:
         return (LayerKind(shape, tuple(range(shape.layers))),)
     kinds = []
-    for (is_mixture, window), layers in numbers.items():
+    for (is_mixture, window, is_recurrent), layers in numbers.items():
         mixtures = shape.layers * is_mixture if shape.mixtures else shape.expert_layers
         windows = (window,) * shape.layers if window else ()
-        kinds.append(LayerKind(replace(shape, expert_layers=mixtures, mixtures=(), windows=windows), tuple(layers)))
+        recurrent = tuple(range(shape.layers)) if is_recurrent else ()
+        alike = replace(shape, expert_layers=mixtures, mixtures=(), windows=windows, recurrent=recurrent)
+        kinds.append(LayerKind(alike, tuple(layers)))
     return tuple(kinds)
 
 

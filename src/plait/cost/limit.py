@@ -72,18 +72,18 @@ def ideal_steps(groups: Sequence[tuple[int, Sequence[int]]], max_running: int) -
 def limit_seconds(shape: ModelShape, dtype: str, steps: Iterable[IdealStep], rates: MachineRates) -> float:
     """Seconds below which no engine gets: of each step the larger of its two times, since the next needs its tokens."""
     width = BYTES[dtype]
-    kv_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * width
+    kv_bytes = 2 * shape.attending * shape.kv_heads * shape.head_dim * width
     mlp = (shape.layers - shape.expert_layers) * 3 * shape.hidden * shape.intermediate
     shared = shape.expert_layers * 3 * shape.hidden * shape.shared_intermediate
     expert = shape.expert_layers * 3 * shape.hidden * shape.expert_intermediate
     """Weights of one expert in every layer that has them."""
-    dense = shape.layers * shape.attention_parameters + mlp + shared
+    dense = shape.projections + mlp + shared
     head = shape.hidden * shape.vocabulary
     total = 0.0
     for step in steps:
         experts = min(shape.experts, step.tokens * shape.experts_per_token)
         read = (dense + experts * expert + head) * width + step.context * kv_bytes
         products = step.tokens * (dense + shape.experts_per_token * expert) + step.drawn * head
-        products += 2 * step.attended * shape.layers * shape.heads * shape.head_dim
+        products += 2 * step.attended * shape.attending * shape.heads * shape.head_dim
         total += max(read / rates.bytes_per_s, 2 * products / rates.flops_per_s)
     return total

@@ -46,7 +46,7 @@ class ModelWork:
         shape = self.shape
         mlp = (shape.layers - shape.expert_layers) * 3 * shape.hidden * shape.intermediate
         shared = shape.expert_layers * shape.hidden * (3 * shape.shared_intermediate + shape.experts)
-        return shape.attention_parameters + (mlp + shared) / shape.layers
+        return (shape.projections + mlp + shared) / shape.layers
 
     @cached_property
     def expert(self) -> float:
@@ -96,12 +96,13 @@ class ModelWork:
         return (shape.attention_parameters * most / shape.heads + rest * columns) / (self.products(1) / 2)
 
     def products(self, tokens: float) -> float:
-        """Floating point operations of a layer's matrix products in a forward."""
-        return 2 * tokens * (self.dense + self.shape.experts_per_token * self.expert)
+        """Floating point operations of a layer's matrix products in a forward, those of a recurrence among them."""
+        scanned = len(self.shape.recurrent) * self.shape.mixer.scanned / self.shape.layers
+        return 2 * tokens * (self.dense + self.shape.experts_per_token * self.expert + scanned)
 
     def attention(self, pairs: float) -> float:
         """FLOPs of a layer's attention, over so many pairs of a query and a key."""
-        return 4 * pairs * self.shape.heads * self.shape.head_dim
+        return 4 * pairs * self.shape.heads * self.shape.head_dim * self.shape.attending / self.shape.layers
 
     def read(self, tokens: float) -> float:
         """Bytes of a layer's weights that a forward over so many tokens reads."""
@@ -111,4 +112,4 @@ class ModelWork:
     def kept(self, tokens: float, tp: int) -> float:
         """Bytes of a layer's keys and values of so many tokens, on one of `tp` devices."""
         heads = -(-self.shape.kv_heads // tp)
-        return 2 * tokens * heads * self.shape.head_dim * self.width
+        return 2 * tokens * heads * self.shape.head_dim * self.width * self.shape.attending / self.shape.layers

@@ -18,6 +18,7 @@ from plait.memory_limits import limit
 from plait.models.shape import ModelShape
 from plait.recipes.plan_files import plan_file
 from plait.recipes.recipe import Recipe
+from plait.recipes.recurrent_checks import check_uncut
 from plait.recipes.role_models import RoleModel, optimizer_of
 from plait.schedule.completion import complete
 from plait.schedule.named_plans import AUTO, NAMES, PlannedModel, named_plan
@@ -67,6 +68,7 @@ def resolve_plan(
     _check_adapters(recipe, plan, label)
     plan = complete(plan, flow, planned, label)
     check_sharded(recipe, plan, label)
+    check_uncut(plan, models, shapes, label)
     _check_exact(recipe, plan, models)
     if plan.num_ranks > 1:
         parameters = parameters_of(models)
@@ -214,13 +216,15 @@ def _check_exact(recipe: Recipe, plan: Plan, models: Sequence[RoleModel]) -> Non
 
 def with_room(flow: Dataflow, planned: Mapping[str, PlannedModel], placed: Placed, device_bytes: float) -> Plan:
     """The named plan with the least tp whose parameters leave room on every device; the plan of `placed` itself where
-    none does.
+    none does, or a model is none to cut.
 
     Args:
         placed: its plan is a named one, with tp 1.
         device_bytes: memory of a device.
     """
     plan = candidate = placed.plan
+    if any(shape.recurrent for shape in placed.shapes.values()):
+        return plan  # these are not cut
     per_node, tp = plan.cluster.devices, 1
     while tp <= per_node:
         tried = replace(placed, plan=candidate)

@@ -19,6 +19,9 @@ PRODUCTS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"
 PANEL_COLUMNS = 32
 """Columns of a panel of weights as it reads them (`kernels.products`)."""
 
+MIXER = "mixer."
+"""In front of the names of layers that may be called as those of layers that attend."""
+
 
 @lru_cache(maxsize=64)
 def parameters_of_shape(shape: ModelShape, outputs: int | None = None) -> Parameters:
@@ -66,8 +69,9 @@ def adapted_layers(shape: ModelShape, lora: LoraSettings) -> dict[str, LinearLay
     layers, targets = _linear_layers(shape), lora.target_modules
     if lora.rank == 0:
         return {}
-    names = layers.keys() if targets == "all-linear" or set(targets) - layers.keys() else targets
-    return {name: layers[name] for name in layers if name in names and layers[name].count}
+    named = {name: name.removeprefix(MIXER) for name in layers}
+    takes_all = targets == "all-linear" or set(targets) - {*named.values()}
+    return {name: of for name, of in layers.items() if of.count and (takes_all or named[name] in targets)}
 
 
 def adapter_parameters(shape: ModelShape, lora: LoraSettings, tp: int = 1) -> int:
@@ -104,10 +108,13 @@ def _linear_layers(shape: ModelShape) -> dict[str, LinearLayers]:
     """That may have adapters: no MLP of a mixture of experts has any, and where it has an expert that all tokens pass,
     dense MLPs, whose layers have the names of that one's, have none either (`models.lora`)."""
     hidden, query, kv = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    blocks, inner = shape.layers, shape.intermediate
-    dense = 0 if shape.shared_intermediate else blocks - shape.expert_layers
+    blocks, inner = shape.attending, shape.intermediate
+    dense = 0 if shape.shared_intermediate else shape.layers - shape.expert_layers
+    gated = shape.attention_parameters // hidden - query - 2 * kv if shape.recurrent else query  # queries and gates
+    mixers = len(shape.recurrent)
     return {
-        "q_proj": LinearLayers(blocks, hidden, query, shape.head_dim),
+        **{f"{MIXER}{name}": LinearLayers(mixers, *sizes) for name, *sizes in shape.mixer.linear if mixers},
+        "q_proj": LinearLayers(blocks, hidden, gated, gated // shape.heads),
         "k_proj": LinearLayers(blocks, hidden, kv, shape.head_dim),
         "v_proj": LinearLayers(blocks, hidden, kv, shape.head_dim),
         "o_proj": LinearLayers(blocks, query, hidden, shape.head_dim, by_inputs=True),

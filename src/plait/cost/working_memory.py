@@ -152,7 +152,7 @@ def activation_bytes(shape: ModelShape, batch: LargestBatch, blocks: Blocks, low
     count = 1 if blocks.checkpointed else shape.layers
     inputs = _inputs(shape, blocks) if blocks.checkpointed else 0
     kept_scores = 0 if blocks.by_kernel else min(KEPT_SCORES, shape.heads * batch.scores)
-    scores = count * blocks.width * kept_scores // blocks.tp
+    scores = count * blocks.width * kept_scores // blocks.tp * shape.attending // shape.layers
     return batch.tokens * (kept * count + inputs) + scores
 
 
@@ -167,6 +167,8 @@ def layer_bytes(shape: ModelShape, width: int, *, fused: bool, by_kernel: bool =
     attention = width * 2 * (shape.heads + heads) * shape.head_dim
     if by_kernel:
         attention += 4 * shape.heads  # log-sum-exps
+    mixers = len(shape.recurrent) * shape.mixer.kept_bytes(width)
+    attention = (shape.attending * attention + mixers) // shape.layers
     if fused:
         return width * 5 * shape.hidden, attention + width * 3 * shape.active_intermediate
     return (4 * width + 4 * 2) * shape.hidden, attention + width * 4 * shape.active_intermediate

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from plait.generation.pool import KVPool
 from plait.generation.ragged import RaggedBatch
+from plait.models.compute.recurrent import recurrent_layers_of
 from plait.models.language_model import LanguageModel
+from plait.models.mixer_shape import KEEPS_STATE
 from plait.policy.blocks import BLOCK_TOKENS
 
 
@@ -72,7 +74,9 @@ class Backend(Protocol):
 
 
 def unserved(kind: type[Backend], model: LanguageModel) -> str | None:
-    """Why a kind of backend does not serve a model's device and dtype; None where it does."""
+    """Why a kind of backend does not serve a model's device, dtype and layers; None where it does."""
+    if recurrent_layers_of(model.config):
+        return KEEPS_STATE
     if model.device.type not in kind.devices:
         return f"it lies on {model.device.type}"
     if model.dtype not in kind.dtypes:

@@ -33,7 +33,6 @@ from plait.generation.speculator import speculator_of
 from plait.generation.state import EngineState
 from plait.generation.step_clock import StepClock
 from plait.models.language_model import LanguageModel
-from plait.policy.blocks import prefix_keys
 from plait.policy.step import Key, StepPlan
 from plait.schedule.update_rule import HeldKV
 from plait.speculation.counts import Counts
@@ -124,7 +123,8 @@ class Engine:
         self._parking.resume(request)
         if fresh := tuple(request.fresh):
             flight.pending[uid] = PendingPrompt(request, limits, len(fresh))
-            state.scheduler.add(uid, num_tokens, fresh, prefix_keys(request.prompt.token_ids), request.noise.rollout)
+            names = state.pool.names(request.prompt.token_ids)
+            state.scheduler.add(uid, num_tokens, fresh, names, request.noise.rollout)
         if request.in_turns:
             num_here = self.occupancy.num_running + self.occupancy.num_waiting
             state.scheduler.turns.expect(num_here, num_tokens + max(limits))

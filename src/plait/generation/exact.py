@@ -2,7 +2,8 @@
 
 Two things make rows depend on their neighbours: products whose kernel is chosen by the number of rows, and attention
 whose sums are split by the number of queries or keys. So every forward here has the same number of rows (the last ones
-empty), and every row's attention is a call of its own whose shape follows from its position alone. A mixture of experts
+empty), and every row's attention is a call of its own whose shape follows from its position alone, as is what it does
+in a layer that keeps a state. A mixture of experts
 chooses its products by how many rows an expert gets; there a forward has one token, repeated.
 
 It costs a forward of ROWS rows per up to ROWS tokens and one small product per row, layer and step: several times
@@ -24,6 +25,7 @@ from plait.generation.link import NO_LINK, Link, unread
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens
 from plait.models.compute.attention_form import AttentionForm
+from plait.models.compute.recurrent import Mixer
 from plait.models.language_model import LanguageModel
 from plait.models.shape import config_fields
 
@@ -42,6 +44,8 @@ class _Row:
     places: tuple[int, ...]
     """Places of all tokens that it sees, in order of their positions, itself the last one."""
     read: bool
+    slots: tuple[int, int] = (0, 0)
+    """Those of the states before and behind it, where layers keep any."""
 
 
 class ExactForward:
@@ -84,14 +88,24 @@ class ExactForward:
         count, rows = len(sample.token_ids), []
         places = [table[at // size] * size + at % size for at in range(sample.held + count)]
         held = tuple(places[: sample.held])
+        before, behind = self._slots_of(sample)
         for i, token_id in enumerate(sample.token_ids):
             if sample.ancestors is None:
                 seen = tuple(places[: sample.held + i + 1])
             else:
                 ancestors = sample.ancestors[i].nonzero()[:, 0].tolist()
                 seen = held + tuple(places[sample.held + j] for j in ancestors)
-            rows.append(_Row(token_id, len(seen) - 1, seen, read=i >= count - num_read))
+            slots = (behind if i else before, behind)
+            rows.append(_Row(token_id, len(seen) - 1, seen, read=i >= count - num_read, slots=slots))
         return rows
+
+    def _slots_of(self, sample: NewTokens) -> tuple[int, int]:
+        """Slots of the states before its new tokens, if there are any, and behind them."""
+        if (states := self._pool.states) is None:
+            return 0, 0
+        size, end = self._pool.block_tokens, sample.held + len(sample.token_ids)
+        behind = states.slot_of(sample.table[(end - 1) // size])
+        return states.slot_of(sample.table[(sample.held - 1) // size]) if sample.held else behind, behind
 
     def _hidden(self, rows: Sequence[_Row]) -> Tensor:
         """[n, H] with `rows` first."""
@@ -147,6 +161,21 @@ class ExactContext:
                 scores = torch.cat([scores, column], dim=-1)
             probs = scores.softmax(-1)[..., : len(blocks_K)].contiguous()
             out[i] = torch.bmm(probs, value_HKE).flatten(0, 1)
+        if self._repeated:
+            out[1:] = out[0]
+        return out
+
+    def mix(self, layer: int, hidden_TH: Tensor, mixer: Mixer) -> Tensor:
+        """See `RecurrentContext.mix`: [T, H] → [T, H], token by token."""
+        states = self._pool.states
+        assert states is not None, "the pool of a model whose layers keep states has room for them"
+        out = torch.zeros_like(hidden_TH)
+        for i, row in enumerate(self._rows):
+            before_1, behind_1 = torch.tensor(row.slots, device=hidden_TH.device).split(1)
+            before = states.read(layer, before_1) if row.position else {}
+            out_11H, behind = mixer(hidden_TH[i].clone().view(1, 1, -1), before, None)
+            out[i] = out_11H[0, 0]
+            states.write(layer, behind_1, behind)
         if self._repeated:
             out[1:] = out[0]
         return out

@@ -23,16 +23,13 @@ from plait.generation.link import NO_LINK, Link, unread
 from plait.generation.module_forward import ModuleForward
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged, with_chunks
-from plait.generation.refused import Refusals, Refused
+from plait.generation.refused import LAYERS_ROUND, Refusals, Refused
 from plait.generation.rows import DecodeBatch, Drafts
 from plait.generation.settings import DRAFT_MODEL_TOKENS
 from plait.models.language_model import LanguageModel
 
 BACKENDS: tuple[type[Backend], ...] = (CompiledForward,)
 """Faster than the module, the best first; those that serve other devices or dtypes are refused."""
-
-LAYERS_ROUND = "the model's own layers may round by the number of rows"
-"""Why steps are not steady where the module computes."""
 
 PACK_STEPS = 16
 """Tokens that a response may have, from which on the weights are packed when work begins: packing costs about what so
@@ -77,10 +74,11 @@ class Forward:
 
     @property
     def may_be_steady(self) -> bool:
-        """Whether such steps may come at all, as far as that is known without making a backend: it is also where ranks
-        of an instance have to agree."""
+        """Whether such steps may come at all, and with guesses, as far as that is known without making a backend: it is
+        also where ranks of an instance have to agree. States of layers are not taken back where a guess is wrong."""
         served = any(unserved(kind, self.model) is None for kind in BACKENDS)
-        return self._exact is not None or (served and self.model.part is None)
+        is_exact = self._exact is not None and self._pool.states is None
+        return is_exact or (served and self.model.part is None)
 
     @property
     def capturing_s(self) -> float:

@@ -16,6 +16,7 @@ from plait.generation.ragged_context import RaggedContext
 from plait.kernels import device_attention
 from plait.models.compute.attention import AttentionContext
 from plait.models.compute.cpu_linear import PackedLinears
+from plait.models.compute.recurrent import recurrent_layers_of
 from plait.models.language_model import LanguageModel
 from plait.policy.blocks import BLOCK_TOKENS
 
@@ -40,10 +41,10 @@ class ModuleForward:
         """Whether attention over blocks computes chunks of prompts as well, and asks the device for nothing."""
         self.layers = FusedLayers(model.module)
         ways = {"by fused layers": self.fused, "by plain layers": self.plainly}
-        captures = model.device.type == "cuda" and self.takes_chunks
+        captures = model.device.type == "cuda" and self.takes_chunks and not recurrent_layers_of(model.config)
         self.captured = CapturedSteps(ways, self.readout, self.addresses, peers=model.team.tp) if captures else None
         """The steps that are replayed in place of `plainly`; None: on a CPU, and in float64, whose attention asks the
-        device for numbers."""
+        device for numbers; where layers keep states, for which a step finds slots as it begins."""
 
     @classmethod
     def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS) -> Self:

@@ -23,7 +23,6 @@ from plait.generation.response import Response
 from plait.generation.transfer import Place, SampleState
 from plait.models.language_model import LanguageModel
 from plait.policy.batching import Scheduler
-from plait.policy.blocks import prefix_keys
 from plait.policy.step import Key
 from plait.schedule.update_rule import HeldKV
 
@@ -121,13 +120,14 @@ class SampleMoves:
 
     def num_shared(self, prompt: Prompt) -> int:
         """Tokens of the prompt whose keys and values are here, for an imported sample of it to share."""
-        return self._state.scheduler.room.num_shared(prefix_keys(prompt.token_ids))
+        return self._state.scheduler.room.num_shared(self._state.pool.names(prompt.token_ids))
 
     def import_sample(self, *stages: SampleState, kv: HeldKV = "recompute") -> None:
         """Go on with a sample of another engine; `stages` are those of its export, their metadata the last one's.
 
         The blocks that its prompt begins with are shared with who is here, if all is of the same weights. What does not
-        fit into the pool now, or was not sent, is computed again.
+        fit into the pool now, or was not sent, is computed again; so is all where layers keep states, which are not
+        sent.
 
         Args:
             kv: where the source's policy version is another one than this engine's, what `Engine.update_weights` would
@@ -148,10 +148,10 @@ class SampleMoves:
         state.expect_work()
         same_weights = last.policy_version == flight.policy_version
         is_current, computed = last.is_current and same_weights, 0
-        if same_weights or kv == "keep":
+        if (same_weights or kv == "keep") and state.pool.states is None:
             computed = transfer.contiguous(stages, self.num_shared(request.prompt) if is_current else 0)
         flight.started[key] = response
-        names = prefix_keys(request.prompt.token_ids)
+        names = state.pool.names(request.prompt.token_ids)
         here = state.scheduler.add_started(
             key, len(response.tokens), computed, names, is_current=is_current, rollout=request.noise.rollout
         )
@@ -199,7 +199,7 @@ class Parking:
             DataError: the pool is too small for one of them, alone.
         """
         state, flight = self._state, self._state.flight
-        prompt, names = request.prompt, prefix_keys(request.prompt.token_ids)
+        prompt, names = request.prompt, state.pool.names(request.prompt.token_ids)
         for sample in request.going_on.begun:
             key = (prompt.uid, sample.index)
             limit = request.limit(sample.index, state.model.max_positions)
@@ -210,6 +210,6 @@ class Parking:
                 assert parked.token_ids == sample.all_ids, f"sample {key} was parked with other tokens"
                 self._moves.import_sample(parked, kv="keep")
             else:  # a next turn finds the blocks of the turns before it, too, as far as they are cached
-                known = prefix_keys(response.tokens[:-1]) if sample.replies else names
+                known = state.pool.names(response.tokens[:-1]) if sample.replies else names
                 state.scheduler.add_started(key, len(response.tokens), 0, known, rollout=request.noise.rollout)
             flight.started[key] = response

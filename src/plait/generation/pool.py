@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from plait.data.across import uploaded
+from plait.generation.states import StatePool
 from plait.kernels import device_attention, on_devices
-from plait.policy.blocks import BLOCK_TOKENS
+from plait.policy.blocks import BLOCK_TOKENS, prefix_keys
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,14 @@ class KVPool:
     """Blocks of all layers; `layers` holds key [N, Hkv, P, D] and value [N, Hkv, P, E] of each, contiguous.
 
     The shapes of a layer are learned from its first tokens.
+
+    Args:
+        states: of the layers that keep none; None: all layers attend.
     """
 
-    def __init__(self, block_tokens: int = BLOCK_TOKENS) -> None:
+    def __init__(self, block_tokens: int = BLOCK_TOKENS, states: StatePool | None = None) -> None:
         self.block_tokens = block_tokens
+        self.states = states
         self.num_blocks = 0
         """That may be used."""
         self.layers: dict[int, KeyValue] = {}
@@ -54,11 +59,12 @@ class KVPool:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the blocks that may be used, used or not; of all, where they are taken at once."""
+        """Bytes of the blocks that may be used, used or not; of all, where they are taken at once. States included."""
         tensors = [tensor for kv in self.layers.values() for tensor in (kv.key, kv.value)]
+        of_states = 0 if self.states is None else self.states.num_bytes
         if not self._by_page:
-            return sum(tensor.nbytes for tensor in tensors)
-        return sum(tensor[: self.num_blocks].nbytes for tensor in tensors)
+            return of_states + sum(tensor.nbytes for tensor in tensors)
+        return of_states + sum(tensor[: self.num_blocks].nbytes for tensor in tensors)
 
     @property
     def spare(self) -> int | None:
@@ -93,6 +99,11 @@ class KVPool:
             self.layers[layer] = KeyValue(self._zeros(key), self._zeros(value))
         return self.layers[layer]
 
+    def names(self, token_ids: Sequence[int]) -> tuple[bytes, ...]:
+        """By which sequences that begin with these tokens find the full blocks that others have computed; none where
+        layers keep states: of those there are only the ones behind a sequence."""
+        return prefix_keys(token_ids, self.block_tokens) if self.states is None else ()
+
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (source, target) in all layers; no target is a source."""
         if not pairs or not self.layers:
@@ -122,6 +133,8 @@ class KVPool:
             keep_memory: that of a GPU stays for the next time, at its addresses and zeros again; what is taken page by
                 page goes.
         """
+        if self.states is not None:
+            self.states.clear()
         if keep_memory and not self._by_page:
             if self.num_blocks == 0:
                 return

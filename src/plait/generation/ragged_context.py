@@ -22,8 +22,10 @@ from plait.errors import CallError
 from plait.generation.paged import PagedAttention, chunk_attention
 from plait.generation.pool import KVPool, Places, context_of
 from plait.generation.ragged import SHORT_ROWS, RaggedBatch
+from plait.generation.step_segments import StepSegments
 from plait.kernels.paged_call import PagedCall
 from plait.models.compute.attention_form import AttentionForm
+from plait.models.compute.recurrent import Mixer
 from plait.models.compute.row_attention import RowPlan, row_plan
 
 
@@ -71,6 +73,7 @@ class RaggedContext:
         self._attention = attention
         self._places = Places(batch.places_T, pool.block_tokens)
         self._plans: dict[int | None, RowPlan] = {}
+        self._segments: StepSegments | None = None
         num_samples, num_short = len(batch.num_new), batch.num_short
         parts = batch.parts if takes_chunks else batch.parts[:1]
         self._by_kernel = [_ByKernel.of(batch, rows, samples) for rows, samples in parts if samples]
@@ -114,6 +117,12 @@ class RaggedContext:
                 )
             out[rows] = chunk_attention(query[:, rows], *self._context(sample, blocks.key, blocks.value), **options)
         return out
+
+    def mix(self, layer: int, hidden_TH: Tensor, mixer: Mixer) -> Tensor:
+        """See `RecurrentContext.mix`: [T, H] → [T, H]."""
+        if self._segments is None:
+            self._segments = StepSegments(self.pool, self.batch)
+        return self._segments.mix(layer, hidden_TH, mixer)
 
     def _fresh_prompts(self) -> PackedBatch:
         """The longer samples that hold nothing, as a packed batch of prompts."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LAYERS_ROUND = "the model's own layers may round by the number of rows"
+"""Why steps are not steady where the Transformers module computes."""
+
 
 @dataclass(frozen=True)
 class Refusals:

@@ -268,7 +268,7 @@ class SamplingSettings(Settings):
         else:
             budget = None if memory is None else int(memory)
         if budget is not None:
-            blocks = min(blocks, budget // (BLOCK_TOKENS * token_bytes))
+            blocks = min(blocks, budget // max(1, BLOCK_TOKENS * token_bytes))
             if blocks < 1:
                 raise ConfigError(
                     f"{key} is {memory:g}, {budget} bytes, but one block of {BLOCK_TOKENS} tokens takes "

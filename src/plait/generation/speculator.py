@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from plait.errors import ConfigError
 from plait.generation.draft_steps import DraftSteps
 from plait.generation.forward import PACK_STEPS, Forward
 from plait.generation.model_drafter import ModelDrafter
@@ -22,6 +23,7 @@ from plait.generation.settings import MAX_DRAFT_TOKENS, Sampling, SamplingSettin
 from plait.generation.speculates import NoSpeculation, Quiet, Speculates
 from plait.generation.steady_drafts import WhereSteady
 from plait.kernels.noise import DrawNoise
+from plait.models.compute.recurrent import recurrent_layers_of
 from plait.models.language_model import LanguageModel
 from plait.models.loading import load_model
 from plait.policy.step import Key, StepPlan
@@ -45,9 +47,15 @@ def speculator_of(settings: SamplingSettings, forward: Forward, *, keep_memory: 
         keep_memory: of the draft model, see `engine.Engine`.
 
     Raises:
-        ModelError: the draft model cannot be used.
+        ModelError: the draft model cannot be used. ConfigError: layers of the model keep a state, and guesses are asked
+            for.
     """
     how = settings.speculation
+    if how not in ("off", "auto") and recurrent_layers_of(forward.model.config):
+        raise ConfigError(
+            f"sampling.speculation is {how}, but some layers of the model keep a state, which cannot be taken back "
+            "where a guess is wrong; set it to auto or off"
+        )
     if how == "off" or (how == "auto" and not forward.may_be_steady):
         return NoSpeculation()
     if how == "auto":

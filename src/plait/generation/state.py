@@ -10,15 +10,17 @@ from collections.abc import Collection, Iterable, Sequence
 from torch import Tensor
 
 from plait.data.records import FinishReason, Sample
+from plait.generation.checks import allow
 from plait.generation.flight import Drawn, InFlight
 from plait.generation.forward import Forward
 from plait.generation.link import Link
 from plait.generation.pool import KVPool
 from plait.generation.rows import UNKNOWN, DecodeBatch
 from plait.generation.settings import SamplingSettings
+from plait.generation.states import Grown, StatePool
+from plait.models.compute.recurrent import recurrent_layers_of
 from plait.models.language_model import LanguageModel
 from plait.policy.batching import Scheduler
-from plait.policy.blocks import prefix_keys
 from plait.policy.step import Key, StepPlan
 from plait.schedule.update_rule import HeldKV
 
@@ -44,7 +46,8 @@ class EngineState:
         self.model = model
         self.limits = settings.limits(model.max_positions)
         self.scheduler = Scheduler(self.limits)
-        self.pool = KVPool(self.limits.block_tokens)
+        states = StatePool(self.limits.block_tokens, model.device) if recurrent_layers_of(model.config) else None
+        self.pool = KVPool(self.limits.block_tokens, states)
         self.rows = DecodeBatch(settings.max_running, self.limits.block_tokens, model.device)
         self.forward = Forward(model, self.pool, exact=settings.exact, link=link)
         self.flight = InFlight(model.eos_token_ids, policy_version)
@@ -80,6 +83,21 @@ class EngineState:
             self.rows.set_tables(tables, max(plan.num_new))
         self.reserve()
         self.pool.copy(plan.copies)
+        if self.pool.states is not None:
+            allow(plan.num_drafted == 0, "drafts: the states of the model's layers cannot be taken back; give none")
+            self.pool.states.expect(self._grown(plan), plan.copies, self._held_blocks)
+
+    def _grown(self, plan: StepPlan) -> list[Grown]:
+        """What a step computes of which sequences; the scheduler has counted it already."""
+        running = [self.scheduler.running[key] for key in plan.rows]
+        rows = [(s.table, s.num_computed_tokens - count, count) for s, count in zip(running, plan.num_new, strict=True)]
+        return [*rows, *((chunk.table, chunk.start, chunk.stop - chunk.start) for chunk in plan.chunks)]
+
+    def _held_blocks(self) -> list[int]:
+        """The block that each sequence ends in."""
+        size = self.limits.block_tokens
+        computed = (item for item in self.scheduler.sequences if item.table and item.num_computed_tokens)
+        return [item.table[(item.num_computed_tokens - 1) // size] for item in computed]
 
     def reserve(self) -> None:
         """Have memory for the blocks that have been given out."""
@@ -114,7 +132,7 @@ class EngineState:
             del self.flight.started[key]
         self.rows.remove(ended)
         cached = self.scheduler.blocks.cache_blocks > 0
-        contexts = {key: prefix_keys(response.tokens[:-1]) for key, response in ended.items()} if cached else None
+        contexts = {key: self.pool.names(response.tokens[:-1]) for key, response in ended.items()} if cached else None
         self.scheduler.remove(ended, contexts)
         return [response.sample(self.model.tokenizer) for response in ended.values()]
 

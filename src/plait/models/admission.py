@@ -2,12 +2,14 @@
 
 Checks (a) and (b) need the configuration only, so that a dry run already makes them.
 
-(a) backend flag: the family declares that its attention may be replaced.
-(b) layer types: every decoder layer is full or sliding-window attention (no linear or compressed attention, which
-    would keep a state that packing and our caches do not see).
+(a) backend flag: the family declares that its attention may be replaced. Those with recurrent layers beside it declare
+    it for no engine; of them check (c) tells.
+(b) layer types: every decoder layer is full or sliding-window attention, or keeps a state in the form that
+    `compute.recurrent` takes (no compressed attention, whose state packing and our caches do not see).
 (c) self-check: at load, a few tokens packed with shared prompts through our attention against the family's own eager
-    forward of every sample by itself, with the same weights; and every decoder layer calls our attention exactly
-    once, with the window that the configuration states (the few tokens themselves would not reach far enough back).
+    forward of every sample by itself, with the same weights; and every decoder layer calls our attention, or our
+    segments where it is recurrent, exactly once, with the window that the configuration states (the few tokens
+    themselves would not reach far enough back).
     Then the gradients of some of the weights, through both forwards as training runs them. Attention is in pieces on
     every device: a kernel has a proof of its own, against these, when it is first used (`compute.row_attention`), and
     a model that only generates does not wait until one is compiled.
@@ -26,14 +28,14 @@ from plait.data.packed import PackedBatch, pack
 from plait.errors import ModelError
 from plait.models.compute import cpu_linear
 from plait.models.compute.attention import ATTENTION, PackedContext
-from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.row_attention import pieces_plan
 from plait.models.files.pretrained import code_refusal, needs_code
+from plait.models.layer_calls import LayerCalls, layer_types
 from plait.models.module_names import wildcard
 from plait.models.reach import any_reached, reached, unreached
-from plait.models.shape import config_fields
+from plait.models.shape import RECURRENT_LAYERS, config_fields
 
-ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+TAKEN_LAYERS = {"full_attention", "sliding_attention"} | RECURRENT_LAYERS
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 """Largest accepted error of a token's logits, relative to the norm of the eager logits about their mean. The eager
@@ -126,13 +128,14 @@ def check_family(cls: type[Any], config: Any, name: str) -> None:
     Raises:
         ModelError: the family is refused.
     """
-    if not getattr(cls, "_supports_attention_backend", False):
+    types = layer_types(config) or []
+    is_hybrid = RECURRENT_LAYERS.intersection(types) and not RECURRENT_LAYERS.issuperset(types)
+    if not getattr(cls, "_supports_attention_backend", False) and not is_hybrid:
         cause = "_supports_attention_backend is false: its attention cannot be replaced"
         raise _refusal(config, name, "backend flag", cause)
-    types = _layer_types(config) or []
-    if others := sorted(set(types) - ATTENTION_LAYERS):
-        count = sum(layer not in ATTENTION_LAYERS for layer in types)
-        cause = f"{count} of {len(types)} layers are {', '.join(others)}; expected full_attention or sliding_attention"
+    if others := sorted(set(types) - TAKEN_LAYERS):
+        count = sum(layer not in TAKEN_LAYERS for layer in types)
+        cause = f"{count} of {len(types)} layers are {', '.join(others)}; expected {', '.join(sorted(TAKEN_LAYERS))}"
         raise _refusal(config, name, "layer types", cause)
 
 
@@ -147,11 +150,12 @@ def self_check(model: CheckedModel, name: str) -> float:
         ModelError: the forward or the backward fails, skips a layer or a window, or differs from the eager one.
     """
     batch, samples = check_batch(model.module, model.weights.device)
-    recorder = _Recorder(batch)
+    recorder = LayerCalls(batch)
     with _guarded(model, name, "forward"):
         packed_TV = model.logits(model.hidden(batch.token_ids_T, batch.position_ids_T, recorder))
         eager_TV = _eager_logits(model, samples)
-    _check_calls(model.module, name, recorder)
+    if (cause := recorder.fault(model.module.config)) is not None:
+        raise _refusal(model.module.config, name, "self-check", cause)
     places = [
         place
         for group in batch.groups
@@ -231,18 +235,6 @@ def _gradients(logits_NV: Tensor, compared: Mapping[str, torch.nn.Parameter]) ->
     return {key: torch.cat(parts) for key, parts in pieces.items()}
 
 
-class _Recorder(PackedContext):
-    """A PackedContext that remembers which layer attended with which window."""
-
-    def __init__(self, batch: PackedBatch) -> None:
-        super().__init__(batch, planned=pieces_plan)
-        self.calls: list[tuple[int, int | None]] = []
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
-        self.calls.append((layer, form.window))
-        return super().attend(layer, query, key, value, form)
-
-
 def check_batch(module: Any, device: torch.device) -> tuple[PackedBatch, list[list[int]]]:
     """Two groups whose responses differ in length, and the same samples one by one; ids spread over the vocabulary."""
     vocab_size = module.base_model.get_input_embeddings().weight.shape[0]
@@ -262,24 +254,6 @@ def _eager_logits(model: CheckedModel, samples: list[list[int]]) -> Tensor:
         module.set_attn_implementation(ATTENTION)
 
 
-def _check_calls(module: Any, name: str, recorder: _Recorder) -> None:
-    config = module.config.get_text_config()
-    called = sorted(layer for layer, _ in recorder.calls)
-    if called != list(range(config.num_hidden_layers)):
-        cause = f"attention ran for layers {called}, expected each of 0 … {config.num_hidden_layers - 1} once"
-        raise _refusal(module.config, name, "self-check", cause)
-    types = _layer_types(module.config)
-    stated = getattr(config, "sliding_window", None)
-    if types is None:
-        expected = [stated] * config.num_hidden_layers
-    else:
-        expected = [stated if layer == "sliding_attention" else None for layer in types]
-    for layer, window in sorted(recorder.calls, key=lambda call: call[0]):
-        if window != expected[layer]:
-            cause = f"layer {layer} attends with window {window}, its configuration states {expected[layer]}"
-            raise _refusal(module.config, name, "self-check", cause)
-
-
 def _relative_error(packed_NV: Tensor, eager_NV: Tensor) -> float:
     quantile = CHECK_QUANTILE.get(packed_NV.dtype, 1.0)
     packed_NV, eager_NV = packed_NV.double(), eager_NV.double()
@@ -288,13 +262,9 @@ def _relative_error(packed_NV: Tensor, eager_NV: Tensor) -> float:
     return float(torch.quantile(error_N, quantile))
 
 
-def _layer_types(config: Any) -> list[str] | None:
-    return getattr(config.get_text_config(), "layer_types", None)
-
-
 def _refusal(config: Any, name: str, check: str, cause: str) -> ModelError:
     family = getattr(config, "model_type", type(config).__name__)
     return ModelError(
         f"model: {name!r} (family {family}) is refused by the check of its {check}: {cause}. "
-        "Set `model` to a decoder of full or sliding-window attention layers."
+        "Set `model` to a decoder of full, sliding-window or linear attention layers."
     )

@@ -24,6 +24,7 @@ from plait.data.across import uploaded
 from plait.errors import ModelError
 from plait.models.compute.float64 import kept_float64
 from plait.models.compute.layer_kernels import LayerKernels
+from plait.models.compute.recurrent import recurrent_layers_of
 from plait.models.parallel.stage import stage_view
 from plait.models.parallel.token_split import token_split
 
@@ -230,6 +231,8 @@ def _last_mlp(module: Any) -> Any:
     layers = [layer for layer in module.modules() if hasattr(layer, "self_attn") and hasattr(layer, "mlp")]
     if not layers:
         return None
+    if module.config.get_text_config().num_hidden_layers - 1 in recurrent_layers_of(module.config):
+        return None  # another mixer reads what the last layer that attends gives
     mlp, norm = layers[-1].mlp, getattr(layers[-1], "post_attention_layernorm", None)
     weight = next(mlp.parameters(), None)
     if weight is None or norm is None or weight.dtype == torch.float64 or weight.device.type == "meta":

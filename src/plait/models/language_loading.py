@@ -13,7 +13,7 @@ from plait.errors import ModelError
 from plait.layout.params import FlatLayout
 from plait.models.admission import causal_class, check_family, self_check
 from plait.models.backbone import Backbone
-from plait.models.compute import attention, cpu_linear, gated_mlp, rms_norm, rope
+from plait.models.compute import attention, cpu_linear, gated_mlp, recurrent, rms_norm, rope
 from plait.models.files.pretrained import config_of, generation_of, module_of, reading, tokenizer_of
 from plait.models.head import NO_HEAD, find_head
 from plait.models.language_model import LanguageModel
@@ -125,6 +125,7 @@ def prepare(module: Any, dtype: torch.dtype, device: torch.device | str) -> None
     if torch.device(device).type == "cpu":
         for replacement in (cpu_linear, rms_norm, gated_mlp, rope):
             replacement.install(module)
+    recurrent.install(module)
     module.eval()
     module.set_attn_implementation(attention.ATTENTION)
     if dtype is torch.float64:

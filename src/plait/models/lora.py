@@ -164,7 +164,9 @@ def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
         ModelError: a name of the settings is none of a linear layer.
     """
     layers = _linear_layers(decoder)
-    stacked = (name for name, param in decoder.named_parameters() if param.ndim == 3 and layer_of(name) is not None)
+    of_layers = [(name, param) for name, param in decoder.named_parameters() if layer_of(name) is not None]
+    convolved = {id(module.weight) for module in decoder.modules() if isinstance(module, nn.Conv1d)}
+    stacked = (name for name, param in of_layers if param.ndim == 3 and id(param) not in convolved)
     mixtures = tuple(set(map(_mixture_of, stacked)))
     left_out = {at.rpartition(".")[2] for at in layers if at.startswith(mixtures)} | _EXPERTS if mixtures else set()
     names = {name for at in layers if not (name := at.rpartition(".")[2]).isdigit()} - left_out

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from plait.errors import ModelError
+from plait.models.mixer_shape import MixerShape, mixer_shape, mlp_width
 
 KEPT_SCORES = 32 * 1024 * 1024
 """Attention probabilities of one layer that are kept for the backward; a batch with more recomputes them."""
@@ -27,7 +28,14 @@ _FULL_EVERY = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2, "olmo3
 """Family → of so many layers the last one sees all, the others have a window."""
 _WINDOWED = ("ministral", "mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2")
 """Families whose layers all have the window."""
+_GATED = ("qwen3_next", "qwen3_5")
+"""Families whose attention has a gate for each query."""
 _CHANGING_ROPES = ("longrope", "su", "dynamic")
+
+RECURRENT_LAYERS = frozenset({"linear_attention", "conv"})
+"""Kinds of layers (`layer_types`) that keep a state of one size in place of keys and values."""
+
+NO_MIXER = MixerShape(0)
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,10 @@ class ModelShape:
     """Which of the layers are `expert_layers`, ascending, where others are dense; empty: all, none, or nobody says."""
     windows: tuple[int, ...] = ()
     """Tokens that the attention of each layer sees at most, its own one of them; 0: all. Empty: all layers see all."""
+    recurrent: tuple[int, ...] = ()
+    """Which of the layers keep a state in place of keys and values, ascending."""
+    mixer: MixerShape = NO_MIXER
+    """One of these layers."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str | None = None) -> ModelShape:
@@ -92,12 +104,13 @@ class ModelShape:
         layers, hidden, heads, vocabulary, _ = (_number(config, key) for key in needed)
         kv_heads = int(config.get("num_key_value_heads") or heads)
         head_dim = int(config.get("head_dim") or hidden // heads)
-        intermediate = _number(config, "intermediate_size") or 4 * hidden
+        intermediate = mlp_width(config, _number(config, "intermediate_size") or 4 * hidden)
         if config.get("kv_lora_rank"):
             head_dim = int(config["qk_nope_head_dim"]) + int(config["qk_rope_head_dim"])
             attention = _latent_attention_parameters(config, hidden, heads)
         else:
-            attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
+            gates = heads if str(config.get("model_type")).startswith(_GATED) else 0
+            attention = hidden * head_dim * (2 * heads + 2 * kv_heads + gates)
         experts = _number(config, "num_experts")
         expert_intermediate = _number(config, "moe_intermediate_size") or intermediate
         shared = int(config.get("n_shared_experts") or 0) * expert_intermediate
@@ -121,6 +134,8 @@ class ModelShape:
             attention_extras=_attention_extras(config, heads, kv_heads, head_dim, hidden),
             mixtures=mixtures if len(mixtures) < layers else (),
             windows=_windows(config, layers),
+            recurrent=(recurrent := recurrent_layers(config.get("layer_types"))),
+            mixer=mixer_shape(config, hidden, attention) if recurrent else NO_MIXER,
         )
 
     @property
@@ -128,6 +143,20 @@ class ModelShape:
         """Tokens that a layer's attention sees at most; 0: all, or not all layers see as many."""
         windows = set(self.windows)
         return windows.pop() if len(windows) == 1 else 0
+
+    @property
+    def attending(self) -> int:
+        """Layers with keys and values."""
+        return self.attending_in(0, self.layers)
+
+    def attending_in(self, start: int, stop: int) -> int:
+        """Those among the layers from `start` on, before `stop`."""
+        return stop - start - sum(start <= layer < stop for layer in self.recurrent)
+
+    @property
+    def projections(self) -> int:
+        """Weights of the projections of all layers, those that attend and those that keep a state."""
+        return self.attending * self.attention_parameters + len(self.recurrent) * self.mixer.parameters
 
     @property
     def parameters(self) -> int:
@@ -139,8 +168,9 @@ class ModelShape:
         mixture += self.hidden * self.experts
         mlps = (self.layers - self.expert_layers) * dense + self.expert_layers * mixture
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        layer = self.attention_parameters + self.attention_extras + 2 * self.hidden
-        return self.layers * layer + mlps + embeddings + self.hidden
+        extras = self.attending * self.attention_extras + len(self.recurrent) * self.mixer.extras
+        layers = self.projections + extras + self.layers * 2 * self.hidden
+        return layers + mlps + embeddings + self.hidden
 
     @property
     def active_intermediate(self) -> int:
@@ -153,8 +183,8 @@ class ModelShape:
         """What the head takes of a token, in layers: its floating point operations over those of a layer.
 
         A forward multiplies and adds once per weight that the token passes, a backward twice as often, so the ratio is
-        that of the weights, in training as in scoring: outputs * hidden over `attention_parameters` + 3 * hidden *
-        intermediate (gated MLPs), of a mixture the router and the experts that a token passes, averaged over layers.
+        that of the weights, in training as in scoring: outputs * hidden over `projections` + 3 * hidden * intermediate
+        (gated MLPs), of a mixture the router and the experts that a token passes, averaged over layers.
         What depends on lengths (attention scores) and what is small (norms, embeddings) is left out.
 
         Args:
@@ -163,7 +193,7 @@ class ModelShape:
         dense = (self.layers - self.expert_layers) * 3 * self.hidden * self.intermediate
         inner = self.experts_per_token * self.expert_intermediate + self.shared_intermediate
         mixture = self.expert_layers * self.hidden * (3 * inner + self.experts)
-        layers = self.layers * self.attention_parameters + dense + mixture
+        layers = self.projections + dense + mixture
         return outputs * self.hidden * self.layers / layers
 
 
@@ -193,6 +223,11 @@ def config_fields(config: Any) -> dict[str, Any]:
     return config.to_dict() | {shared: getattr(config, own, None) for shared, own in config.attribute_map.items()}
 
 
+def recurrent_layers(layer_types: Sequence[str] | None) -> tuple[int, ...]:
+    """Those of the layers of these kinds that keep a state in place of keys and values."""
+    return tuple(layer for layer, kind in enumerate(layer_types or ()) if kind in RECURRENT_LAYERS)
+
+
 def _number(config: Mapping[str, Any], key: str) -> int:
     """0 where neither the key nor another name of it is set; of one number for each layer the largest."""
     values = (config.get(name) for name in (key, *_NAMES[key]))
@@ -217,11 +252,12 @@ def _latent_attention_parameters(config: Mapping[str, Any], hidden: int, heads: 
 
 
 def _attention_extras(config: Mapping[str, Any], heads: int, kv_heads: int, head_dim: int, hidden: int) -> int:
-    """Qwen2 has biases of queries, keys and values, whatever its configuration says, Qwen3 norms of queries' and keys'
-    heads; other families say that they have biases, of the output too."""
+    """Qwen2 has biases of queries, keys and values, whatever its configuration says, Qwen3 and LFM2 norms of queries'
+    and keys' heads, OLMo-hybrid of all heads; other families say that they have biases, of the output too."""
     projected = (heads + 2 * kv_heads) * head_dim
     family = str(config.get("model_type"))
-    norms = 2 * head_dim if family.startswith("qwen3") else 0
+    norms = 2 * head_dim if family.startswith(("qwen3", "lfm2")) else 0
+    norms = (heads + kv_heads) * head_dim if family == "olmo_hybrid" else norms
     if family.startswith("qwen2"):
         return projected
     return norms + (projected + hidden if config.get("attention_bias") is True else 0)
@@ -231,7 +267,7 @@ def _mixtures(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     """Layers whose MLP is a mixture of experts."""
     if kinds := config.get("mlp_layer_types"):
         return tuple(layer for layer, kind in enumerate(kinds) if kind == "sparse")
-    first = int(config.get("first_k_dense_replace") or 0)
+    first = int(config.get("first_k_dense_replace") or config.get("num_dense_layers") or 0)
     step = int(config.get("decoder_sparse_step") or 1)
     dense = config.get("mlp_only_layers") or ()
     return tuple(layer for layer in range(layers) if layer >= first and (layer + 1) % step == 0 and layer not in dense)

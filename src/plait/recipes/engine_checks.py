@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from plait.errors import ConfigError
+from plait.generation.refused import LAYERS_ROUND
 from plait.generation.settings import MAX_DRAFT_TOKENS, SamplingSettings
+from plait.models.mixer_shape import KEEPS_STATE
+from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import optimizer_of
 from plait.schedule.plan import POOL, Plan
@@ -107,6 +110,20 @@ def said_of_no_guesses(recipe: Recipe, not_steady: str | None = None) -> str | N
     if why is None and guesses_whole(recipe):
         why = not_steady
     return None if why is None else none_by_auto("sampling.speculation", why, adaptive=abilities(recipe).drafts)
+
+
+STATES_STAY = "states of its layers cannot be taken back where a guess is wrong"
+"""Why nothing is guessed for a model whose layers keep states."""
+
+
+def none_by_layers(key: str, not_compiled: str) -> str:
+    """That auto guesses nothing as the Transformers module computes, for this reason, in words for a person.
+
+    Args:
+        key: that is auto.
+    """
+    keeps = not_compiled == KEEPS_STATE
+    return none_by_auto(key, STATES_STAY if keeps else LAYERS_ROUND, adaptive=not keeps)
 
 
 def none_by_auto(key: str, why: str, *, adaptive: bool = True) -> str:
@@ -212,3 +229,13 @@ def said_of_idle_keys(recipe: Recipe, plan: Plan) -> Iterator[str]:
         yield "`sampling.decode_groups` divides nothing: no call of the plan generates with pp above 1"
     if plan.keeps_pools and (recipe.device != "cuda" or abilities(recipe).computes_elsewhere):
         yield f"policy `{POOL}` of the plan keeps nothing: it is for GPUs that generate by plait's own engine"
+
+
+def check_stop(recipe: Recipe, shape: ModelShape) -> None:
+    """Raises ConfigError where a stop token is none of the model's."""
+    for token in recipe.sampling.stop_token_ids or ():
+        if token >= shape.vocabulary:
+            raise ConfigError(
+                f"`sampling.stop_token_ids` holds {token}, but `{recipe.model}` has the tokens 0 to "
+                f"{shape.vocabulary - 1}; give one of these"
+            )

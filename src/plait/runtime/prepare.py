@@ -20,14 +20,15 @@ from plait.data.prompts import PromptSet
 from plait.data.records import FinishReason, Sample
 from plait.data.replies import ReplyEncoder
 from plait.dataflow import CallKind, Dataflow
-from plait.errors import ConfigError, ModelError
+from plait.errors import ModelError
 from plait.models.files.known_shapes import is_shape
 from plait.observe.loading import loading
 from plait.recipes.checks import check_models, check_trained_steps, running_kept
 from plait.recipes.device_checks import check_device
-from plait.recipes.engine_checks import abilities, check_engine_plan
+from plait.recipes.engine_checks import abilities, check_engine_plan, check_stop
 from plait.recipes.flow_checks import checked_flow
 from plait.recipes.recipe import Recipe
+from plait.recipes.recurrent_checks import with_states
 from plait.recipes.reward_checks import check_parts
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
 from plait.recipes.token_checks import among_known
@@ -194,6 +195,7 @@ def outline(
         recipe = recipe.by_default(micro_batch_tokens=LONG)
     models = role_models(dataflow, recipe)
     shapes = _shapes(models, recipe)
+    recipe = with_states(recipe, dataflow, models, shapes)
     dataflow = among_known(dataflow, recipe, models, shapes)
     drafts = recipe.sampling.draft_model
     if generates:
@@ -210,7 +212,7 @@ def outline(
             loading(f"{running} samples at a time, as `on_update` keeps what each may take (`data.max_prompt_tokens`)")
         recipe = with_sampling(recipe, recipe.sampling.model_copy(update={"max_running": running}))
     check_models(models if drafts is None else (*models, draft_model(drafts, DRAFT_KEY)), to_come or {})
-    _check_stop(recipe, shapes[recipe.model])
+    check_stop(recipe, shapes[recipe.model])
     return Outline(recipe, dataflow, models, shapes, functions, judges)
 
 
@@ -253,16 +255,6 @@ def _shapes(models: tuple[RoleModel, ...], recipe: Recipe) -> dict[str, ModelSha
             except ModelError as error:
                 raise ModelError(str(error) if key == "model" else f"key `{key}`: {error}") from error
     return shapes
-
-
-def _check_stop(recipe: Recipe, shape: ModelShape) -> None:
-    """Raises ConfigError where a stop token is none of the model's."""
-    for token in recipe.sampling.stop_token_ids or ():
-        if token >= shape.vocabulary:
-            raise ConfigError(
-                f"`sampling.stop_token_ids` holds {token}, but `{recipe.model}` has the tokens 0 to "
-                f"{shape.vocabulary - 1}; give one of these"
-            )
 
 
 def _check_models(models: tuple[RoleModel, ...], tokenizer: Any, recipe: Recipe) -> None:

@@ -19,7 +19,9 @@ from torch import Tensor
 from plait.data.packed import PackedBatch
 from plait.errors import ModelError
 from plait.models.compute.attention_form import AttentionForm
+from plait.models.compute.recurrent import Mixer
 from plait.models.compute.row_attention import RowPlan, row_plan
+from plait.models.compute.segments import SegmentPlan, segment_plan
 
 ATTENTION = "plait"
 """Name under which the function is registered; no mask function has that name, so Transformers builds no mask."""
@@ -110,6 +112,7 @@ class PackedContext:
         """Whether kernels of training may compute the row; else nothing is compiled for it."""
         self._planned = planned
         self._plans: dict[int | None, RowPlan] = {}
+        self._segments: SegmentPlan | None = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See `AttentionContext.attend`: [Hq, T, D], [Hkv, T, D] and [Hkv, T, E] to [T, Hq, E]."""
@@ -119,3 +122,9 @@ class PackedContext:
         if form.window not in self._plans:
             self._plans[form.window] = self._planned(self.batch, query, key, value, form)
         return self._plans[form.window].attend(query, key, value, form)
+
+    def mix(self, layer: int, hidden_TH: Tensor, mixer: Mixer) -> Tensor:
+        """See `RecurrentContext.mix`: [T, H] → [T, H], differentiable."""
+        if self._segments is None:
+            self._segments = segment_plan(self.batch)
+        return self._segments.mix(hidden_TH, mixer)

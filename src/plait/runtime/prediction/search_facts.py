@@ -32,9 +32,10 @@ def facts_of_roles(
         shapes: by the model's name; parameters: by the role.
         cuts_adapted: whether models with adapters may be cut.
     """
-    cuts, facts = cuts_adapted or recipe.lora.rank == 0, {}
+    facts = {}
     for model in models:
         shape, own = shapes[model.name], parameters[model.role]
+        cuts = (cuts_adapted or recipe.lora.rank == 0) and not shape.recurrent
         sharded = model.trained and optimizer_of(model.role, recipe).shard_gradients
         facts[model.role] = RoleFacts(
             (1.0,) * shape.layers,

@@ -1,0 +1,72 @@
+"""What does not go with models whose layers keep a state (`ModelShape.recurrent`): refused before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from plait.dataflow import CallKind, Dataflow
+from plait.errors import ConfigError
+from plait.models.mixer_shape import KEEPS_STATE
+from plait.models.shape import ModelShape
+from plait.observe.loading import loading
+from plait.recipes.engine_checks import none_by_layers
+from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import RoleModel
+from plait.schedule.plan import Plan
+
+
+def with_states(
+    recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]
+) -> Recipe:
+    """The recipe, of which nothing is guessed by itself where such a model draws samples.
+
+    Args:
+        shapes: by the model's name.
+
+    Raises:
+        ConfigError: it asks for what such a model cannot do.
+    """
+    if not flow.of_kind(CallKind.GENERATE):
+        return recipe
+    sampling = recipe.sampling
+    drafts = sampling.draft_model
+    if drafts is not None and shapes[drafts].recurrent:
+        said = _said(drafts, shapes)
+        raise ConfigError(
+            f"key `sampling.draft_model`: {said}, which cannot be taken back where a guess is wrong; give another"
+        )
+    drawing = [m for m in models if "generate" in flow.call_kinds(m.role) and shapes[m.name].recurrent]
+    if not drawing:
+        return recipe
+    taken_back = "which cannot be taken back where a guess is wrong"
+    demands = (
+        ("sampling.draft_model", drafts, None, taken_back, "leave it out"),
+        ("sampling.speculation", sampling.speculation, ("auto", "off"), taken_back, "set it to auto or off"),
+        ("sampling.prefix_cache_tokens", sampling.prefix_cache_tokens, 0, "of which none is cached", "set it to 0"),
+        ("on_update", recipe.on_update, ("wait", "recompute"), "which do not stand still", "set it to recompute"),
+        ("rebalance", recipe.rebalance, "off", "which do not move", "set it to off"),
+    )
+    for key, value, allowed, why, remedy in demands:
+        if value != allowed and value not in (allowed if isinstance(allowed, tuple) else ()):
+            said = _said(drawing[0].name, shapes)
+            raise ConfigError(f"`{key}` is {value}, but {said}, {why}; {remedy}, or `{drawing[0].key}` to another")
+    if sampling.speculation == "auto":
+        loading(f"guesses of next tokens: {none_by_layers('sampling.speculation', KEEPS_STATE)}")
+    return recipe.model_copy(update={"sampling": sampling.model_copy(update={"speculation": "off"})})
+
+
+def check_uncut(plan: Plan, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape], label: str) -> None:
+    """Raises ConfigError, which begins with `label`, where a completed plan cuts such a model."""
+    names = {model.role: model.name for model in models}
+    for placement in plan.placements:
+        name = names[placement.role]
+        if (placement.tp > 1 or placement.pp > 1) and shapes[name].recurrent:
+            raise ConfigError(
+                f"{label}: {placement.call} has tp {placement.tp} and pp {placement.pp}, but {_said(name, shapes)}, "
+                "and such models are not cut; set tp and pp to 1 (dp may be more)"
+            )
+
+
+def _said(name: str, shapes: Mapping[str, ModelShape]) -> str:
+    shape = shapes[name]
+    return f"{len(shape.recurrent)} of the {shape.layers} layers of `{name}` keep a state (linear attention)"

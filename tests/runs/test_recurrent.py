@@ -1,0 +1,129 @@
+"""Runs of models whose layers keep a state beside those that attend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from plait.errors import ConfigError
+from plait.models.mixer_shape import KEEPS_STATE
+from plait.recipes.engine_checks import none_by_layers
+from plait.recipes.recipe import Recipe
+from plait.runtime.api import run
+from plait.runtime.prepare import prepare
+from tests.models.tiny import save_tiny
+
+MakeRecipe = Callable[..., Recipe]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "it", family="qwen3_5_text", weight_scale=0.05)
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def of_pairs(make_recipe: MakeRecipe, folder: Path, tmp_path: Path, **keys: Any) -> Recipe:
+    rows = [
+        {"prompt": f"what is {i} plus 4?", "chosen": f"it is {i + 4}.", "rejected": "a quick brown fox"}
+        for i in range(8)
+    ]
+    given = {"model": str(folder), "algorithm": "dpo", "options": {}, "reward.functions": [], "sampling": {}}
+    given |= {"samples_per_prompt": 8, "optimizer.learning_rate": 3e-3}
+    given |= {"data.source": written(tmp_path / "pairs.jsonl", rows), "dtype": "float64", "prompts_per_step": 4}
+    return make_recipe(**{**given, **keys})
+
+
+def test_a_run_over_pairs_learns_and_is_read_by_transformers(
+    make_recipe: MakeRecipe, folder: Path, tmp_path: Path
+) -> None:
+    recipe = of_pairs(make_recipe, folder, tmp_path, steps=3, dtype="float32", checkpoint_activations=True)
+    run(recipe)
+    rows = [json.loads(line) for line in (recipe.run_dir / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["actor/loss"] for row in rows if "actor/loss" in row]
+    assert losses[-1] < losses[0], losses
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(where, dtype="float32") for where in (folder, recipe.run_dir / "final")
+    )
+    names = dict(after.named_parameters())
+    moved = {name for name, param in before.named_parameters() if not torch.equal(param, names[name])}
+    assert {"model.layers.0.linear_attn.A_log", "model.layers.0.linear_attn.conv1d.weight"} <= moved
+
+
+def test_two_devices_train_as_one(make_recipe: MakeRecipe, folder: Path, tmp_path: Path) -> None:
+    finals = []
+    for devices in (1, 2):
+        recipe = of_pairs(make_recipe, folder, tmp_path, run_dir=str(tmp_path / f"of{devices}"), devices=devices)
+        run(recipe)
+        finals.append(AutoModelForCausalLM.from_pretrained(recipe.run_dir / "final", dtype="float64").state_dict())
+    for name, one in finals[0].items():
+        torch.testing.assert_close(one, finals[1][name], rtol=0, atol=1e-9)
+
+
+def test_samples_are_drawn_by_what_trains(make_recipe: MakeRecipe, folder: Path, tmp_path: Path) -> None:
+    """On one device and on two; the run itself compares the log-probs of both."""
+    finals = []
+    for devices in (1, 2):
+        of_run = {"run_dir": str(tmp_path / f"of{devices}"), "devices": devices, "plan": "colocated"}
+        recipe = make_recipe(model=str(folder), dtype="float64", **of_run, **{"sampling.max_response_tokens": 24})
+        run(recipe)
+        rows = [json.loads(line) for line in (recipe.run_dir / "metrics.jsonl").read_text().splitlines()]
+        assert all(row["training/rollout_logprobs_diff_max"] < 1e-6 for row in rows if "actor/loss" in row)
+        assert any(row.get("actor/grad_norm") for row in rows), "some group has rewards that differ"
+        finals.append(AutoModelForCausalLM.from_pretrained(recipe.run_dir / "final", dtype="float64").state_dict())
+    for name, one in finals[0].items():
+        torch.testing.assert_close(one, finals[1][name], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sampling.speculation", 4),
+        ("sampling.speculation", "adaptive"),
+        ("sampling.prefix_cache_tokens", 160),
+        ("rebalance", "auto"),
+    ],
+)
+def test_what_states_cannot_do_is_refused_by_name(make_recipe: MakeRecipe, folder: Path, key: str, value: Any) -> None:
+    recipe = make_recipe(model=str(folder), **{key: value})
+    with pytest.raises(ConfigError, match=rf"^`{key}` is {value}, but 2 of the 3 layers of .* keep a state"):
+        prepare(recipe)
+    assert prepare(make_recipe(model=str(folder))).recipe.sampling.speculation == "off"
+
+
+def test_a_person_is_told_why_nothing_is_guessed() -> None:
+    said = none_by_layers("--speculation", KEEPS_STATE)
+    why = "states of its layers cannot be taken back where a guess is wrong"
+    assert said == f"none by `--speculation` auto, as {why}", "and not that `adaptive` would"
+    assert none_by_layers("it", "it has a part of the model").endswith("`adaptive` guesses all the same")
+
+
+def test_samples_that_stand_still_between_versions_are_refused(make_recipe: MakeRecipe, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^`on_update` is keep, but 2 of the 3 .*set it to recompute"):
+        prepare(make_recipe(model=str(folder), on_update="keep", max_staleness=1))
+
+
+def test_a_draft_model_must_keep_none(make_recipe: MakeRecipe, folder: Path, tiny_folder: Path) -> None:
+    for model, drafts in ((folder, tiny_folder), (tiny_folder, folder)):
+        recipe = make_recipe(model=str(model), **{"sampling.draft_model": str(drafts)})
+        with pytest.raises(ConfigError, match=r"`sampling\.draft_model`.* keep a state"):
+            prepare(recipe)
+
+
+def test_plans_that_cut_it_are_refused(make_recipe: MakeRecipe, folder: Path, tmp_path: Path) -> None:
+    plan = {"format": "plait-plan", "version": 1, "name": "cut", "num_ranks": 2}
+    plan["placements"] = [{"call": "actor.train", "mode": "train", "ranks": [0, 1], "tp": 2}]
+    plan["placements"] += [{"call": "ref.logprobs", "mode": "score", "ranks": [0]}]
+    (tmp_path / "cut.json").write_text(json.dumps(plan))
+    recipe = of_pairs(make_recipe, folder, tmp_path, plan=str(tmp_path / "cut.json"))
+    with pytest.raises(ConfigError, match=r"actor\.train has tp 2 and pp 1, but 2 of the 3 layers of .* set tp and pp"):
+        prepare(recipe)
