@@ -211,7 +211,7 @@ class Rank:
         monkeypatch.setattr(follower, "ScoreCall", Call)
         offloads = SimpleNamespace(units=(1,) if leaves else (), want=lambda *needs: None)
         alone = team(SimpleNamespace(ranks=(1,), index=0, size=1))
-        roles = {"actor": SimpleNamespace(engine=Tokens(self.log), instance=alone, mover=None)}
+        roles = {"actor": SimpleNamespace(engine=Tokens(self.log), instance=alone, mover=None, prompts=None)}
         state: Any = SimpleNamespace(rank=1, offloads=offloads, roles=roles, flow=None, listeners={})
         state.take = lambda number, command: RankState.take(state, number, command)
         self._parts = state

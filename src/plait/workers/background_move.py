@@ -30,6 +30,10 @@ class BackgroundMove:
         """Whether `finish` would return, or raise, at once."""
         return not self._thread.is_alive()
 
+    def wait(self, seconds: float) -> None:
+        """Until it is through, or the seconds are over."""
+        self._thread.join(seconds)
+
     def finish(self, deadline_s: float) -> MoveReport:
         """Until it is through.
 

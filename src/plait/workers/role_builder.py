@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,12 +29,15 @@ from plait.schedule.teams import team_layouts
 from plait.training.optimizer import AVERAGED
 from plait.training.trainer import Trainer
 from plait.training.trainer_settings import ExecutionSettings
-from plait.workers.instances import engine_of
+from plait.workers.instances import engine_of, prompt_engine_of
 from plait.workers.loading import build_models, part_loader, sample_settings, update_settings
 from plait.workers.migrations import SampleMoverOfRank
 from plait.workers.offload_manager import OffloadManager, OffloadUnit
+from plait.workers.prompt_moves import PromptMoverOfRank
 from plait.workers.rank_state import RankState, RoleState, Setting
 from plait.workers.ranks import WAIT_S
+
+Way = TypeVar("Way", SampleMoverOfRank, PromptMoverOfRank)
 
 
 def make_rank_state(setting: Setting) -> RankState:
@@ -147,20 +150,23 @@ class RoleBuilder:
                 assert isinstance(model, LanguageModel), f"role {role_model.role} generates with a scalar model"
                 trained = [role_model.role for role_model in self.setting.models if role_model.trained]
                 keeps = keeps_memory(rank, self.setting.plan, self.places, trained, self.recipe.device)
-                role_state.engine = engine_of(model, of_engines(self.recipe), team, keep_memory=keeps)
+                engine = prompt_engine_of if instance in place.prefill else engine_of
+                role_state.engine = engine(model, of_engines(self.recipe), team, keep_memory=keeps)
                 role_state.instance = team
-                role_state.mover = self._mover(role_model.role, role_state.engine)
+                role_state.mover = self._mover(SampleMoverOfRank, role_model.role, role_state.engine)
+                if place.prefill:
+                    role_state.prompts = self._mover(PromptMoverOfRank, role_model.role, role_state.engine)
         if self.setting.copies[role_model.role] or role_model.follows:
             role_state.moves, role_state.buffers = self._moves(role_state)
         return role_state
 
-    def _mover(self, role: str, engine: Engine) -> SampleMoverOfRank | None:
-        """The way of samples to the role's other instances; None: they stay where they begin."""
+    def _mover(self, kind: type[Way], role: str, engine: Engine) -> Way | None:
+        """The way to the role's other instances; None: samples stay where they begin."""
         everywhere = self._teams.everywhere.get(role)
         team = None if everywhere is None else self.teams[everywhere]
         if team is None:
             return None
-        return SampleMoverOfRank(self.places[role].generate, engine, team.all)
+        return kind(self.places[role].generate, engine, team.all)
 
     def _memory_of(self, role_model: RoleModel, layout: Layout, whole: Any) -> FlatWeights | None:
         """Where this rank's part of a role's model lies, if not alone. Buffers are made with the first of their parts,
