@@ -48,7 +48,7 @@ def apart(worker: Any, draws: Sequence[Any], computes: Sequence[Any], ahead: boo
     world = Layout.on(range(worker.context.num_ranks), dp=worker.context.num_ranks)
     if engines.index(engine) >= len(draws):
         engine.state.compute_for_others()
-    mover, followed = PromptMoverOfRank(instances, engine, worker.team_of(world).all), Followed()
+    mover, followed = PromptMoverOfRank(instances, engine, worker.team_of(world).all, deadline_s=60.0), Followed()
     with kept_float64(torch.float64):
         pairs = [(len(draws) + number % len(computes), number % len(draws)) for number in range(len(ASKED))]
         for one, (source, _) in zip(ASKED, pairs, strict=True):
@@ -83,7 +83,8 @@ def goes_on(
     for number, stage in enumerate(stages):
         answer = mover.do(number, replace(gathering, stage=stage, said=heard))
         heard = told(answer) if stage in (Stage.HERE, Stage.GIVE) else {}
-        assert mover.is_coming == (is_target and stage is Stage.TAKE)
+        has_begun = stage is Stage.TAKE or (stage is Stage.GIVE and not is_target)
+        assert mover.is_under_way == (has_begun and mover.place in gathering.instances)
         if isinstance(answer, Left):
             followed.seen.left += answer.keys
         if is_target and stage is Stage.TAKE:

@@ -213,8 +213,8 @@ class MovesPrompts(Protocol):
     """Keys and values that came to the rank by the last move."""
 
     @property
-    def is_coming(self) -> bool:
-        """Whether prompts are on their way to the instance; all its ranks say so after the same step."""
+    def is_under_way(self) -> bool:
+        """Whether prompts are on their way to the instance, or from it; all its ranks say so after the same step."""
         ...
 
     @property
@@ -227,10 +227,13 @@ class MovesPrompts(Protocol):
         ...
 
     def news(self, wait_s: float) -> list[tuple[int, Through]]:
-        """Number of a command to take prompts → they have come.
+        """Look after what is on its way: number of a command to take prompts → they have come.
 
         Args:
-            wait_s: seconds to wait for some, if any are on their way.
+            wait_s: seconds to wait for that, where something is on its way.
+
+        Raises:
+            RunError: it is not there in time, or a rank of the other instance is gone.
         """
         ...
 

@@ -98,8 +98,8 @@ class LockstepEngine:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to step: the engine has nothing in flight, or only prompts that others are to take,
-        and none is on its way here. This is so after the same step on all ranks of an instance."""
-        return not (self._may_compute or (self._prompts is not None and self._prompts.is_coming))
+        and none is on its way. This is so after the same step on all ranks of an instance."""
+        return not (self._may_compute or (self._prompts is not None and self._prompts.is_under_way))
 
     @property
     def _may_compute(self) -> bool:

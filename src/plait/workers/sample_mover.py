@@ -196,10 +196,8 @@ class SampleMover:
         return report
 
     def wait(self, seconds: float) -> bool:
-        """`is_through`, in so many seconds at most."""
-        if self._ahead is not None and self._ahead.move is not None:
-            self._ahead.move.wait(seconds)
-        return self.is_through
+        """`is_through`, in so many seconds at most. Raises RunError: something is wrong with what goes ahead."""
+        return self._ahead is None or self._ahead.move is None or self._ahead.move.wait(seconds)
 
     def _have_through(self) -> MoveReport | None:
         """Wait for what goes ahead, and keep what arrived; None: nothing does."""
