@@ -16,6 +16,7 @@ from plait.schedule.timeline import load_any
 from tests.cases import slow_but
 from tests.runs.placed_runs import FUSED_PPO, GRPO, LONG, OWN, PPO, Flow, where
 from tests.runs.plans import assert_equal_runs
+from tests.runs.test_placements import bits_of
 
 CHUNKED = ("grpo", GRPO[1] | LONG | {"sampling.max_prefill_tokens": 7, "prompts_per_step": 6})
 """Prompts take several steps, so that samples of some run when others come."""
@@ -83,6 +84,19 @@ PLANS: dict[str, tuple[Flow, dict[str, str]]] = {
     ),
 }
 STEPS = 3
+
+
+@pytest.mark.slow
+def test_in_exact_mode_to_the_bit(place: Path, placed: Callable[..., Recipe]) -> None:
+    keys = {**CHUNKED[1], "steps": STEPS, "dtype": "float32", "sampling.exact": True}
+    plan = {"actor.generate prefill": "1", "actor.generate": "0", "actor.train": "0", "ref.logprobs": "0"}
+    apart = placed("grpo", "prefill-exact", **keys, **where(place, "prefill-exact", plan))
+    alone = placed("grpo", "prefill-exact-alone", **keys)
+    for recipe in (apart, alone):
+        assert run(recipe).finished
+    assert bits_of(apart.run_dir) == bits_of(alone.run_dir)
+
+
 THREE = {"actor.generate prefill": "0", "actor.generate": "1 | 2", "actor.train": "0,1,2 dp3", "ref.logprobs": "0"}
 FILTERED = ("grpo", {"options": {**GRPO[1]["options"], "dynamic_sampling": True, "max_sampling_rounds": 3}})
 TURNS = {
