@@ -71,6 +71,8 @@ class LockstepEngine:
         self._moved: tuple[str, int] | None = None
         """How samples or prompts came or left in the last step, which then did nothing else, and bytes that came; else
         None."""
+        self._tells_first = False
+        """Whether something of prompts is to be told before anything is computed: a step of prompts is long."""
         self._quiet = 0
         """Steps since a sample ended."""
         self._giving: int | None = None
@@ -152,10 +154,10 @@ class LockstepEngine:
             that move, how far that is.
         """
         began, waited_s = time.perf_counter(), self._waited.seconds
-        self.last_step, self._moved = None, None
+        self.last_step, self._moved, self._tells_first = None, None, False
         samples = self._take(self._agreed(read))
         before = self._engine.model.team.received_bytes
-        if self._may_compute and self._moved is None:
+        if self._may_compute and self._moved is None and not self._tells_first:
             samples += self._engine.step()
             self.last_step = self._engine.last_step
             self.last_bytes = self._engine.model.team.received_bytes - before
@@ -186,7 +188,7 @@ class LockstepEngine:
 
     def _tell_of_prompts(self, prompts: MovesPrompts) -> None:
         """What is new: those that were computed for others, and those that have come from others."""
-        is_idle = self.last_step is None and self._moved is None
+        is_idle = self._moved is None and not self._tells_first and not self._may_compute
         self._told += prompts.news(WAIT_FOR_PROMPTS_S if is_idle else 0.0)
         computed: dict[int, list[int]] = defaultdict(list)
         for uid in prompts.computed():
@@ -253,6 +255,7 @@ class LockstepEngine:
         assert prompts is not None, "prompts are computed elsewhere, and this instance has no way there"
         if (answer := prompts.do(number, gathering)) is not None:
             self._told.append((number, answer))
+            self._tells_first = True
         [((source, target), keys)] = gathering.pairs.items()
         if prompts.place == source and gathering.stage in (Stage.GIVE, Stage.REST):
             for uid, _ in keys:
