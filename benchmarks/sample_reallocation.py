@@ -54,7 +54,7 @@ from plait.policy.migration import AT_ONCE, HowToMove
 from plait.runtime.folder.decisions import Experience
 from plait.runtime.steps.rebalancing import Balance, Bounds, Rebalancer
 from plait.schedule.timeline import Span, Timeline
-from plait.workers.lockstep_engine import TELL_STEPS
+from plait.workers.words import TELL_STEPS
 
 PROMPT = 128
 """Tokens of a prompt, simulated."""

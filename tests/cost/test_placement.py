@@ -185,8 +185,38 @@ def test_the_only_weights_are_not_dropped(make_recipe, write_plan) -> None:
     assert resolved(make_recipe(plan=write_plan(*elsewhere))).placement("actor.generate", "decode").after == "drop"
     with pytest.raises(ConfigError, match=r"drop cannot bring back the weights under the adapters .* take offload"):
         resolved(make_recipe(plan=write_plan(*elsewhere), **{"lora.rank": 2}))
-    with pytest.raises(ConfigError, match=r"placements\[0\].after: prefill and decode have one copy; say offload of"):
+    with pytest.raises(
+        ConfigError, match=r"actor.generate prefill: `after`: prefill and decode have one copy; say offload of"
+    ):
         resolved(make_recipe(plan=write_plan(generate | {"mode": "prefill", "after": "offload"}, num_ranks=1)))
+
+
+APART = [{"call": "actor.generate", "mode": mode, "ranks": [rank]} for rank, mode in enumerate(("prefill", "decode"))]
+"""Prompts on a device of their own."""
+
+
+def test_prompts_that_are_computed_elsewhere_do_not_halt_for_new_weights(make_recipe, write_plan) -> None:
+    plan = write_plan(*APART)
+    assert resolved(make_recipe(plan=plan, max_staleness=1)).placement("actor.generate", "prefill")
+    with pytest.raises(
+        ConfigError, match=r"`on_update` is keep: prompts on their way cannot halt .* set `on_update` to"
+    ):
+        resolved(make_recipe(plan=plan, max_staleness=1, on_update="keep"))
+
+
+def test_a_device_that_computes_prompts_for_others_has_room_for_prompts(make_recipe, write_plan) -> None:
+    """12 prompts of 20 tokens at most; that which draws has all samples."""
+    recipe = make_recipe(plan=write_plan(*APART))
+    flow, models, shapes = facts_of(recipe)
+    facts = Facts(recipe, models, shapes, parameters_of(models), resolved(recipe), flow, LENGTHS)
+    computes, draws = (dict(device.rows) for device in memory_by_device(facts))
+    samples, prompts = recipe.prompts_per_step * recipe.samples_per_prompt, recipe.prompts_per_step
+    context = 20 + recipe.sampling.max_response_tokens
+    of_prompts = row_of(f"actor: KV cache ({prompts} prompts x 20 tokens", computes)
+    of_samples = row_of(f"actor: KV cache ({samples} samples x {context} tokens", draws)
+    assert of_samples * prompts * 20 == of_prompts * samples * context
+    calls = dict(memory_by_device(facts)[0].during)
+    assert "actor.generate" in calls
 
 
 def test_parameters_are_known_before_they_are_read(tiny_folder: Path) -> None:

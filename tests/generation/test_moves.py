@@ -17,8 +17,11 @@ from plait.generation.request import GoingOn, Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.language_model import LanguageModel
+from plait.policy.prompts_alone import may_compute
+from plait.policy.step import PROMPT
 from tests.generation.requests import with_head
 from tests.models.tiny import tiny_llama, tiny_model
+from tests.workers.said import said_by
 
 
 def begun(model: LanguageModel, one: Request, steps: int = 4, version: int = 1) -> Engine:
@@ -159,3 +162,76 @@ def test_requests_without_samples_or_lengths_for_each() -> None:
         Request(prompt, 2, sampling, noise, lengths=(4,))
     with pytest.raises(DataError, match="prompt 3: expected lengths of at least 1 token, found 0"):
         Request(prompt, 1, sampling, noise, lengths=(0,))
+
+
+def prompt_engine(model: LanguageModel, *asked: Request, version: int = 1) -> Engine:
+    """Which has computed these prompts for others."""
+    engine = Engine(model, SamplingSettings(max_prefill_tokens=9, exact=True), policy_version=version)
+    engine.state.compute_for_others()
+    for one in asked:
+        engine.add(one)
+    while may_compute(engine.state.scheduler.sequences, engine.state.scheduler.room):
+        assert engine.step() == []
+    return engine
+
+
+@pytest.mark.parametrize("num_tokens", [1, 16, 20, 32])
+def test_a_prompt_that_was_computed_elsewhere_has_its_samples_begin_behind_its_last_token(num_tokens: int) -> None:
+    """Bit by bit as where it is computed, in exact mode; the source holds nothing any more."""
+    model, one = tiny_llama(), with_head(0, num_tokens, [9, 1, 4])
+    whole = Engine(model, SamplingSettings(exact=True))
+    whole.add(one)
+    expected = said_by(list(drain(whole)))
+    source = prompt_engine(model, one, version=0)
+    moves = SampleMoves(source.state)
+    assert moves.may_leave((0, PROMPT))
+    assert not moves.started
+    state = moves.export_sample(0, PROMPT)
+    assert (state.token_ids, state.num_computed_tokens) == ((), num_tokens)
+    assert not source.has_work
+    assert source.occupancy.kv_tokens[0] == 0
+    target = Engine(model, SamplingSettings(exact=True))
+    target.add(with_head(7, 12, [3]))
+    target.step()
+    target.add(state.request)
+    SampleMoves(target.state).import_prompt(state)
+    samples = target.step()
+    assert target.last_step is not None
+    assert target.last_step.num_prefill_tokens == 1
+    assert said_by([sample for sample in (*samples, *drain(target)) if sample.prompt.uid == 0]) == expected
+
+
+def test_of_a_prompt_only_what_is_not_there_and_has_room_and_is_of_these_weights_is_brought() -> None:
+    model, one = tiny_llama(), with_head(0, 40, [4])
+    state = SampleMoves(prompt_engine(model, one).state).export_sample(0, PROMPT)
+    like = with_head(7, 40, [9])  # begins with the same tokens
+
+    def computed(version: int, *before: Request, **settings: int) -> int:
+        target = Engine(model, SamplingSettings(**settings), policy_version=version)
+        for other in before:
+            target.add(other)
+            target.step()
+        target.add(state.request)
+        SampleMoves(target.state).import_prompt(state)
+        target.step()
+        assert target.last_step is not None
+        num_computed = target.last_step.num_prefill_tokens
+        assert len(list(drain(target))) == 1 + len(before)
+        return num_computed
+
+    assert computed(1) == 1
+    assert computed(1, like) == 1
+    assert computed(2) == 40, "it is of other weights"
+    assert computed(1, with_head(7, 24, [10]), kv_tokens=64) == 0, "it waits for room, and is computed then"
+
+
+def test_a_prompt_leaves_when_it_is_computed() -> None:
+    engine = Engine(tiny_llama(), SamplingSettings(max_prefill_tokens=8))
+    engine.state.compute_for_others()
+    engine.add(with_head(0, 12, [3]))
+    engine.step()
+    assert not SampleMoves(engine.state).may_leave((0, PROMPT))
+    engine.step()
+    assert SampleMoves(engine.state).may_leave((0, PROMPT))
+    assert [sample.finish_reason for sample in engine.abort(0)] == [FinishReason.ABORTED]
+    assert not engine.has_work

@@ -24,3 +24,9 @@ def test_such_a_model_is_not_cut() -> None:
         ):
             check_uncut(plan, MODELS, SHAPES, "`plan` it")
     check_uncut(Plan("it", 2, (reward, Placement("actor.train", "train", (0, 1), dp=2))), MODELS, SHAPES, "`plan` it")
+
+
+def test_its_prompts_are_computed_where_its_samples_are() -> None:
+    places = (Placement("actor.generate", "prefill", (0,)), Placement("actor.generate", "decode", (1,)))
+    with pytest.raises(ConfigError, match=r"^`plan` it: actor\.generate computes its prompts .*leave prefill out"):
+        check_uncut(Plan("it", 2, places), MODELS, SHAPES, "`plan` it")

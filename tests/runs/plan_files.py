@@ -18,8 +18,8 @@ def write_plan(
     policies: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Path:
     """`places`: call → its ranks, and dp, tp and pp where they are not 1; `schedule=gpipe` and the like behind them.
-    Instances of different size stand beside each other: "0,1 tp2 | 2". `schedules`: the texts of their files;
-    `policies`: name → settings."""
+    Instances of different size stand beside each other: "0,1 tp2 | 2". A mode may stand behind a call:
+    "actor.generate prefill". `schedules`: the texts of their files; `policies`: name → settings."""
     placements = [_placement(call, text) for call, texts in places.items() for text in texts.split("|")]
     num_ranks = 1 + max(rank for placement in placements for rank in placement["ranks"])
     tree: dict[str, Any] = {
@@ -42,5 +42,6 @@ def _placement(call: str, text: str) -> dict[str, Any]:
     options: dict[str, Any] = dict(word.split("=") for word in words if "=" in word)
     if "micro_batch_tokens" in options:
         options["micro_batch_tokens"] = int(options["micro_batch_tokens"])
-    mode = _MODES.get(call.rpartition(".")[2], "score")
+    call, _, stated = call.partition(" ")
+    mode = stated or _MODES.get(call.rpartition(".")[2], "score")
     return {"call": call, "mode": mode, "ranks": [int(rank) for rank in ranks.split(",")], **sizes, **options}

@@ -49,6 +49,10 @@ def random_plan(calls: tuple[str, ...], num_ranks: int, seed: str) -> dict[str, 
     }
     used = sorted({rank for layouts in drawn.values() for ranks, _ in layouts for rank in ranks})
     places = {}
+    apart = random.Random(f"{seed} prompts")
+    for call, layouts in list(drawn.items()):
+        if call.endswith(".generate") and len(layouts) > 1 and apart.random() < 0.4:
+            drawn[call], drawn[f"{call} prefill"] = layouts[:-1], layouts[-1:]
     for call, layouts in drawn.items():
         options = _options(chance, call, " pp2" in layouts[0][1])
         texts = [",".join(str(used.index(rank)) for rank in ranks) + sizes + options for ranks, sizes in layouts]
@@ -84,7 +88,7 @@ def _options(chance: random.Random, call: str, staged: bool) -> str:
     words = []
     if chance.random() < 0.3:
         words.append("after=offload")
-    if not call.endswith(".generate") and chance.random() < 0.4:
+    if ".generate" not in call and chance.random() < 0.4:
         words.append(f"micro_batch_tokens={chance.choice((32, 100, 500))}")
     if call.endswith(".train") and staged:
         words.append(f"schedule={chance.choice(('1F1B', 'gpipe'))}")
@@ -121,3 +125,4 @@ def test_plans_are_reproducible_and_differ() -> None:
     said = " ".join(text for plan in plans for text in plan.values())
     for word in ("dp4", "tp2", "pp2", "tp4", "|", "after=offload", "micro_batch_tokens=32", "schedule=gpipe"):
         assert word in said
+    assert any("actor.generate prefill" in plan for plan in plans)

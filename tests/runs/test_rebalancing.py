@@ -30,6 +30,12 @@ DP2 = {"actor.generate": "0,1 dp2", "actor.train": "0,1 dp2", "ref.logprobs": "0
 PLANS = {
     "dp2": DP2,
     "leader last": {**DP2, "actor.generate": "1,0 dp2"},
+    "prompts apart": {
+        "actor.generate prefill": "0",
+        "actor.generate": "1 | 2",
+        "actor.train": "0,1,2 dp3",
+        "ref.logprobs": "0",
+    },
     "tp2 beside one": {"actor.generate": "0,1 tp2 | 2", "actor.train": "0,1,2 dp3", "ref.logprobs": "0"},
 }
 CHANGES: dict[str, dict[str, Any]] = {
@@ -42,7 +48,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 CASES = [
     *(("dp2", change) for change in CHANGES),
     ("leader last", "plain"),
-    *(("tp2 beside one", change) for change in ("plain", "speculation")),
+    *((plan, change) for plan in ("tp2 beside one", "prompts apart") for change in ("plain", "speculation")),
 ]
 
 

@@ -175,6 +175,24 @@ def test_a_call_that_is_not_named_runs_as_the_others_of_its_role() -> None:
     assert places(done)["actor.train"] == ((0, 1), 2, 1, 1)
 
 
+def test_prompts_may_be_computed_elsewhere() -> None:
+    """The instances that draw come first, and those that compute prompts behind them; both generations of the flow
+    have them. Where they are the same ones, prefill says nothing."""
+    train, decode = Placement("actor.train", "train", (0,)), Placement("actor.generate", "decode", (0, 1), dp=2)
+    prefill = Placement("actor.generate", "prefill", (3, 2), tp=2, after="drop")
+    done = complete(Plan("file", 4, (train, prefill, decode)), ALONE, ONE, "file")
+    for call in ("actor.generate", "actor.generate#2"):
+        assert [p.ranks for mode in ("prefill", "decode") for p in done.placements_of(call, mode)] == [(3, 2), (0, 1)]
+    actor = placements_of(done, "actor")
+    assert actor.prefill == (Layout.on((3, 2), tp=2),)
+    assert actor.drawing == (Layout.on((0,)), Layout.on((1,)))
+    assert actor.generate == (*actor.drawing, *actor.prefill)
+    assert actor.after == {("decode", 3): "drop", ("decode", 2): "drop"}
+    assert {rank for (rank, _), modes in actor.uses.items() if "decode" in modes} == {0, 1, 2, 3}
+    same = Plan("file", 2, (train, decode, Placement("actor.generate", "prefill", (0, 1), dp=2)))
+    assert complete(same, ALONE, ONE, "file").placements_of("actor.generate", "prefill") == ()
+
+
 TRAIN = Placement("actor.train", "train", (0, 1), dp=2)
 
 
@@ -189,7 +207,21 @@ TRAIN = Placement("actor.train", "train", (0, 1), dp=2)
         ([Placement("actor.train", "train", (0, 1), dp=2, schedule="1F1B")], "with pp above 1"),
         ([Placement("actor.train", "train", (0, 1), pp=2, schedule="gpip")], "schedule: .* mean `gpipe`"),
         ([TRAIN, Placement("actor.train#2", "train", (0,))], "actor.train and actor.train#2 are of one model"),
-        ([TRAIN, Placement("actor.generate", "prefill", (0,))], "prefill on other instances than decode"),
+        (
+            [TRAIN, Placement("actor.generate", "prefill", (0,))],
+            "expected prefill on other ranks .* found rank 0 in both",
+        ),
+        (
+            [
+                TRAIN,
+                *(
+                    Placement("actor.generate", mode, (0, 1), **{cut: 2})
+                    for mode, cut in (("prefill", "tp"), ("decode", "dp"))
+                ),
+            ],
+            "expected prefill on other ranks than decode, or on the same in the same layout",
+        ),
+        ([TRAIN, Placement("actor.generate", "prefill", (0, 1), dp=2, after="drop")], "one copy; say drop of decode"),
         ([Placement("actor.train", "train", (0, 1), dp=2, after="drop")], "lose the only weights"),
         ([TRAIN, Placement("actor.logprobs", "score", (0, 1), dp=2, after="drop")], "actor.logprobs score: `after`"),
         ([Placement("actor.train", "train", (0,))], "rank 1 has nothing to do; lower `num_ranks`"),

@@ -54,6 +54,17 @@ def starts(prediction: Prediction) -> dict[str, tuple[float, float]]:
     }
 
 
+def test_of_prompts_that_are_computed_elsewhere_nothing_is_predicted() -> None:
+    """What would be said without them is of another plan."""
+    prefill, decode = Placement("actor.generate", "prefill", (0,)), Placement("actor.generate", "decode", (1,))
+    with pytest.raises(
+        ConfigError, match=r"plan `mine`: actor.generate computes its prompts on other ranks .* not pred"
+    ):
+        predicted(Plan("mine", 2, (prefill, decode)))
+    same = Plan("mine", 2, (replace(prefill, ranks=(1,)), decode))
+    assert predicted(same).seconds_per_step == predicted(Plan("mine", 2, (decode,))).seconds_per_step
+
+
 def test_who_waits_for_whom_in_ppo() -> None:
     """Calls 0 generate, 1 reward, 2 reference, 3 values, 4 and 5 training: advantages need the scores of all."""
     assert [one.call for one in GRAPH.calls] == [

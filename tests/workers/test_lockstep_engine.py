@@ -19,17 +19,18 @@ from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
 from plait.models.parallel.team import Team
 from plait.models.parallel.transfer import Transfer
-from plait.policy.step import StepKind
+from plait.policy.step import PROMPT, StepKind
 from plait.policy.turns import Turn
 from plait.workers import follower
 from plait.workers.commands import End, command_of
 from plait.workers.follower import FollowerLoop
+from plait.workers.gathering import Gathering, Said, Stage
 from plait.workers.lockstep_engine import LockstepEngine
 from plait.workers.messages import Message
 from plait.workers.rank_state import RankState
 from plait.workers.status_file import StatusFile
 from plait.workers.upkeep import Version
-from plait.workers.words import Delivered, Forget, ForgetCall, Generate
+from plait.workers.words import Delivered, Forget, ForgetCall, Generate, Migrate
 
 
 def request(uid: int, tokens: int) -> Request:
@@ -211,7 +212,7 @@ class Rank:
         monkeypatch.setattr(follower, "ScoreCall", Call)
         offloads = SimpleNamespace(units=(1,) if leaves else (), want=lambda *needs: None)
         alone = team(SimpleNamespace(ranks=(1,), index=0, size=1))
-        roles = {"actor": SimpleNamespace(engine=Tokens(self.log), instance=alone, mover=None)}
+        roles = {"actor": SimpleNamespace(engine=Tokens(self.log), instance=alone, mover=None, prompts=None)}
         state: Any = SimpleNamespace(rank=1, offloads=offloads, roles=roles, flow=None, listeners={})
         state.take = lambda number, command: RankState.take(state, number, command)
         self._parts = state
@@ -310,3 +311,33 @@ def test_where_weights_leave_the_device_one_work_waits_for_the_other(monkeypatch
     rank.command(100, 4, End())
     rank.serve()
     assert rank.log == ["step with [1]", "step with [1, 2]", "score 0", "score 1", "score 2"]
+
+
+class Prompts:
+    """Prompts of an instance that computes them for another, as far as its steps ask."""
+
+    place, received_bytes, is_under_way, may_step = 1, 0, False, True
+
+    def do(self, number: int, gathering: Gathering) -> Said:
+        return Said(gathering.stage, {})
+
+    def news(self, wait_s: float) -> list[Any]:
+        return []
+
+    def computed(self) -> list[int]:
+        return []
+
+
+def test_what_a_prompt_needs_to_go_on_is_told_before_the_next_step_is_computed() -> None:
+    """A step of prompts takes seconds, and another instance waits meanwhile."""
+    engine = Tokens()
+    alone = LockstepEngine(engine, Team.alone(), None, Prompts())  # type: ignore[arg-type]
+    alone.hear(3, asks([request(1, 5), request(2, 5)]))
+    assert alone.step(never) == []
+    gathering = Gathering({(1, 0): [(1, PROMPT)]}, {1: 3}, stage=Stage.GIVE)
+    alone.hear(4, Migrate("actor", gathering))
+    assert alone.step(never) == [(4, Said(Stage.GIVE, {}))]
+    assert alone.last_step is None
+    assert engine.log == ["step with [1, 2]"]
+    alone.step(never)
+    assert engine.log == ["step with [1, 2]"] * 2

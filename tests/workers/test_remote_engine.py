@@ -32,7 +32,7 @@ class Ranks:
         self.told: list[tuple[tuple[int, ...], list[int]]] = []
         self.also_told: list[tuple[list[int], Forget | EndTurns]] = []
         self.coming: list[tuple[int, Message]] = []
-        place = SimpleNamespace(generate=instances)
+        place = SimpleNamespace(generate=instances, drawing=instances)
         self.rank_state = SimpleNamespace(
             places={"actor": place},
             roles={},

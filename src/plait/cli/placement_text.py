@@ -30,8 +30,7 @@ def unlike(shown: Plan, other: Plan) -> str:
 def _by_call(plan: Plan) -> dict[str, list[Placement]]:
     placements: dict[str, list[Placement]] = {}
     for p in plan.placements:
-        if p.mode != "prefill":
-            placements.setdefault(p.call, []).append(p)
+        placements.setdefault(f"{p.call} (prefill)" if p.mode == "prefill" else p.call, []).append(p)
     return placements
 
 

@@ -51,7 +51,7 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
     recipe, place = facts.recipe, facts.places[model.role]
     rows_by_use: dict[Use, Rows] = {}
     instance = place.instance_on(rank)
-    if instance is not None and (pool := _pool(facts, model)) is not None:
+    if instance is not None and (pool := _pool(facts, model, draws=instance not in place.prefill)) is not None:
         cached = pool.tokens * _cached_bytes(rank, facts, model, instance)
         rows_by_use[model.role, "decode"] = [(f"{CACHE} ({pool})", cached)]
         if states := state_bytes(facts.shapes[model.name], recipe.dtype, pool.running):
@@ -191,7 +191,8 @@ def _cached_bytes(rank: int, facts: Facts, model: RoleModel, instance: Layout) -
 
 @dataclass(frozen=True)
 class _Pool:
-    """Keys and values of an instance: of the samples that it runs at a time, as long as they may be."""
+    """Keys and values of an instance: of the samples that it runs at a time, as long as they may be, or of the prompts
+    that it computes for others."""
 
     running: int
     context: int
@@ -200,25 +201,32 @@ class _Pool:
     """That there is memory for."""
     is_whole: bool
     """All of it is taken when the first prompt is computed."""
+    draws: bool = True
 
     def __str__(self) -> str:
         limit = f", {self.tokens} at most" if self.tokens < self.running * self.context else ""
         limit = f", a pool of {self.tokens}" if self.is_whole else limit
-        return f"{self.running} samples x {self.context} tokens{limit}"
+        return f"{self.running} {'samples' if self.draws else 'prompts'} x {self.context} tokens{limit}"
 
 
-def _pool(facts: Facts, model: RoleModel) -> _Pool | None:
-    """That of an instance of our ranks; None: the role generates nothing, or another program does."""
+def _pool(facts: Facts, model: RoleModel, *, draws: bool) -> _Pool | None:
+    """That of an instance of our ranks; None: the role generates nothing, or another program does.
+
+    Args:
+        draws: whether it draws samples; else it computes prompts for others, and may hold all that it is given.
+    """
     recipe, place = facts.recipe, facts.places[model.role]
     calls = [node for node in facts.flow.calls(model.role) if node.kind is CallKind.GENERATE]
     if not calls or abilities(recipe).computes_elsewhere:
         return None
     # Prompts are dealt to instances with all of their samples.
     per_prompt = max(node.generation.num_samples(recipe.samples_per_prompt) for node in calls)
-    running = min(recipe.sampling.max_running, -(-recipe.prompts_per_step // len(place.generate)) * per_prompt)
+    running = min(recipe.sampling.max_running, -(-recipe.prompts_per_step // len(place.drawing)) * per_prompt)
     prompts = facts.lengths.prompts
     context = prompts.longest + recipe.sampling.max_response_tokens
+    if not draws:
+        running, context = -(-recipe.prompts_per_step // len(place.prefill)), prompts.longest
     most = recipe.sampling.num_blocks(facts.shapes[model.name].max_positions) * BLOCK_TOKENS
     root = 0 if facts.shapes[model.name].recurrent else held_root(recipe, prompts)
     asked = asked_tokens(running, context, root)
-    return _Pool(running, context, pool_tokens(asked, most, recipe.device), recipe.device == "cuda")
+    return _Pool(running, context, pool_tokens(asked, most, recipe.device), recipe.device == "cuda", draws)

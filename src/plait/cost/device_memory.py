@@ -22,7 +22,7 @@ from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.schedule.kept_pools import keeps_memory
-from plait.schedule.plan import Plan
+from plait.schedule.plan import SEVERAL, Plan
 
 READING = "reading models"
 
@@ -151,11 +151,11 @@ def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[
     leaving = [part for part in held if part.after != "keep"]
     rows: Rows = [(READING, process - terms.get(MESSAGES, 0) + _reading_bytes(held))]
     for p in facts.plan.placements:
-        use = (p.role, p.mode)
+        use: Use = (p.role, "decode" if p.mode in SEVERAL else p.mode)
         if rank in p.ranks and use in working:
             uses = {use} if p.mode != "train" else {(role, "train") for role in facts.together(use[0])}
             there = sum(part.num_bytes for part in leaving if not part.uses.isdisjoint(uses))
-            beside = left if p.mode == "decode" else 0
+            beside = left if use[1] == "decode" else 0
             own = sum(count for what, count in working[use] if use not in pools or what == STEP)
             rows.append((p.call, kept + there + own + beside))
     for model in facts.models:

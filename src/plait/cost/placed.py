@@ -136,7 +136,8 @@ def _kind(rank: int, placed: Placed) -> tuple[object, ...]:
         for layout in place.layouts_on(rank):
             number = numbers.setdefault(part_key(layout, rank), len(numbers))
             at, sizes = layout.coordinates(rank), layout.parallelism
-            uses = (layout == place.train, layout == place.score, layout == place.instance_on(rank))
+            generates = layout == place.instance_on(rank)
+            uses = (layout == place.train, layout == place.score, generates, generates and layout in place.prefill)
             kinds.append((role, uses, at.tp, at.pp, sizes, number))
             if uses[0]:
                 once = shard(placed.parameters[role], sizes, at.tp, at.pp, once=True).num_elements

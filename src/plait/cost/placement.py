@@ -70,6 +70,7 @@ def resolve_plan(
     check_sharded(recipe, plan, label)
     check_uncut(plan, models, shapes, label)
     _check_exact(recipe, plan, models)
+    _check_prefill(recipe, plan, label)
     if plan.num_ranks > 1:
         parameters = parameters_of(models)
         if recipe.plan in NAMES:
@@ -212,6 +213,16 @@ def _check_exact(recipe: Recipe, plan: Plan, models: Sequence[RoleModel]) -> Non
                 f"{model.role} have tp {tp} in the plan `{plan.name}`; set tp of its generation to 1 (pp may be more), "
                 "or leave `sampling.exact` out"
             )
+
+
+def _check_prefill(recipe: Recipe, plan: Plan, label: str) -> None:
+    apart = next((p for p in plan.placements if p.mode == "prefill"), None)
+    if apart is not None and not recipe.update_rule.waits:
+        raise ConfigError(
+            f"{label}: {apart.call} computes its prompts on other ranks (`mode` prefill) than its samples, but "
+            f"`on_update` is {recipe.on_update}: prompts on their way cannot halt for new weights; set `on_update` to "
+            "wait, or leave prefill out of the plan"
+        )
 
 
 def with_room(flow: Dataflow, planned: Mapping[str, PlannedModel], placed: Placed, device_bytes: float) -> Plan:

@@ -113,7 +113,7 @@ def _linear_layers(shape: ModelShape) -> dict[str, LinearLayers]:
     gated = shape.attention_parameters // hidden - query - 2 * kv if shape.recurrent else query  # queries and gates
     mixers = len(shape.recurrent)
     return {
-        **{f"{MIXER}{name}": LinearLayers(mixers, *sizes) for name, *sizes in shape.mixer.linear if mixers},
+        **{f"{MIXER}{name}": LinearLayers(mixers, ins, outs) for name, ins, outs in shape.mixer.linear if mixers},
         "q_proj": LinearLayers(blocks, hidden, gated, gated // shape.heads),
         "k_proj": LinearLayers(blocks, hidden, kv, shape.head_dim),
         "v_proj": LinearLayers(blocks, hidden, kv, shape.head_dim),

@@ -22,7 +22,7 @@ from plait.recipes.engine_checks import abilities
 from plait.recipes.open_keys import MEMORY_KEYS
 from plait.recipes.recipe import Recipe
 from plait.schedule.kept_pools import pools_stay
-from plait.schedule.plan import POOL, Placement, Plan, PolicyChoice
+from plait.schedule.plan import POOL, SEVERAL, Placement, Plan, PolicyChoice
 
 LONG = 16_384
 """Tokens of the longest micro-batches: longer ones are not faster."""
@@ -110,7 +110,7 @@ def with_pools(facts: Facts) -> Plan:
     """The plan of `facts`, which is completed, with the policy `pool` where that saves captures of CUDA graphs; else as
     it is."""
     plan = facts.plan
-    decoding = [p for p in plan.placements if p.mode == "decode"]
+    decoding = [p for p in plan.placements if p.mode in SEVERAL]
     has_graphs = bool(decoding) and all(p.after == "keep" for p in decoding)
     is_ours = facts.recipe.device == "cuda" and not abilities(facts.recipe).computes_elsewhere
     if not (has_graphs and is_ours) or pools_stay(plan):

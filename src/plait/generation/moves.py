@@ -1,7 +1,8 @@
 """Samples that leave an engine between two tokens, and go on in another: what either side does with its own state.
 
-See `transfer` for what travels. Between processes `workers.sample_mover` does all of it. Samples may also stand still
-between two versions of the weights, and go on in the same engine (`Parking`).
+See `transfer` for what travels. Between processes `workers.sample_mover` does all of it. A prompt that an engine has
+computed for others leaves in the same way, ahead of its samples. Samples may also stand still between two versions of
+the weights, and go on in the same engine (`Parking`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from plait.generation.response import Response
 from plait.generation.transfer import Place, SampleState
 from plait.models.language_model import LanguageModel
 from plait.policy.batching import Scheduler
-from plait.policy.step import Key
+from plait.policy.prompts_alone import is_computed
+from plait.policy.sequences import Prompt as QueuedPrompt
+from plait.policy.sequences import Started
+from plait.policy.step import PROMPT, Key
 from plait.schedule.update_rule import HeldKV
 
 
@@ -67,6 +71,11 @@ class SampleMoves:
         """Samples that have said something and not ended: those that can move."""
         return self._state.flight.started.keys()
 
+    def may_leave(self, key: Key) -> bool:
+        """Whether it is a sample that can move, or a prompt that was computed for others."""
+        prompt = self._state.scheduler.sequences.prompts.get(key[0]) if key[1] == PROMPT else None
+        return key in self.started or (prompt is not None and is_computed(prompt))
+
     def export_sample(
         self,
         prompt_uid: int,
@@ -80,6 +89,7 @@ class SampleMoves:
         """What another engine needs to go on with a sample that has started; see `generation.transfer`.
 
         Args:
+            index: of the sample; PROMPT: the prompt itself, with all its samples, of which none has started.
             since: leave out keys and values of so many tokens, which an earlier call gave.
             until: leave out those from this token on; None: all that there are.
             final: take the sample out of this engine. False: it goes on, and a later call gives the rest.
@@ -90,16 +100,16 @@ class SampleMoves:
             CallError: the sample has not started, or has ended.
         """
         state, key = self._state, (prompt_uid, index)
-        sample = state.scheduler.sequences.find(key)
+        sample = self._find(key)
         if sample is None:
             raise CallError(f"export_sample: sample {prompt_uid}.{index} has not started here, or has ended")
         count = sample.num_computed_tokens
         start = min(since, count)
         stop = count if until is None else max(start, min(until, count))
-        response, shape = state.flight.started[key], self._place.shape(state.pool)
+        response, shape = self._response(key), self._place.shape(state.pool)
         exported = SampleState(
             response.request,
-            response.index,
+            index,
             tuple(response.token_ids),
             tuple(response.logprobs),
             tuple(response.version_starts),
@@ -113,10 +123,25 @@ class SampleMoves:
             stop=stop,
             kv=transfer.read(shape, sample.table, state.pool, self._place, (start, stop), out),
         )
-        if final:
-            del state.flight.started[key]
-            state.take_out([key])
+        if isinstance(sample, Started):
+            if final:
+                del state.flight.started[key]
+                state.take_out([key])
+        elif final:
+            del state.flight.pending[prompt_uid]
+            state.take_out([(prompt_uid, fresh) for fresh in sample.pending])
         return exported
+
+    def _find(self, key: Key) -> Started | QueuedPrompt | None:
+        sequences = self._state.scheduler.sequences
+        return sequences.prompts.get(key[0]) if key[1] == PROMPT else sequences.find(key)
+
+    def _response(self, key: Key) -> Response:
+        """What a sample has said; of a prompt, what each of its samples has."""
+        flight = self._state.flight
+        if key[1] != PROMPT:
+            return flight.started[key]
+        return Response.begun(flight.pending[key[0]], 0, (), (flight.policy_version, flight.policy_version))
 
     def num_shared(self, prompt: Prompt) -> int:
         """Tokens of the prompt whose keys and values are here, for an imported sample of it to share."""
@@ -160,6 +185,28 @@ class SampleMoves:
             sample = state.scheduler.sequences.find(key)
             assert sample is not None, "a sample that was added is there"
             transfer.write(stages, sample.table, state.pool, self._place, here)
+
+    def import_prompt(self, *stages: SampleState) -> None:
+        """Bring keys and values of a prompt, whose request was added here, and of which nothing is computed yet. What
+        does not fit into the pool now, or is of other weights, is computed here, and the last token in any case.
+
+        Args:
+            stages: of its export, as of `import_sample`.
+
+        Raises:
+            DataError: it is of another model or dtype.
+            CallError: the stages are not of one prompt.
+        """
+        check_stages(stages, self._place)
+        state, last = self._state, stages[-1]
+        prompt = state.scheduler.sequences.prompts[last.key[0]]
+        if not last.is_current or last.policy_version != state.flight.policy_version:
+            return
+        computed = transfer.contiguous(stages, self.num_shared(last.request.prompt))
+        here = state.scheduler.room.bring(prompt, min(computed, prompt.num_tokens - 1), is_current=True)
+        if here is not None:
+            state.reserve()
+            transfer.write(stages, prompt.table, state.pool, self._place, here)
 
 
 class Parking:

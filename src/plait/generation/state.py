@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -55,6 +56,11 @@ class EngineState:
         """How often all keys and values in flight were computed again."""
         self.keep_memory = keep_memory
         self._weights_version = 0
+
+    def compute_for_others(self) -> None:
+        """From now on, before any work: prompts are computed for other engines, which draw their samples."""
+        self.limits = replace(self.limits, starts=False)
+        self.scheduler = Scheduler(self.limits)
 
     @property
     def has_work(self) -> bool:

@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 from plait.policy.blocks import Blocks
 from plait.policy.kept_turns import KeptTurns
+from plait.policy.prompts_alone import prompt_chunks
 from plait.policy.room import Room
 from plait.policy.sequences import Prompt, Sequences, Started, order_of
 from plait.policy.step import Chunk, Key, Limits, Share, Start, StepPlan
@@ -136,7 +137,7 @@ class Scheduler:
         starts: list[Start] = []
         places = self.limits.max_running - len(self.running)
         prompts = self.sequences.prompts
-        while places and prompts and not self.sequences.preempted:
+        while self.limits.starts and places and prompts and not self.sequences.preempted:
             prompt = next(iter(prompts.values()))
             if prompt.num_computed_tokens < prompt.num_tokens:
                 break
@@ -221,6 +222,8 @@ class Scheduler:
 
     def _fill(self, most: int | None) -> tuple[list[Chunk], list[Start]]:
         """Chunks and starts for the free places, for at most `most` samples."""
+        if not self.limits.starts:
+            return prompt_chunks(self.sequences, self.room, self.limits.max_prefill_tokens), []
         places = self.limits.max_running - len(self.running)
         if most is not None:
             places = min(places, most)

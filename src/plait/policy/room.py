@@ -31,19 +31,20 @@ class Room:
         """Tokens of a prompt that a sample of it would share with others here; `names` as of `Scheduler.add`."""
         return len(self.blocks.find(names)) * self._limits.block_tokens
 
-    def bring(self, sample: Started, num_computed_tokens: int, *, is_current: bool) -> int | None:
-        """Blocks for the computed tokens that a sample brings or shares; see `Scheduler.add_started`."""
+    def bring(self, item: Started | Prompt, num_computed_tokens: int, *, is_current: bool) -> int | None:
+        """Blocks for the computed tokens that a sample brings or shares; see `Scheduler.add_started`. Of a prompt all
+        but the last are brought at most, as the logits of that one are asked for."""
         block_tokens, blocks = self._limits.block_tokens, self.blocks
-        shared = blocks.find(sample.names[: num_computed_tokens // block_tokens]) if is_current else []
+        shared = blocks.find(item.names[: num_computed_tokens // block_tokens]) if is_current else []
         blocks.hold(shared)
-        goes_on = num_computed_tokens == sample.num_tokens - 1
-        count = num_blocks_for(num_computed_tokens if goes_on else sample.num_tokens, block_tokens) - len(shared)
+        goes_on = isinstance(item, Started) and num_computed_tokens == item.num_tokens - 1
+        count = num_blocks_for(num_computed_tokens if goes_on else item.num_tokens, block_tokens) - len(shared)
         if num_computed_tokens == 0 or blocks.num_free - count < len(self._sequences.running):
             blocks.release(shared)
             return None
-        sample.table, sample.is_current = shared + blocks.take(count), is_current
-        sample.num_computed_tokens = num_computed_tokens
-        self.name(sample)
+        item.table, item.is_current = shared + blocks.take(count), is_current
+        item.num_computed_tokens = num_computed_tokens
+        self.name(item)
         return len(shared) * block_tokens
 
     def may_admit(self, item: Started | Prompt) -> bool:

@@ -14,7 +14,9 @@ from plait.policy.step import Key, Share
 
 
 def num_wanted(scheduler: Scheduler) -> int:
-    """Samples that run, and those that wait for which there are places."""
+    """Samples that run, and those that wait for which there are places; none where no sample begins."""
+    if not scheduler.limits.starts:
+        return 0
     running = len(scheduler.running)
     places = max(0, scheduler.limits.max_running - running)
     return running + sum(1 for _ in islice(scheduler.sequences.waiting, places))

@@ -13,6 +13,9 @@ from plait.policy.blocks import BLOCK_TOKENS
 Key = tuple[int, int]
 """Prompt uid and index of a sample."""
 
+PROMPT = -1
+"""In place of an index: the prompt, with all its samples."""
+
 
 class StepKind(StrEnum):
     PREFILL = "prefill"
@@ -32,6 +35,8 @@ class Limits:
     block_tokens: int = BLOCK_TOKENS
     cache_blocks: int = 0
     """Blocks that nobody holds any more which are kept for later prompts at most."""
+    starts: bool = True
+    """Whether samples begin. False: prompts are computed for other engines, and wait until they are taken out."""
 
 
 @dataclass(frozen=True, slots=True)

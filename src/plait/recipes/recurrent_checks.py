@@ -56,7 +56,8 @@ def with_states(
 
 
 def check_uncut(plan: Plan, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape], label: str) -> None:
-    """Raises ConfigError, which begins with `label`, where a completed plan cuts such a model."""
+    """Raises ConfigError, which begins with `label`, where a completed plan cuts such a model, or computes its prompts
+    elsewhere than its samples."""
     names = {model.role: model.name for model in models}
     for placement in plan.placements:
         name = names[placement.role]
@@ -64,6 +65,11 @@ def check_uncut(plan: Plan, models: Sequence[RoleModel], shapes: Mapping[str, Mo
             raise ConfigError(
                 f"{label}: {placement.call} has tp {placement.tp} and pp {placement.pp}, but {_said(name, shapes)}, "
                 "and such models are not cut; set tp and pp to 1 (dp may be more)"
+            )
+        if placement.mode == "prefill" and shapes[name].recurrent:
+            raise ConfigError(
+                f"{label}: {placement.call} computes its prompts on other ranks (`mode` prefill) than its samples, but "
+                f"{_said(name, shapes)}, which does not move; leave prefill out of the plan"
             )
 
 

@@ -36,7 +36,8 @@ def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], lab
     A call that the plan does not name runs as other calls of the same role do: one of the same mode, or else where the
     role trains, scores or generates, the first of these that is named. A role that is not named at all is on all ranks,
     data parallel. A name without its number (`actor.logprobs`) holds for all such calls that are not named themselves.
-    Pipeline stages whose layers the plan does not state get equal work (`layout.shards.balanced_stages`).
+    Pipeline stages whose layers the plan does not state get equal work (`layout.shards.balanced_stages`). Prompts are
+    computed where samples are drawn, and then have no placement of their own, unless the plan says otherwise.
 
     Args:
         models: role → its model, for every role that is one.
@@ -57,14 +58,9 @@ def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], lab
         except (DataError, ConfigError) as error:
             calls_of = " and ".join(p.call for p in together.values())
             raise ConfigError(f"{label}: `schedule` {FUSED} of {calls_of}: {error}") from error
-    for node in calls:
-        own = {(p.ranks, p.dp, p.tp, p.pp, p.stages) for p in plan.placements_of(node.call, "prefill")}
-        if own and own != {(p.ranks, p.dp, p.tp, p.pp, p.stages) for p in plan.placements_of(node.call, "decode")}:
-            raise ConfigError(
-                f"{label}: {node.call}: prefill on other instances than decode cannot be run yet; leave prefill out"
-            )
     policies = tuple(_completed_policy(policy, models, f"{label}: `policies`") for policy in plan.policies)
-    placements = tuple(_divided(p, models[str(node.role)]) for node in calls for p in _placed(node, plan, calls))
+    placed = [p for node in calls for p in (*_prefilled(node, plan, calls, label), *_placed(node, plan, calls))]
+    placements = tuple(_divided(p, models[p.role]) for p in placed)
     if _is_evaluated_apart(flow, calls):
         placements += plan.placements_of(EVALUATE, "decode") or _where_trained(placements)
     _check_roles(placements, label)
@@ -161,8 +157,6 @@ def _check_placement(
         raise ConfigError(f"{label}.mode: expected {' or '.join(modes)} for {p.call}, found {p.mode}")
     if p.micro_batch_tokens is not None and p.mode not in ("score", "train"):
         raise ConfigError(f"{label}.micro_batch_tokens: only train and score have micro-batches, found {p.mode}")
-    if p.mode == "prefill" and p.after != "keep":
-        raise ConfigError(f"{label}.after: prefill and decode have one copy; say {p.after} of decode")
     if p.schedule:
         own = next((s for s in stated if s.name == p.schedule), None)
         several = p.schedule == FUSED if own is None else is_fused(own)
@@ -179,11 +173,8 @@ def _check_placement(
 def _placed(node: Node, plan: Plan, calls: Sequence[Node]) -> tuple[Placement, ...]:
     """The placements of a call, its own or another's that stands for it."""
     mode = MODE_OF[node.kind]
-    names = [node.call, CallName.of(node.call).plain]
-    names += [other.call for other in calls if other.role == node.role and other.kind is node.kind]
-    for name in dict.fromkeys(names):
-        if placements := plan.placements_of(name, mode):
-            return tuple(replace(p, call=node.call) for p in placements)
+    if placements := _named(node, mode, plan, calls):
+        return placements
     for other in ("train", "score", "decode"):
         placements = tuple(p for p in plan.placements if p.mode == other and p.role == node.role)
         if placements and (len(placements) == 1 or mode == "decode"):
@@ -191,6 +182,40 @@ def _placed(node: Node, plan: Plan, calls: Sequence[Node]) -> tuple[Placement, .
             plain = {"call": node.call, "mode": mode, "after": "keep", "micro_batch_tokens": None, "schedule": ""}
             return tuple(replace(p, **plain) for p in first)
     return (Placement(node.call, mode, tuple(range(plan.num_ranks)), dp=plan.num_ranks),)
+
+
+def _named(node: Node, mode: Mode, plan: Plan, calls: Sequence[Node]) -> tuple[Placement, ...]:
+    """The placements of a mode that the plan has for a call, or else for another of the same kind and role."""
+    names = [node.call, CallName.of(node.call).plain]
+    names += [other.call for other in calls if other.role == node.role and other.kind is node.kind]
+    stated = (plan.placements_of(name, mode) for name in dict.fromkeys(names))
+    return tuple(replace(p, call=node.call) for p in next(filter(None, stated), ()))
+
+
+def _prefilled(node: Node, plan: Plan, calls: Sequence[Node], label: str) -> tuple[Placement, ...]:
+    """Where the prompts of a call are computed, if that is not where its samples are drawn.
+
+    Raises:
+        ConfigError: a rank would do both.
+    """
+    stated = _named(node, "prefill", plan, calls) if node.kind is CallKind.GENERATE else ()
+    drawing = _placed(node, plan, calls)
+    if {(p.ranks, p.dp, p.tp, p.pp, p.stages) for p in stated} == {
+        (p.ranks, p.dp, p.tp, p.pp, p.stages) for p in drawing
+    }:
+        if away := next((p for p in stated if p.after != "keep"), None):
+            raise ConfigError(
+                f"{label}: {node.call} prefill: `after`: prefill and decode have one copy; say {away.after} of decode"
+            )
+        return ()
+    both = sorted({rank for p in stated for rank in p.ranks} & {rank for p in drawing for rank in p.ranks})
+    if both:
+        raise ConfigError(
+            f"{label}: {node.call}: expected prefill on other ranks than decode, or on the same in the same layout, "
+            f"found rank {both[0]} in both, which would need its weights and a pool of keys and values twice; give "
+            "prefill ranks of its own, or leave it out"
+        )
+    return stated
 
 
 def _divided(p: Placement, model: PlannedModel) -> Placement:

@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.layout.mesh import Layout
 from plait.schedule.fused import FUSED, FusedOrder, fused_order, models_of
-from plait.schedule.plan import After, Mode, Placement, Plan
+from plait.schedule.plan import SEVERAL, After, Mode, Placement, Plan
 from plait.schedule.schedule import Schedule
 from plait.schedule.stated import stated_order
 from plait.schedule.training_order import DEFAULT_ORDER, TrainingOrder, rule_named
@@ -29,7 +29,7 @@ class RolePlacement:
     score: Layout | None = None
     """Log-probs, values and scores; dp divides the rows."""
     generate: tuple[Layout, ...] = ()
-    """Instances, each with dp 1, on devices of their own."""
+    """Instances, each with dp 1, on devices of their own; those of `prefill` stand last."""
     micro_batch_tokens: Mapping[Mode, int] = field(default_factory=dict)
     """Tokens for `train` and `score`, where the plan says other than the recipe."""
     after: Mapping[tuple[Mode, int], After] = field(default_factory=dict)
@@ -40,6 +40,8 @@ class RolePlacement:
     together: FusedOrder | None = None
     """The order of all roles that train when this one does; None: it always trains by itself. In steps in which
     the others do not train it does so alone, by `order`."""
+    prefill: tuple[Layout, ...] = ()
+    """Those of `generate` that compute the prompts, for the others to draw the samples. Empty: those compute them."""
 
     @property
     def home(self) -> Layout:
@@ -47,6 +49,11 @@ class RolePlacement:
         home = self.train or self.score or next(iter(self.generate), None)
         assert home is not None, f"role {self.role} has no place"
         return home
+
+    @property
+    def drawing(self) -> tuple[Layout, ...]:
+        """Those of `generate` that draw samples."""
+        return self.generate[: len(self.generate) - len(self.prefill)]
 
     @property
     def scoring(self) -> Layout:
@@ -142,15 +149,25 @@ def placements_of(plan: Plan, role: str) -> RolePlacement:
     single: dict[Mode, Placement] = {p.mode: p for p in of_mode("train", "score")}
     train, score = single.get("train"), single.get("score")
     order, together = (DEFAULT_ORDER, None) if train is None else orders_of(plan, train)
+    drawing, prefill = (
+        tuple(dict.fromkeys(instance for p in of_mode(mode) for instance in p.layout.instances()))
+        for mode in ("decode", "prefill")
+    )
     return RolePlacement(
         role,
         None if train is None else train.layout,
         None if score is None else score.layout,
-        tuple(dict.fromkeys(instance for p in of_mode("decode") for instance in p.layout.instances())),
+        (*drawing, *prefill),
         {mode: p.micro_batch_tokens for mode, p in single.items() if p.micro_batch_tokens is not None},
-        {(p.mode, rank): p.after for p in mine if p.after != "keep" for rank in p.ranks},
+        {
+            ("decode" if p.mode in SEVERAL else p.mode, rank): p.after
+            for p in mine
+            if p.after != "keep"
+            for rank in p.ranks
+        },
         order,
         together,
+        prefill,
     )
 
 

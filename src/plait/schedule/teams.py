@@ -17,7 +17,8 @@ from plait.schedule.plan import Plan
 class TeamLayouts:
     """
     layouts:      all of them, in one order that all ranks share: what `models.parallel.team.make_teams` is called with
-    everywhere:   role that generates in several instances → a layout of all their ranks, which send each other samples
+    everywhere:   role that generates in several instances → a layout of all their ranks, which send each other samples,
+                  or prompts that were computed for others
     scores_alone: whether an instance of a layout that scores may do so by itself
     """
 
@@ -36,7 +37,9 @@ def team_layouts(plan: Plan, places: Mapping[str, RolePlacement], rule: FusionRu
     """
     gathers = plan.fuses(rule)
     several = {role: place.generate for role, place in places.items() if len(place.generate) > 1}
-    everywhere = {role: all_of(instances) for role, instances in several.items() if rebalances or gathers}
+    everywhere = {
+        role: all_of(instances) for role, instances in several.items() if rebalances or gathers or places[role].prefill
+    }
     scores_alone = bool(everywhere) and gathers
     alone = [instance for place in places.values() for instance in place.scoring.instances()] if scores_alone else []
     layouts = dict.fromkeys((*layouts_of(plan), *everywhere.values(), *alone))

@@ -66,7 +66,8 @@ def predict(plan: Plan, graph: StepGraph, costs: Costs, *, steps: int = STEPS) -
     """Play steps of a completed plan.
 
     Raises:
-        ConfigError: the plan has more ranks than the cluster of the costs has devices.
+        ConfigError: the plan has more ranks than the cluster of the costs has devices, or computes prompts elsewhere
+            than samples.
     """
     if plan.num_ranks > (most := costs.cluster.mesh_cluster.num_devices):
         raise ConfigError(
@@ -90,8 +91,17 @@ def predict(plan: Plan, graph: StepGraph, costs: Costs, *, steps: int = STEPS) -
 
 
 def places_of(plan: Plan, places: Places) -> list[Place]:
-    """The place of each slot, in a completed plan."""
+    """The place of each slot, in a completed plan.
+
+    Raises:
+        ConfigError: it computes prompts on other instances than samples.
+    """
     graph = places.graph
+    if apart := next((p for p in plan.placements if p.mode == "prefill"), None):
+        raise ConfigError(
+            f"plan `{plan.name}`: {apart.call} computes its prompts on other ranks (`mode` prefill) than its samples, "
+            "and how these overlap is not predicted; a run of it is measured all the same"
+        )
     placed = []
     for number, slot in enumerate(graph.slots):
         call = graph.calls[graph.calls_of[number][0]].call

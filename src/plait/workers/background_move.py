@@ -30,6 +30,17 @@ class BackgroundMove:
         """Whether `finish` would return, or raise, at once."""
         return not self._thread.is_alive()
 
+    def wait(self, seconds: float) -> bool:
+        """Whether it is through, in so many seconds at most.
+
+        Raises:
+            RunError: as of `finish`.
+        """
+        self._thread.join(seconds)
+        if self._error is not None:
+            raise self._error
+        return self.is_done
+
     def finish(self, deadline_s: float) -> MoveReport:
         """Until it is through.
 

@@ -1,4 +1,5 @@
-"""Unfinished samples of a role that go on in other instances, as the leader says it, and who does it on a rank."""
+"""Unfinished samples of a role that go on in other instances, and prompts that were computed in others than their
+samples are drawn in: as the leader says it, and who does it on a rank."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Protocol
 
 from plait.data.records import Prompt
-from plait.policy.step import Key
+from plait.policy.step import PROMPT, Key
 from plait.workers.messages import Message, Plain
 
 Pair = tuple[int, int]
@@ -26,13 +27,15 @@ class Stage(StrEnum):
     """Targets begin to receive that."""
     REST = "rest"
     """What is left travels, and the samples go on in the targets."""
+    ENTER = "enter"
+    """In place of REST, of prompts, which leave with GIVE: their samples begin in the targets."""
 
 
 @dataclass(frozen=True)
 class Gathering:
     """Samples that leave some instances for others.
 
-    pairs:     the samples that move
+    pairs:     the samples that move, or prompts (PROMPT in place of an index)
     numbers:   prompt → the command that asked for its samples, which they are delivered under
     recompute: those whose keys and values are computed again in the target
     stage:     what is done now
@@ -55,6 +58,11 @@ class Gathering:
         return self.sources | self.targets
 
     @property
+    def is_of_prompts(self) -> bool:
+        """Whether prompts move; their samples have not begun."""
+        return any(index == PROMPT for keys in self.pairs.values() for _, index in keys)
+
+    @property
     def sources(self) -> frozenset[int]:
         return frozenset(source for source, _ in self.pairs)
 
@@ -70,7 +78,7 @@ class Gathering:
                 return self.targets
             case Stage.GIVE:
                 return self.sources
-            case Stage.REST:
+            case Stage.REST | Stage.ENTER:
                 return self.instances
 
     def to_message(self) -> Message:
@@ -121,7 +129,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Through(Plain):
-    """All that an instance has given ahead is on the other side."""
+    """All that an instance has given ahead is on the other side; of prompts the target says it, of what it took."""
 
     kind: ClassVar[str] = "through"
 
@@ -139,9 +147,18 @@ class Left(Plain):
         return cls([(uid, index) for uid, index in message.header["keys"]])
 
 
-MoveWord = Said | Through | Left
-"""What an instance says of a move."""
-_MOVE_WORDS: Mapping[str, type[MoveWord]] = {word.kind: word for word in (Said, Through, Left)}
+@dataclass(frozen=True)
+class Computed(Plain):
+    """Prompts that an instance has computed for others, and holds until they are given away."""
+
+    uids: Sequence[int]
+
+    kind: ClassVar[str] = "computed"
+
+
+MoveWord = Said | Through | Left | Computed
+"""What an instance says of a move, and of what is to be moved."""
+_MOVE_WORDS: Mapping[str, type[MoveWord]] = {word.kind: word for word in (Said, Through, Left, Computed)}
 
 
 def move_word_of(message: Message) -> MoveWord:
@@ -182,4 +199,48 @@ class GathersSamples(Protocol):
 
     def do(self, gathering: Gathering) -> MoveWord | None:
         """Do this rank's part of a stage; what its instance tells the leader of it."""
+        ...
+
+
+class MovesPrompts(Protocol):
+    """Does a rank's part of gatherings of prompts, and follows those that its instance computes for others
+    (`prompt_moves.PromptMoverOfRank`)."""
+
+    place: int
+    """The number of the rank's instance."""
+
+    received_bytes: int
+    """Keys and values that came to the rank by the last move."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether prompts are on their way to the instance, or from it; all its ranks say so after the same step."""
+        ...
+
+    @property
+    def may_step(self) -> bool:
+        """Whether an engine with work has something to do before a prompt is taken out of it."""
+        ...
+
+    def do(self, number: int, gathering: Gathering) -> MoveWord | None:
+        """Do this rank's part of a stage, by the command of this number; what its instance tells the leader of it."""
+        ...
+
+    def news(self, wait_s: float) -> list[tuple[int, Through]]:
+        """Look after what is on its way: number of a command to take prompts → they have come.
+
+        Args:
+            wait_s: seconds to wait for that, where something is on its way.
+
+        Raises:
+            RunError: it is not there in time, or a rank of the other instance is gone.
+        """
+        ...
+
+    def computed(self) -> list[int]:
+        """Prompts that were computed for other instances, each said once."""
+        ...
+
+    def forget(self) -> None:
+        """Nobody waits any longer for what is on its way."""
         ...

@@ -34,6 +34,16 @@ from plait.workers.ranks import LEADER
 from plait.workers.step_links import Kind, OneToAll, StageLink, Waited
 
 
+def prompt_engine_of(
+    model: LanguageModel, settings: SamplingSettings, team: Team, *, keep_memory: bool = True
+) -> Engine:
+    """The engine of one rank of an instance that computes prompts for others; arguments as of `engine_of`."""
+    joint = JointRanks(model, settings, team) if team.all.size > 1 else None
+    engine = Engine(model, settings, joint=joint, speculates=NoSpeculation(), keep_memory=keep_memory)
+    engine.state.compute_for_others()
+    return engine
+
+
 def engine_of(model: LanguageModel, settings: SamplingSettings, team: Team, *, keep_memory: bool = True) -> Engine:
     """The engine of one rank of an instance.
 

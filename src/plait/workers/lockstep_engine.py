@@ -21,14 +21,14 @@ from plait.models.parallel.transfer import Transfer
 from plait.policy.decode_ring import StageUse
 from plait.policy.step import Key
 from plait.schedule.work import LINK, MOVED_ON, Done
-from plait.workers.gathering import Gathering, GathersSamples, MoveWord, Stage, Through
+from plait.workers.gathering import Computed, Gathering, GathersSamples, MovesPrompts, MoveWord, Stage, Through
 from plait.workers.instances import deciding
 from plait.workers.rank_state import RankState
 from plait.workers.step_links import Kind, OneToAll, Waited
-from plait.workers.words import Answer, Delivered, Forget, Generate, Halt, Migrate, Word
+from plait.workers.words import TELL_STEPS, Answer, Delivered, Forget, Generate, Halt, Migrate, Word
 
-TELL_STEPS = 16
-"""After so many steps in which no sample ended, an instance tells the lengths of its samples."""
+WAIT_FOR_PROMPTS_S = 0.01
+"""Seconds that a step waits for prompts that are on their way, if there is nothing else to do."""
 
 
 class LockstepEngine:
@@ -39,9 +39,15 @@ class LockstepEngine:
     that have not come yet. A rank that generates alone tells nobody.
     """
 
-    def __init__(self, engine: Engine, team: Team, mover: GathersSamples | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        team: Team,
+        mover: GathersSamples | None = None,
+        prompts: MovesPrompts | None = None,
+    ) -> None:
         self._engine = engine
-        self._mover = mover
+        self._mover, self._prompts = mover, prompts
         self._peers = team.all
         self._waited = Waited()
         self._words = OneToAll(team.all, deciding(team), Kind.WORD, "what a step begins with", self._waited)
@@ -62,8 +68,11 @@ class LockstepEngine:
         """None after a step that computed nothing."""
         self._told: list[tuple[int, MoveWord]] = []
         """Answers to commands that move samples, which `step` is to return."""
-        self._moved: int | None = None
-        """The command by which samples came or left in the last step, which then did nothing else; else None."""
+        self._moved: tuple[str, int] | None = None
+        """How samples or prompts came or left in the last step, which then did nothing else, and bytes that came; else
+        None."""
+        self._tells_first = False
+        """Whether something of prompts is to be told before anything is computed: a step of prompts is long."""
         self._quiet = 0
         """Steps since a sample ended."""
         self._giving: int | None = None
@@ -81,17 +90,22 @@ class LockstepEngine:
 
     def last_done(self, call: str) -> Done:
         """The record of the last step as an action of a call; MOVED_ON if it neither computed nor moved samples."""
-        if self._moved is not None and self._mover is not None:
-            name = f"{call}/samples{self._moved}"
-            return Done(name, "SAMPLES", bytes=self._mover.received_bytes, lane=LINK, units=0)
+        if self._moved is not None:
+            name, num_bytes = self._moved
+            return Done(f"{call}/{name}", "SAMPLES", bytes=num_bytes, lane=LINK, units=0)
         if self.last_step is None:
             return MOVED_ON
         return self.last_step.done(call, self.last_bytes, units=self.last_step.num_finished)
 
     @property
     def is_empty(self) -> bool:
-        """Whether the engine has nothing in flight. This is so after the same step on all ranks of an instance."""
-        return not self._engine.has_work
+        """Whether there is nothing to step: the engine has nothing in flight, or only prompts that others are to take,
+        and none is on its way. This is so after the same step on all ranks of an instance."""
+        return not (self._may_compute or (self._prompts is not None and self._prompts.is_under_way))
+
+    @property
+    def _may_compute(self) -> bool:
+        return self._engine.has_work and (self._prompts is None or self._prompts.may_step)
 
     @property
     def next_number(self) -> int | None:
@@ -140,10 +154,10 @@ class LockstepEngine:
             that move, how far that is.
         """
         began, waited_s = time.perf_counter(), self._waited.seconds
-        self.last_step, self._moved = None, None
+        self.last_step, self._moved, self._tells_first = None, None, False
         samples = self._take(self._agreed(read))
         before = self._engine.model.team.received_bytes
-        if self._engine.has_work and self._moved is None:
+        if self._may_compute and self._moved is None and not self._tells_first:
             samples += self._engine.step()
             self.last_step = self._engine.last_step
             self.last_bytes = self._engine.model.team.received_bytes - before
@@ -153,6 +167,8 @@ class LockstepEngine:
         if self._giving is not None and self._mover is not None and (self.is_empty or self._mover.is_through):
             self._told.append((self._giving, Through()))
             self._giving = None
+        if self._prompts is not None:
+            self._tell_of_prompts(self._prompts)
         finished: dict[int, list[Sample]] = defaultdict(list)
         for sample in samples:
             if (number := self._asked.get(sample.prompt.uid)) is not None:  # else it was forgotten as it ended
@@ -162,12 +178,22 @@ class LockstepEngine:
             self._quiet = 0
             finished |= {self._asked[uid]: [] for uid, _ in islice(self._engine.said, 1) if uid in self._asked}
         if self.is_empty:
-            self._asked.clear()
+            if not self._engine.has_work:
+                self._asked.clear()
             self._words.rest()
         elif self.is_joint and not self.decides:
             self._coming = self._words.listen(_word(0))
         told, self._told = self._told, []
         return [*((number, self._delivered(of_command)) for number, of_command in finished.items()), *told]
+
+    def _tell_of_prompts(self, prompts: MovesPrompts) -> None:
+        """What is new: those that were computed for others, and those that have come from others."""
+        is_idle = self._moved is None and not self._tells_first and not self._may_compute
+        self._told += prompts.news(WAIT_FOR_PROMPTS_S if is_idle else 0.0)
+        computed: dict[int, list[int]] = defaultdict(list)
+        for uid in prompts.computed():
+            computed[self._asked[uid]].append(uid)
+        self._told += [(number, Computed(uids)) for number, uids in computed.items()]
 
     def _delivered(self, samples: Sequence[Sample]) -> Delivered:
         return Delivered(samples, self._engine.said, self._engine.speculation)
@@ -203,9 +229,14 @@ class LockstepEngine:
                     for uid in self._asked:
                         self._engine.abort(uid)
                     self._asked.clear()
+                    if self._prompts is not None:
+                        self._prompts.forget()
         return halted
 
     def _gather(self, number: int, gathering: Gathering) -> None:
+        if gathering.is_of_prompts:
+            self._gather_prompts(number, gathering)
+            return
         mover = self._mover
         assert mover is not None, "samples move between instances, and this one has no way to another"
         if (answer := mover.do(gathering)) is not None:
@@ -214,10 +245,24 @@ class LockstepEngine:
             self._giving = number
         if gathering.stage is not Stage.REST:
             return
-        self._moved = number
+        self._moved = f"samples{number}", mover.received_bytes
         for (_, target), keys in gathering.pairs.items():
             if target == mover.place:
                 self._asked |= {uid: gathering.numbers[uid] for uid, _ in keys}
+
+    def _gather_prompts(self, number: int, gathering: Gathering) -> None:
+        prompts = self._prompts
+        assert prompts is not None, "prompts are computed elsewhere, and this instance has no way there"
+        if (answer := prompts.do(number, gathering)) is not None:
+            self._told.append((number, answer))
+            self._tells_first = True
+        [((source, target), keys)] = gathering.pairs.items()
+        if prompts.place == source and gathering.stage in (Stage.GIVE, Stage.REST):
+            for uid, _ in keys:
+                self._asked.pop(uid, None)
+        if prompts.place == target and gathering.stage in (Stage.ENTER, Stage.REST):
+            self._moved = f"prompts{number}", prompts.received_bytes
+            self._asked |= {uid: gathering.numbers[uid] for uid, _ in keys}
 
 
 def join_instance(rank_state: RankState, role: str) -> LockstepEngine | None:
@@ -226,7 +271,9 @@ def join_instance(rank_state: RankState, role: str) -> LockstepEngine | None:
     if role_state is None or role_state.engine is None:
         return None
     assert role_state.instance is not None, f"the engine of {role} belongs to no instance"
-    member = rank_state.listeners[role] = LockstepEngine(role_state.engine, role_state.instance, role_state.mover)
+    member = rank_state.listeners[role] = LockstepEngine(
+        role_state.engine, role_state.instance, role_state.mover, role_state.prompts
+    )
     return member
 
 

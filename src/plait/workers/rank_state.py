@@ -34,7 +34,7 @@ from plait.schedule.placements import WHOLE, PartKey, RolePlacement, part_key, p
 from plait.schedule.plan import After, Mode, Plan
 from plait.schedule.work import Work, nothing
 from plait.training.trainer import Trainer
-from plait.workers.gathering import GathersSamples
+from plait.workers.gathering import GathersSamples, MovesPrompts
 from plait.workers.loading import room_for
 from plait.workers.offload_manager import Need, OffloadManager, OffloadUnit
 from plait.workers.rank_optimizers import RankOptimizers
@@ -74,6 +74,8 @@ class RoleState:
     """The instance that the engine belongs to."""
     mover: GathersSamples | None = None
     """Moves samples to other instances; None: they stay where they begin."""
+    prompts: MovesPrompts | None = None
+    """Moves prompts to other instances; None: they are computed where their samples are drawn."""
     moves: tuple[MovePlan, ...] = ()
     """From the home layout to each of `Setting.copies`."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)

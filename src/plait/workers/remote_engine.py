@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from math import inf
 
 from plait.data.records import Sample
 from plait.engines import Traits
 from plait.generation.refused import Refusals
 from plait.generation.request import Request
+from plait.policy.prompt_pace import PromptRoom
 from plait.policy.step import Key
 from plait.schedule.work import MOVED_ON, Done
 from plait.speculation.counts import Counts
 from plait.workers.announcer import Announcer
 from plait.workers.dealing import Dealer, Outstanding
-from plait.workers.gathering import Gathering, move_word_of
+from plait.workers.gathering import Computed, Gathering, move_word_of
 from plait.workers.lockstep_engine import LockstepEngine, join_instance
 from plait.workers.messages import Message
 from plait.workers.ranks import LEADER
 from plait.workers.remote_moves import RemoteMoves
+from plait.workers.remote_prompts import RemotePrompts
 from plait.workers.upkeep import EndTurns, Version
 from plait.workers.words import Answer, Delivered, Forget, Generate, Halt, Migrate, Word
 
 Heard = tuple[int, int, Answer]
 """(instance, number of a command, its answer)."""
+Shares = Mapping[int, Sequence[tuple[int, Request]]]
+"""Instance → the requests that it is told, each with the instance that draws its samples."""
 POLL_S = 0.05
 """Seconds that a step waits for samples of other ranks, if the leader's own instance has nothing to do."""
 
@@ -33,14 +38,16 @@ class RemoteEngine:
     """`engines.GenerationEngine` for the leader, over the instances of a role.
 
     Requests are dealt when the next step begins (`dealing.Dealer`); instances at work take them up in one of their next
-    steps.
+    steps. Where prompts have instances of their own, these get the requests whose samples have not begun, and those
+    that draw get them with what was computed.
     """
 
     def __init__(self, announcer: Announcer, role: str) -> None:
         self._announcer = announcer
         self._role = role
         rank_state = announcer.rank_state
-        self._instances = rank_state.places[role].generate
+        place = rank_state.places[role]
+        self._instances, num_drawing = place.generate, len(place.drawing)
         role_state = rank_state.roles.get(role)
         self._engine = role_state.engine if role_state is not None else None
         """The leader's own engine; None: it has none."""
@@ -48,23 +55,31 @@ class RemoteEngine:
         """The leader's part of the model."""
         self._own = join_instance(rank_state, role)
         """The leader as a member of its own instance; None: it is in none."""
-        place = next((i for i, layout in enumerate(self._instances) if LEADER in layout.mesh.ranks), None)
-        self._own_place = place
+        own = next((i for i, layout in enumerate(self._instances) if LEADER in layout.mesh.ranks), None)
+        self._own_place = own
         """The number of that instance."""
-        self._sources = {layout.mesh.ranks[0]: i for i, layout in enumerate(self._instances) if i != place}
+        self._sources = {layout.mesh.ranks[0]: i for i, layout in enumerate(self._instances) if i != own}
         """Rank that delivers samples → its instance, for instances that the leader has no part in."""
-        self._dealer = Dealer(len(self._instances))
+        self._dealer = Dealer(num_drawing)
         self._outstanding = Outstanding()
         self.said: dict[Key, int] = {}
         """See GenerationEngine: as of the last message of each instance; of the leader's own, as of now."""
         self._speculation: dict[int, Counts] = {}
         """Instance → its counts of guesses, as of its last samples."""
         self.moves: RemoteMoves | None = None
-        if rank_state.moves_samples and len(self._instances) > 1:
-            self.moves = RemoteMoves(
-                len(self._instances), self._outstanding, self._tell_of_move, gathers=rank_state.fuses
-            )
-        self.traits = Traits(len(self._instances), bool(rank_state.held_copies[role]), rank_state.keeps_all)
+        if rank_state.moves_samples and num_drawing > 1:
+            self.moves = RemoteMoves(num_drawing, self._outstanding, self._tell_of_move, gathers=rank_state.fuses)
+        self._prompts = self._remote_prompts(range(num_drawing, len(self._instances)))
+        """None: samples are drawn where their prompts are computed."""
+        self.traits = Traits(num_drawing, bool(rank_state.held_copies[role]), rank_state.keeps_all)
+
+    def _remote_prompts(self, places: range) -> RemotePrompts | None:
+        if not places:
+            return None
+        recipe = self._announcer.rank_state.recipe
+        sampling, ahead = recipe.sampling, recipe.device != "cuda"
+        room = PromptRoom(sampling.max_running, sampling.kv_tokens or inf, sampling.max_prefill_tokens)
+        return RemotePrompts(places, self._outstanding, self.said, self._tell_of_move, room, ahead=ahead)
 
     @property
     def refusals(self) -> Refusals:
@@ -83,12 +98,13 @@ class RemoteEngine:
 
     @property
     def running(self) -> tuple[int, ...]:
-        return self._outstanding.running(len(self._instances))
+        return self._outstanding.running(self.traits.num_instances)
 
     @property
     def at_work(self) -> frozenset[int]:
         """Ranks of the instances that have samples, or are about to get or give some."""
         places = {*self._outstanding.where.values(), *(self.moves.instances if self.moves is not None else ())}
+        places |= self._prompts.instances if self._prompts is not None else set()
         if self._outstanding.pending:
             places = {*range(len(self._instances))}
         elif self._works and self._own_place is not None:
@@ -106,7 +122,8 @@ class RemoteEngine:
     @property
     def _waited(self) -> set[int]:
         """Numbers of the commands that instances are still to answer."""
-        return {*self._outstanding.numbers.values(), *(self.moves.numbers if self.moves is not None else ())}
+        moving = [others.numbers for others in (self.moves, self._prompts) if others is not None]
+        return {*self._outstanding.numbers.values()}.union(*moving)
 
     @property
     def _works(self) -> bool:
@@ -138,8 +155,9 @@ class RemoteEngine:
                 key = sample.prompt.uid, sample.index
                 self.said.pop(key, None)
                 self._dealer.delivered(sample, self._outstanding.where.pop(key))
-            if self.moves is not None:
-                self.moves.go_on()
+            for others in (self.moves, self._prompts):
+                if others is not None:
+                    others.go_on()
             if not self.has_work:
                 self._forget()
         done = MOVED_ON if own is None else own.last_done(call)
@@ -183,11 +201,16 @@ class RemoteEngine:
         """Take the answers of instances, the leader's own included; returns the samples among them."""
         finished: list[Sample] = []
         for place, number, answer in answers:
+            prompts = self._prompts
             if isinstance(answer, Delivered):
+                if prompts is not None:
+                    prompts.look_again()
                 finished += answer.samples
                 self.said |= {key: tokens for key, tokens in answer.said.items() if key in self._outstanding.where}
                 if answer.speculation is not None:
                     self._speculation[place] = answer.speculation
+            elif prompts is not None and (isinstance(answer, Computed) or number in prompts.numbers):
+                prompts.heard(number, place, answer)
             else:
                 assert self.moves is not None, f"instance {place} has samples move, and none may"
                 self.moves.heard(number, place, answer)
@@ -198,17 +221,35 @@ class RemoteEngine:
         self.said.clear()
         self._dealer.rest()
         self._outstanding.forget_prompts()
-        if self.moves is not None:
-            self.moves.forget()
+        for others in (self.moves, self._prompts):
+            if others is not None:
+                others.forget()
 
     def _deal(self, call: str) -> None:
         announcer, out = self._announcer, self._outstanding
         needed = announcer.rank_state.copies_for(self._role, "decode")
         announcer.sync_weights(self._role, "decode")
-        for place, requests in self._dealer.deal(out.pending):
-            told = announcer.tell(self._instances[place].mesh.ranks, Generate(self._role, call, requests), needed)
-            out.dealt(requests, place, told.number)
+        shares = {place: [(place, request) for request in share] for place, share in self._dealer.deal(out.pending)}
+        if self._prompts is not None:
+            shares = self._with_prompts_apart(self._prompts, shares)
+        for place, share in shares.items():
+            command = Generate(self._role, call, [request for _, request in share])
+            told = announcer.tell(self._instances[place].mesh.ranks, command, needed)
+            for drawing, request in share:
+                out.dealt([request], drawing, told.number)
         out.pending.clear()
+
+    def _with_prompts_apart(self, prompts: RemotePrompts, shares: Shares) -> Shares:
+        """Those whose samples have not begun go to the instances that compute prompts, in the order in which they were
+        asked for."""
+        drawing = {request.prompt.uid: place for place, share in shares.items() for _, request in share}
+        fresh = [request for request in self._outstanding.pending if not request.going_on.begun]
+        begun = {
+            place: kept
+            for place, share in shares.items()
+            if (kept := [(place, request) for _, request in share if request.going_on.begun])
+        }
+        return begun | prompts.deal((drawing[request.prompt.uid], request) for request in fresh)
 
     def halt(self, *, parks: bool) -> None:
         """See GenerationEngine."""

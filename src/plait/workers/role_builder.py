@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from plait.cost.aliasing import Aliasing, flat_of
 from plait.cost.offload_policy import Owner
-from plait.generation.engine import Engine
 from plait.layout.holdings import Holdings, merged, zero_shards
 from plait.layout.mesh import Layout
 from plait.layout.move import plan_move
@@ -18,6 +18,7 @@ from plait.layout.move_plan import MovePlan
 from plait.layout.params import Parameters
 from plait.models.flat_weights import FlatWeights
 from plait.models.language_model import LanguageModel
+from plait.models.parallel.peers import Peers
 from plait.models.parallel.team import Team, make_teams
 from plait.models.working_weights import dtype_of
 from plait.reallocation.offload import HostMemory
@@ -29,10 +30,11 @@ from plait.schedule.teams import team_layouts
 from plait.training.optimizer import AVERAGED
 from plait.training.trainer import Trainer
 from plait.training.trainer_settings import ExecutionSettings
-from plait.workers.instances import engine_of
+from plait.workers.instances import engine_of, prompt_engine_of
 from plait.workers.loading import AdaptedParts, build_models, part_loader, sample_settings, update_settings
 from plait.workers.migrations import SampleMoverOfRank
 from plait.workers.offload_manager import OffloadManager, OffloadUnit
+from plait.workers.prompt_moves import PromptMoverOfRank
 from plait.workers.rank_state import RankState, RoleState, Setting
 from plait.workers.ranks import WAIT_S
 
@@ -146,9 +148,15 @@ class RoleBuilder:
                 assert isinstance(model, LanguageModel), f"role {role_model.role} generates with a scalar model"
                 trained = [role_model.role for role_model in self.setting.models if role_model.trained]
                 keeps = keeps_memory(rank, self.setting.plan, self.places, trained, self.recipe.device)
-                role_state.engine = engine_of(model, of_engines(self.recipe), team, keep_memory=keeps)
+                engine = prompt_engine_of if instance in place.prefill else engine_of
+                role_state.engine = engine(model, of_engines(self.recipe), team, keep_memory=keeps)
                 role_state.instance = team
-                role_state.mover = self._mover(role_model.role, role_state.engine)
+                if (peers := self._peers(role_model.role)) is not None:
+                    role_state.mover = SampleMoverOfRank(place.generate, role_state.engine, peers)
+                    if place.prefill:
+                        role_state.prompts = PromptMoverOfRank(
+                            place.generate, role_state.engine, peers, deadline_s=self.recipe.stalled_after_s or inf
+                        )
         if self.setting.copies[role_model.role] or role_model.follows:
             role_state.moves, role_state.buffers = self._moves(role_state)
         return role_state
@@ -165,13 +173,11 @@ class RoleBuilder:
         memory = self._memory_of(role_model, layout, whole)
         return self._loader.part(role_model.name, team, scalar=role_model.scalar, memory=memory)
 
-    def _mover(self, role: str, engine: Engine) -> SampleMoverOfRank | None:
-        """The way of samples to the role's other instances; None: they stay where they begin."""
+    def _peers(self, role: str) -> Peers | None:
+        """The ranks of all instances of the role; None: samples stay where they begin."""
         everywhere = self._teams.everywhere.get(role)
         team = None if everywhere is None else self.teams[everywhere]
-        if team is None:
-            return None
-        return SampleMoverOfRank(self.places[role].generate, engine, team.all)
+        return None if team is None else team.all
 
     def _memory_of(self, role_model: RoleModel, layout: Layout, whole: Any) -> FlatWeights | None:
         """Where this rank's part of a role's model lies, if not alone. Buffers are made with the first of their parts,

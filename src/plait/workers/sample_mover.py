@@ -11,6 +11,9 @@ target answers which tokens of them it lacks, keys and values of just these trav
 heads and layers where the instances differ, and the samples go on in the target. A prompt travels once for all its
 samples, and not at all as far as the target's pool has its blocks. Nothing is reserved between the stages: what a pool
 has lost by then is asked for again. Nothing is asked for of samples that are computed again in the target.
+
+Prompts that were computed for others (keys with PROMPT in place of an index) have no rest: they leave with `give`, and
+with `enter` the target has them. Their samples begin there.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import BUCKET_BYTES, plan_move
 from plait.layout.move_plan import MovePlan
 from plait.models.parallel.peers import Peers
-from plait.policy.step import Key
+from plait.policy.step import PROMPT, Key
 from plait.reallocation.communicator import Channel
 from plait.reallocation.memory import allocate
 from plait.reallocation.mover import MoveReport, moving
@@ -40,10 +43,8 @@ from plait.schedule.work import Work
 from plait.workers.background_move import BackgroundMove
 from plait.workers.messages import Message
 from plait.workers.ranks import LEADER
-from plait.workers.sample_offers import Answer, Given, Lack, Offer, gaps, shares_prompt
+from plait.workers.sample_offers import Answer, Given, Lack, Offer, gaps, lacks_of_sample, shares_prompt
 
-_PROMPT = -1
-"""In place of a sample's index: what all samples of a prompt share."""
 _NAME = "samples"
 """The move's, in records and errors."""
 _NUM_TAGS = 2
@@ -112,13 +113,13 @@ class SampleMover:
         self._leaving, self._entering = (
             None if end.engine is None else SampleMoves(end.engine.state) for end in (source, target)
         )
-        self._kv = kv
+        self._kv: HeldKV = kv
         self._cluster = Cluster(1, 1 + max(*self._source.mesh.ranks, *self._target.mesh.ranks))
         self._bucket_bytes = bucket_bytes
         self._ahead: _Ahead | None = None
         """What goes ahead, from when it was given or taken."""
         self._arrived: dict[Key, list[SampleState]] = {}
-        """In the target: what came of samples (of prompts, with `_PROMPT`) that are still in the source."""
+        """In the target: what came of samples (of prompts, with `PROMPT`) that are still in the source."""
 
     # -- the bulk, which goes ahead
 
@@ -132,7 +133,7 @@ class SampleMover:
         moves = self._entering
         assert moves is not None, f"rank {self.rank} is not of the target"
         lacks = [
-            Lack(prompt.uid, _PROMPT, *gap)
+            Lack(prompt.uid, PROMPT, *gap)
             for prompt in prompts
             for gap in gaps(moves.num_shared(prompt), len(prompt.token_ids), ())
         ]
@@ -159,10 +160,11 @@ class SampleMover:
         for uid in offer.sharing(answer.policy_version):
             lacks += [lack for lack in answer.lacks if lack.uid == uid]
         for state in offer.states:
-            lacks += self._of_sample(state, answer.policy_version, ())
+            lacks += lacks_of_sample(state, answer.policy_version, (), self._kv)
         given = Given(offer, replace(answer, lacks=tuple(lacks)))
         plan, held = self._planned(given.offer, given.answer)
         self._ahead = _Ahead(given, held[1], self._leave(offer, given.answer, held[0]))
+        self._take_out(offer, only=PROMPT)
         if self._entering is None:
             self._ahead.move = self._sent_ahead(plan, self._ahead.buffers, number)
         return given
@@ -184,6 +186,18 @@ class SampleMover:
         first = _AHEAD_TAG + number % _MOVES_AHEAD * _TAGS_AHEAD
         channel = Channel(self._peers.group, self._peers.timeout_s, first)
         return BackgroundMove(moving(plan, self.rank, buffers, channel, name=_NAME), _NAME)
+
+    def enter(self) -> MoveReport | None:
+        """On ranks of both: wait until what was given is on the other side. Its prompts go on in the target."""
+        ahead = self._ahead
+        report = self._have_through()
+        if ahead is not None and self._entering is not None:
+            self._take_in(ahead.given.offer, ahead.given.answer.policy_version)
+        return report
+
+    def wait(self, seconds: float) -> bool:
+        """`is_through`, in so many seconds at most. Raises RunError: something is wrong with what goes ahead."""
+        return self._ahead is None or self._ahead.move is None or self._ahead.move.wait(seconds)
 
     def _have_through(self) -> MoveReport | None:
         """Wait for what goes ahead, and keep what arrived; None: nothing does."""
@@ -219,23 +233,20 @@ class SampleMover:
         answer = self._answered(offer)
         plan, held = self._planned(offer, answer)
         buffers = self._leave(offer, answer, held[0])
-        if self._leaving is not None:
-            for state in offer.states:
-                self._leaving.export_sample(*state.key, until=0)
-        if self._giver is not None:
-            self._giver.rest()
+        self._take_out(offer)
         if self._entering is not None:
             buffers |= allocate(held[1], self.rank, self._entering.model.device)
         channel = Channel(self._peers.group, self._peers.timeout_s, _NUM_TAGS, self._peers.waiting_for)
         report = yield from moving(plan, self.rank, buffers, channel, name=_NAME)
         if self._entering is not None:
-            self._take_in(offer, answer, held[1], buffers)
+            self._keep(offer, answer, held[1], buffers)
+            self._take_in(offer, answer.policy_version)
         return SamplesMoved(tuple(state.key for state in offer.states), answer.lacks, plan, report, ahead)
 
     # -- what is told
 
     def _offer(self, moves: SampleMoves, keys: Sequence[Key], recompute: Collection[Key] = ()) -> Offer:
-        started = [key for key in keys if key in moves.started]
+        started = [key for key in keys if moves.may_leave(key)]
         states = tuple(moves.export_sample(*key, until=0, final=False) for key in started)
         return Offer(states, tuple(key for key in started if key in recompute))
 
@@ -280,28 +291,18 @@ class SampleMover:
         self._drop_others(offer)
         lacks = []
         for uid, state in offer.sharing(moves.policy_version).items():
-            prompt, arrived = state.request.prompt, self._arrived.get((uid, _PROMPT), ())
+            prompt, arrived = state.request.prompt, self._arrived.get((uid, PROMPT), ())
             ranges = gaps(moves.num_shared(prompt), len(prompt.token_ids), arrived)
-            lacks += [Lack(uid, _PROMPT, *gap) for gap in ranges]
+            lacks += [Lack(uid, PROMPT, *gap) for gap in ranges]
         for state in offer.states:
             if state.key not in offer.recompute:
-                lacks += self._of_sample(state, moves.policy_version, self._arrived.get(state.key, ()))
+                arrived = self._arrived.get(state.key, ())
+                lacks += lacks_of_sample(state, moves.policy_version, arrived, self._kv)
         return lacks
-
-    def _of_sample(self, state: SampleState, policy_version: int, arrived: Sequence[SampleState]) -> list[Lack]:
-        """What a target of this version lacks of a sample's own tokens.
-
-        Args:
-            arrived: what it has of them.
-        """
-        if state.policy_version != policy_version and self._kv == "recompute":
-            return []
-        first = len(state.request.prompt.token_ids) if shares_prompt(state, policy_version) else 0
-        return [Lack(*state.key, *gap) for gap in gaps(first, state.num_computed_tokens, arrived)]
 
     def _drop_others(self, offer: Offer) -> None:
         """Forget what came of samples that ended in the source, or was computed again there."""
-        epochs = {key: state.epoch for state in offer.states for key in (state.key, (state.key[0], _PROMPT))}
+        epochs = {key: state.epoch for state in offer.states for key in (state.key, (state.key[0], PROMPT))}
         for key, states in tuple(self._arrived.items()):
             if any(state.epoch != epochs.get(key) for state in states):
                 del self._arrived[key]
@@ -337,7 +338,7 @@ class SampleMover:
             return {}
         buffers, sharing = allocate(held, self.rank, moves.model.device), offer.sharing(answer.policy_version)
         for lack, flat in self._parts(offer, answer, held, buffers):
-            key = sharing[lack.uid].key if lack.index == _PROMPT else lack.key
+            key = sharing[lack.uid].key if lack.index == PROMPT else lack.key
             moves.export_sample(*key, since=lack.start, until=lack.stop, final=False, out=flat)
         return buffers
 
@@ -345,19 +346,35 @@ class SampleMover:
         """Keep what arrived."""
         states, sharing = {state.key: state for state in offer.states}, offer.sharing(answer.policy_version)
         for lack, flat in self._parts(offer, answer, held, buffers):
-            state = sharing[lack.uid] if lack.index == _PROMPT else states[lack.key]
+            state = sharing[lack.uid] if lack.index == PROMPT else states[lack.key]
             stage = replace(state, shape=self._shape(offer, answer), start=lack.start, stop=lack.stop, kv=flat)
             self._arrived.setdefault(lack.key, []).append(stage)
 
-    def _take_in(self, offer: Offer, answer: Answer, held: Holdings, buffers: Mapping[str, Tensor]) -> None:
-        """With the last of what arrived the samples go on here."""
+    def _take_out(self, offer: Offer, only: int | None = None) -> None:
+        """What is offered leaves the source; with `only`, what has that in place of an index."""
+        if self._leaving is None or self._giver is None:
+            return
+        for state in offer.states:
+            if only in (None, state.index):
+                self._leaving.export_sample(*state.key, until=0)
+        self._giver.rest()
+
+    def _take_in(self, offer: Offer, policy_version: int) -> None:
+        """With the last of what arrived the samples, or prompts, go on here.
+
+        Args:
+            policy_version: of the target, when it said what it lacks.
+        """
         moves = self._entering
         assert moves is not None, f"rank {self.rank} is not of the target"
         assert self._taker is not None, f"rank {self.rank} has no engine in the target"
-        self._keep(offer, answer, held, buffers)
         for state in offer.states:
-            prompt = self._arrived.get((state.key[0], _PROMPT), ())
-            shared = prompt if shares_prompt(state, answer.policy_version) else ()
+            prompt = self._arrived.get((state.key[0], PROMPT), ())
+            if state.index == PROMPT:
+                self._taker.add(state.request)
+                moves.import_prompt(*prompt, state)
+                continue
+            shared = prompt if shares_prompt(state, policy_version) else ()
             own = () if state.key in offer.recompute else self._arrived.get(state.key, ())
             moves.import_sample(*shared, *own, state, kv="keep")  # it was sent
         self._arrived.clear()

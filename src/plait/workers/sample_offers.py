@@ -15,6 +15,7 @@ from plait.generation.transfer import SampleState
 from plait.layout.caches import CacheShape, LayerCache
 from plait.policy.step import Key
 from plait.reallocation.memory import DTYPES
+from plait.schedule.update_rule import HeldKV
 from plait.speculation.acceptance import Learned
 from plait.workers.messages import Message, pack_requests, unpack_requests
 
@@ -122,6 +123,19 @@ class Lack:
     @property
     def length(self) -> int:
         return self.stop - self.start
+
+
+def lacks_of_sample(state: SampleState, policy_version: int, arrived: Sequence[SampleState], kv: HeldKV) -> list[Lack]:
+    """What a target of this version lacks of a sample's own tokens.
+
+    Args:
+        arrived: what it has of them.
+        kv: as of `SampleMover`.
+    """
+    if state.policy_version != policy_version and kv == "recompute":
+        return []
+    first = len(state.request.prompt.token_ids) if shares_prompt(state, policy_version) else 0
+    return [Lack(*state.key, *gap) for gap in gaps(first, state.num_computed_tokens, arrived)]
 
 
 @dataclass(frozen=True)

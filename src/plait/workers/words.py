@@ -16,6 +16,9 @@ from plait.speculation.counts import Counts
 from plait.workers.gathering import Gathering, MoveWord
 from plait.workers.messages import Message, Plain, pack_requests, pack_samples, unpack_requests, unpack_samples
 
+TELL_STEPS = 16
+"""After so many steps in which no sample ended, an instance tells the lengths of its samples."""
+
 
 @dataclass(frozen=True)
 class Generate:

@@ -88,7 +88,7 @@ def settled_by_costs(
         plan: completed.
     """
     recipe = run.recipe
-    calls = {node.call: placements_of(plan, str(node.role)).generate for node in run.flow.of_kind(CallKind.GENERATE)}
+    calls = {node.call: placements_of(plan, str(node.role)).drawing for node in run.flow.of_kind(CallKind.GENERATE)}
     rings = [
         (call, instance, len(instances))
         for call, instances in calls.items()
