@@ -33,8 +33,8 @@ def test_a_family_that_would_be_refused_is_refused_before_any_weight_is_read(tmp
     assert model_shape(a_folder(tmp_path / "llama", "llama")).layers == 2
     with pytest.raises(ModelError, match=r"model: '.*it' \(family mamba\) is refused by the check of its backend flag"):
         model_shape(a_folder(tmp_path / "it", "mamba"))
-    with pytest.raises(ModelError, match="check of its layer types: 1 of 2 layers are conv"):
-        model_shape(a_folder(tmp_path / "lfm2", "lfm2", layer_types=["conv", "full_attention"]))
+    with pytest.raises(ModelError, match="check of its layer types: 1 of 2 layers are chunked_attention"):
+        model_shape(a_folder(tmp_path / "qwen2", "qwen2", layer_types=["chunked_attention", "full_attention"]))
 
 
 def rows_of(model: str) -> tuple[dict[str, int], ModelShape]:
