@@ -164,7 +164,7 @@ def test_memory_is_taken_at_once_where_there_are_no_pages() -> None:
 def test_a_small_budget_changes_no_sample() -> None:
     model = tiny_model("llama")
     width = {torch.float64: "float64"}[model.dtype]
-    shape = type("Shape", (), {"layers": 2, "kv_heads": 2, "head_dim": 8})
+    shape = type("Shape", (), {"attending": 2, "kv_heads": 2, "head_dim": 8})
     each = kv_bytes_per_token(shape, width)
     said = []
     for budget in (None, 96 * each):

@@ -29,6 +29,7 @@ class Given:
     """The noise of one sample, folded by who asked."""
 
     key: int
+    rollout = 0
 
     def sample_key(self, prompt_uid: int, index: int) -> int:
         return self.key

@@ -21,15 +21,16 @@ Adapt = Callable[[AnyModel, AdapterFolder], AnyModel]
 """Puts an adapter on its base."""
 
 
-def beside(name: str) -> Adapt:
+def beside(name: str, device: torch.device | str | None = None) -> Adapt:
     """Adapters stay beside the weights under them, as in training with `lora`.
 
     Args:
         name: of the adapter, among those of a backbone.
+        device: that it lies on; None: that of the weights.
     """
     from plait.models.lora_files import load_adapter
 
-    return lambda base, adapter: load_adapter(base, adapter.folder, name=name)
+    return lambda base, adapter: load_adapter(base, adapter.folder, name=name, device=device)
 
 
 def without(base: AnyModel, adapter: AdapterFolder) -> AnyModel:

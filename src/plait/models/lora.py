@@ -37,7 +37,9 @@ _EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "
 """Names that peft takes for those of routers and experts, wherever a family has any."""
 
 
-def add_lora(model: AnyModel, settings: LoraSettings, *, name: str, seed: int) -> AnyModel:
+def add_lora(
+    model: AnyModel, settings: LoraSettings, *, name: str, seed: int, device: torch.device | str | None = None
+) -> AnyModel:
     """A view of the model with a fresh adapter, which at first changes nothing (B is 0).
 
     The weights under it are frozen, and from now on `model` is the view without an adapter. An adapter that `model` may
@@ -47,6 +49,7 @@ def add_lora(model: AnyModel, settings: LoraSettings, *, name: str, seed: int) -
         settings: of rank 1 or more.
         name: tells the adapters of one backbone apart.
         seed: with the name, of the draw of A; no global random state is read or moved.
+        device: that the adapter lies on; None: beside the weights under it.
 
     Raises:
         ModelError: peft is not installed, or a target module is no linear layer of the decoder.
@@ -73,6 +76,7 @@ def add_lora(model: AnyModel, settings: LoraSettings, *, name: str, seed: int) -
         part,
         first,
         base.weights,
+        device,
         base=base,
         view_of=lambda other: add_lora(other, settings, name=name, seed=seed),
         adapter=name,

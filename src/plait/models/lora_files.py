@@ -93,19 +93,21 @@ def _base_of(model: Model) -> str | None:
     return str(Path(name).resolve()) if name and Path(name).is_dir() else name or None
 
 
-def load_adapter(model: AnyModel, folder: str | Path, *, name: str) -> AnyModel:
+def load_adapter(
+    model: AnyModel, folder: str | Path, *, name: str, device: torch.device | str | None = None
+) -> AnyModel:
     """A view of the model with an adapter that `save_adapter`, peft or TRL wrote; what it has of layers that no text
     reaches is left out. Of a scalar model with an adapter of a language model, the head stays as it is.
 
     Args:
         folder: holds `adapter_config.json` and `adapter_model.safetensors`.
-        name: see `add_lora`.
+        name, device: see `add_lora`.
 
     Raises:
         ModelError: not there, not readable, of another model, or of a kind that is more than A and B.
     """
     stored = stored_adapter(model, folder)
-    view = add_lora(model, stored.settings, name=name, seed=0)
+    view = add_lora(model, stored.settings, name=name, seed=0, device=device)
     assert view.own is not None, "add_lora gives a view"
     with torch.no_grad():
         for block in view.own.layout.blocks:

@@ -49,12 +49,15 @@ def scalar_of(model: LanguageModel, *, seed: int, head_std: float | None = None)
     )
 
 
-def scalar_view(model: LanguageModel, *, seed: int, head_std: float | None = None) -> ScalarModel:
+def scalar_view(
+    model: LanguageModel, *, seed: int, head_std: float | None = None, device: torch.device | str | None = None
+) -> ScalarModel:
     """A scalar model on a language model's own decoder, without its adapter: nothing is copied, and the head alone is
     trained. `lora.add_lora` of it trains an adapter too.
 
     Args:
         seed, head_std: see `scalar_of`.
+        device: that the head lies on; None: that of the decoder.
     """
     base = model if model.own is None else model.own.base
     decoder = base.module.base_model
@@ -64,6 +67,7 @@ def scalar_view(model: LanguageModel, *, seed: int, head_std: float | None = Non
         Part(base.team, Parameters((head,))),
         lambda _: head_1H,
         base.weights,
+        device,
         base=base,
         view_of=lambda other: scalar_view(other, seed=seed, head_std=head_std),
     )

@@ -214,8 +214,15 @@ class OwnPart:
     """Settings of the adapter."""
 
     @classmethod
-    def allocate(cls, part: Part, value_of: Callable[[Param], Tensor | None], like: Tensor, **rest: Any) -> OwnPart:
-        """A flat buffer in the dtype and on the device of `like`, or on the CPU where that has no memory.
+    def allocate(
+        cls,
+        part: Part,
+        value_of: Callable[[Param], Tensor | None],
+        like: Tensor,
+        device: torch.device | str | None = None,
+        **rest: Any,
+    ) -> OwnPart:
+        """A flat buffer in the dtype and, if no device is named, on the device of `like`.
 
         Args:
             value_of: the value that a parameter begins with, of its whole shape (None: zeros); asked for each that this
@@ -224,8 +231,7 @@ class OwnPart:
         """
         team = part.team
         layout = shard(part.parameters, team.layout.parallelism, team.tp.index, team.pp.index)
-        device = "cpu" if like.is_meta else like.device
-        weights = torch.zeros(layout.num_elements, dtype=like.dtype, device=device)
+        weights = torch.zeros(layout.num_elements, dtype=like.dtype, device=device or like.device)
         parameters = {}
         for block, start, stop in layout.entries:
             view = weights[start:stop].view(block.shape)

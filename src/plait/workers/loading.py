@@ -65,7 +65,7 @@ def room_for(role_model: RoleModel, recipe: Recipe) -> Model:
         return build_models([role_model], host)[role_model.role]
     loader = part_loader(host)
     scalar = lambda role_model: loader.without_weights(role_model.name, scalar=True)
-    return _adapted(role_model, host, loader.without_weights, scalar)
+    return _adapted(role_model, host, loader.without_weights, scalar, device="cpu")
 
 
 class _Shelf:
@@ -159,12 +159,14 @@ def _adapted(
     recipe: Recipe,
     read: Callable[[str], LanguageModel],
     read_scalar: Callable[[RoleModel], ScalarModel],
+    device: str | None = None,
 ) -> Model:
     """The model of a role on weights that others may have too, with the adapter that the role begins as, or else, where
     it trains, with a fresh one.
 
     Args:
         read, read_scalar: give a model without the adapter that it may begin as.
+        device: of what the role has of its own; None: that of the weights.
     """
     from plait.models.lora import add_lora
     from plait.models.scalar_loading import scalar_view
@@ -175,10 +177,13 @@ def _adapted(
     elif role_model.has_head or is_classifier(classes_of(role_model.name)):
         base = read_scalar(role_model)
     else:
-        base = scalar_view(read(role_model.name), seed=recipe.seed, head_std=NEW_HEAD_STD)
+        base = scalar_view(read(role_model.name), seed=recipe.seed, head_std=NEW_HEAD_STD, device=device)
+    role = role_model.role
     if (adapter := adapter_of(role_model.name)) is not None:
-        return beside(role_model.role)(base, adapter)
-    return add_lora(base, recipe.lora, name=role_model.role, seed=recipe.seed) if role_model.trained else base
+        return beside(role, device)(base, adapter)
+    if not role_model.trained:
+        return base
+    return add_lora(base, recipe.lora, name=role, seed=recipe.seed, device=device)
 
 
 def sample_settings(flow: Dataflow, recipe: Recipe) -> SampleSettings:
