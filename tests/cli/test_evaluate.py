@@ -129,13 +129,18 @@ def test_eval_on_several_devices_measures_the_same(
 def test_eval_on_several_devices_says_what_went_wrong_as_one_does(
     make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "bad.py").write_text("def bad(completions, **columns):\n    raise ValueError('no such answer')\n")
+    (tmp_path / "bad.py").write_text(
+        "def bad(prompts, completions, **columns):\n"
+        "    if '8 plus 4' in str(prompts):\n"  # of one item alone: of several any may be the first on two devices
+        "        raise ValueError('no such answer')\n"
+        "    return [0.0] * len(completions)\n"
+    )
     keys = {"evaluation.items": 2, "reward.functions": [f"{tmp_path}/bad.py:bad"], "reward.on_error": "stop"}
     path = write_recipe(make_recipe(**keys), tmp_path / "recipe.json")
     said = []
     for devices in ("1", "2"):
         assert main(["eval", str(path), "--devices", devices]) == 1
         error = capsys.readouterr().err.partition("error:")[2]
-        said.append(re.sub(r"sample \d+\.0 \(item \d", "sample", error))  # of several devices any may be the first
+        said.append(re.sub(r"sample \d+\.0 \(item \d", "sample", error))  # each device numbers those it has
     assert said[0] == said[1]
     assert "no such answer" in said[0]
