@@ -247,18 +247,54 @@ def divergence(policy: Sequence[float], teacher: Sequence[float], beta: float) -
 
 
 def dpo(
-    chosen: float, rejected: float, tokens: tuple[int, int], how: str, beta: float, smoothing: float
+    chosen: float,
+    rejected: float,
+    tokens: tuple[int, int],
+    how: str,
+    beta: float,
+    smoothing: float = 0.0,
+    margin: float = 0.0,
 ) -> tuple[float, float, float]:
     """The loss of a pair from both log-ratios, and its derivatives by them."""
-    h = chosen - rejected
+    if how in ("sigmoid_norm", "ipo", "orpo"):
+        loss, by_chosen, by_rejected = _dpo(chosen / tokens[0], rejected / tokens[1], how, beta, smoothing, margin)
+        return loss, by_chosen / tokens[0], by_rejected / tokens[1]
+    return _dpo(chosen, rejected, how, beta, smoothing, margin)
+
+
+def _dpo(c: float, r: float, how: str, beta: float, smoothing: float, margin: float) -> tuple[float, float, float]:
+    h, x, y = beta * (c - r) - margin, beta * c, beta * r
     if how == "hinge":
-        return max(0.0, 1 - beta * h), -beta * (beta * h < 1), beta * (beta * h < 1)
+        return max(0.0, 1 - h), -beta * (h < 1), beta * (h < 1)
     if how == "ipo":
-        gap = chosen / tokens[0] - rejected / tokens[1] - 1 / (2 * beta)
-        return gap**2, 2 * gap / tokens[0], -2 * gap / tokens[1]
+        gap = c - r - 1 / (2 * beta)
+        return gap**2, 2 * gap, -2 * gap
+    if how == "sppo_hard":
+        up, down = c - 1 / (2 * beta), r + 1 / (2 * beta)
+        return up**2 + down**2, 2 * up, 2 * down
+    if how == "exo_pair":
+        p, q = sigmoid(h), sigmoid(-h)
+        loss = p * math.log(p / (1 - smoothing)) + q * math.log(q / smoothing)
+        slope = beta * p * q * (math.log(p / (1 - smoothing)) - math.log(q / smoothing))
+        return loss, slope, -slope
+    if how == "nca_pair":
+        loss = -log_sigmoid(x) - log_sigmoid(-x) / 2 - log_sigmoid(-y) / 2
+        return loss, beta * (sigmoid(x) / 2 - sigmoid(-x)), beta * sigmoid(y) / 2
+    if how == "bco_pair":
+        return -log_sigmoid(x) - log_sigmoid(-y), -beta * sigmoid(-x), beta * sigmoid(y)
+    if how == "apo_zero":
+        return 1 - sigmoid(x) + sigmoid(y), -beta * sigmoid(x) * sigmoid(-x), beta * sigmoid(y) * sigmoid(-y)
+    if how == "apo_down":
+        gap = beta * sigmoid(h) * sigmoid(-h)
+        return sigmoid(x) + 1 - sigmoid(h), beta * sigmoid(x) * sigmoid(-x) - gap, gap
+    if how == "orpo":
+        p, q = math.exp(c), math.exp(r)
+        odds = math.log(p / (1 - p)) - math.log(q / (1 - q))
+        slope = beta * sigmoid(-odds)
+        return -beta * log_sigmoid(odds), -slope / (1 - p), slope / (1 - q)
     right, wrong, scale = 1 - smoothing, smoothing, 1.0
     if how == "robust":
         wrong, scale = -smoothing, 1 / (1 - 2 * smoothing)
-    loss = -right * log_sigmoid(beta * h) - wrong * log_sigmoid(-beta * h)
-    slope = beta * (-right * sigmoid(-beta * h) + wrong * sigmoid(beta * h))
+    loss = -right * log_sigmoid(h) - wrong * log_sigmoid(-h)
+    slope = beta * (-right * sigmoid(-h) + wrong * sigmoid(h))
     return scale * loss, scale * slope, -scale * slope

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from plait.algorithms.dpo import DPOLoss, DPOOptions, dpo
+from plait.algorithms.dpo import AVERAGED, SMOOTHED, WITH_MARGIN, DPOLoss, DPOOptions, dpo
 from plait.algorithms.reward_model import RewardModelOptions, reward_model
 from plait.dataflow import trace
 from plait.errors import FlowError, RunError
@@ -65,16 +65,20 @@ def test_a_margin_of_rounding_alone_is_a_tie():
     sizes,
     st.sampled_from(list(DPOLoss)),
     st.sampled_from([0.0, 0.1]),
+    st.sampled_from([0.0, 0.7]),
+    st.sampled_from([0.0, 0.2]),
     st.sampled_from([0.1, 1.0]),
     st.booleans(),
     st.booleans(),
     st.integers(0, 2**31),
 )
-def test_dpo_equals_the_oracle(lengths, how, smoothing, beta, reference_free, masked, seed):
+def test_dpo_equals_the_oracle(lengths, how, smoothing, margin, nll_coef, beta, reference_free, masked, seed):
     rng = np.random.default_rng(seed)
-    smoothing = smoothing if how in (DPOLoss.SIGMOID, DPOLoss.ROBUST) else 0.0
+    smoothing = 0.1 if how is DPOLoss.EXO_PAIR else smoothing if how in SMOOTHED else 0.0
+    margin = margin if how in WITH_MARGIN else 0.0
+    reference_free = reference_free or how is DPOLoss.ORPO
     flat = [length for pair in lengths for length in pair]
-    logprobs, ref = (-2 + rng.normal(size=sum(flat)) for _ in range(2))
+    logprobs, ref = (-2 + rng.uniform(-1.9, 1.9, size=sum(flat)) for _ in range(2))
     mask = rng.integers(0, 2, sum(flat)).astype(float) if masked else np.ones(sum(flat))
     mask[np.cumsum(flat) - 1] = 1.0
     log_ratios = ragged(logprobs - ref * (not reference_free), flat)
@@ -83,10 +87,19 @@ def test_dpo_equals_the_oracle(lengths, how, smoothing, beta, reference_free, ma
     expected, slopes = 0.0, []
     for pair in range(len(lengths)):
         c, r = 2 * pair, 2 * pair + 1
-        loss, *by = oracle.dpo(ratios[c], ratios[r], (counts[c], counts[r]), how.value, beta, smoothing)
+        loss, *by = oracle.dpo(ratios[c], ratios[r], (counts[c], counts[r]), how.value, beta, smoothing, margin)
+        loss -= nll_coef * float((ragged(logprobs, flat)[c] * ragged(mask, flat)[c]).sum()) / counts[c]
+        by[0] -= nll_coef / counts[c]
         expected += loss / len(lengths)
         slopes += [(by[i] / len(lengths) * ragged(mask, flat)[2 * pair + i]).tolist() for i in (0, 1)]
-    options = DPOOptions(beta=beta, loss_type=how, label_smoothing=smoothing, reference_free=reference_free)
+    options = DPOOptions(
+        beta=beta,
+        loss_type=how,
+        label_smoothing=smoothing,
+        reference_free=reference_free,
+        margin=margin,
+        nll_coef=nll_coef,
+    )
     outputs = Outputs(flat, logprobs=logprobs, mask=mask if masked else None, samples=pair_ids(len(lengths)))
     columns = {} if reference_free else {"ref_logprobs": ref}
     found = run_loss(loss_of(dpo, options), outputs, columns, cut=2 * int(rng.integers(0, len(lengths) + 1)))
@@ -94,12 +107,45 @@ def test_dpo_equals_the_oracle(lengths, how, smoothing, beta, reference_free, ma
     assert found.gradients["logprobs"] == pytest.approx([x for part in slopes for x in part], rel=1e-9, abs=1e-12)
 
 
-def test_dpo_lifts_the_chosen_and_lowers_the_rejected():
+OF_LOSS: dict[DPOLoss, dict[str, object]] = {
+    DPOLoss.EXO_PAIR: {"label_smoothing": 0.01},
+    DPOLoss.ORPO: {"reference_free": True},
+}
+"""Options that a loss needs."""
+
+
+def test_dpo_widens_the_gap_between_chosen_and_rejected():
     for how in DPOLoss:
+        options = DPOOptions.model_validate({"loss_type": how, **OF_LOSS.get(how, {})})
         outputs = Outputs([1, 1], logprobs=np.array([-1.0, -1.0]), samples=pair_ids(1))
-        found = run_loss(loss_of(dpo, DPOOptions(loss_type=how)), outputs, {"ref_logprobs": np.array([-1.0, -1.0])})
-        chosen, rejected = found.gradients["logprobs"]
-        assert chosen < 0 < rejected, how
+        columns = {} if options.reference_free else {"ref_logprobs": np.array([-1.0, -1.0])}
+        chosen, rejected = run_loss(loss_of(dpo, options), outputs, columns).gradients["logprobs"]
+        assert chosen < rejected, how
+        assert chosen <= 0 < rejected, how
+
+
+def test_losses_of_relatives_by_hand():
+    """Two tokens of log-probs −1 and −3 against one of −2 − ln 2, all averaged: −2 and −2 − ln 2, h̄ = ln 2."""
+    outputs = Outputs([2, 1], logprobs=np.array([-1.0, -3.0, -2.0 - LN2]), samples=pair_ids(1))
+    simpo = DPOOptions(loss_type="sigmoid_norm", reference_free=True, beta=2.0, margin=LN2)
+    found = run_loss(loss_of(dpo, simpo), outputs)  # −log σ(2 ln 2 − ln 2) = ln(1 + 1/2)
+    assert found.loss == pytest.approx(math.log(1.5))
+    assert found.gradients["logprobs"] == pytest.approx([-1 / 3, -1 / 3, 2 / 3])  # β (1 − σ) = 2/3, of the mean
+    orpo = DPOOptions(loss_type="orpo", reference_free=True, beta=0.5, nll_coef=1.0)
+    found = run_loss(loss_of(dpo, orpo), outputs)
+    p, q = math.exp(-2), math.exp(-2) / 2
+    ratio = (p / (1 - p)) / (q / (1 - q))
+    assert found.loss == pytest.approx(2.0 + 0.5 * math.log(1 + 1 / ratio))
+    assert found.metrics["nll"] == pytest.approx(2.0)
+    averaged = {how for how in DPOLoss if how in AVERAGED}
+    assert averaged == {DPOLoss.SIGMOID_NORM, DPOLoss.IPO, DPOLoss.ORPO}
+
+
+def test_odds_of_a_certain_response_are_finite():
+    outputs = Outputs([1, 1], logprobs=np.array([0.0, -1.0]), samples=pair_ids(1))
+    found = run_loss(loss_of(dpo, DPOOptions(loss_type="orpo", reference_free=True)), outputs)
+    assert math.isfinite(found.loss)
+    assert np.isfinite(found.gradients["logprobs"]).all()
 
 
 def test_calls_of_dpo():
@@ -116,6 +162,12 @@ def test_calls_of_dpo():
 def test_options_without_effect_are_refused():
     with pytest.raises(ValidationError, match=r"loss_type: ipo; set `options\.label_smoothing` to 0"):
         DPOOptions(loss_type="ipo", label_smoothing=0.1)
+    with pytest.raises(ValidationError, match=r"margin has no effect .* hinge; .* to sigmoid or sigmoid_norm"):
+        DPOOptions(loss_type="hinge", margin=0.1)
+    with pytest.raises(ValidationError, match=r"exo_pair .* label_smoothing is 0; set `options\.label_smoothing`"):
+        DPOOptions(loss_type="exo_pair")
+    with pytest.raises(ValidationError, match=r"orpo .*set `options\.reference_free` to true"):
+        DPOOptions(loss_type="orpo")
     with pytest.raises(ValidationError, match=r"less than 0\.5"):
         DPOOptions(label_smoothing=0.5)
 

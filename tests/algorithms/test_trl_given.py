@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from plait.algorithms.distill import DistillOptions, distill
-from plait.algorithms.dpo import DPOOptions, dpo
+from plait.algorithms.dpo import DPOOptions, dpo, pair_losses
 from plait.algorithms.kto import KTOOptions, kto, reference_point
 from plait.algorithms.reward_model import RewardModelOptions, reward_model
 from plait.algorithms.sft import SFTOptions, sft
@@ -91,7 +91,19 @@ def trl_dpo(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("loss_type", "smoothing", "beta"),
-    [("sigmoid", 0.0, 0.1), ("hinge", 0.0, 0.05), ("ipo", 0.0, 0.3), ("robust", 0.1, 0.1)],
+    [
+        ("sigmoid", 0.0, 0.1),
+        ("sigmoid_norm", 0.0, 2.0),
+        ("hinge", 0.0, 0.05),
+        ("ipo", 0.0, 0.3),
+        ("robust", 0.1, 0.1),
+        ("exo_pair", 0.1, 0.1),
+        ("nca_pair", 0.0, 0.1),
+        ("bco_pair", 0.0, 0.1),
+        ("sppo_hard", 0.0, 0.3),
+        ("apo_zero", 0.0, 0.1),
+        ("apo_down", 0.0, 0.1),
+    ],
 )
 def test_dpo_equals_trl(trl_dpo, loss_type, smoothing, beta):
     from trl.trainer.dpo_trainer import DataCollatorForPreference
@@ -117,6 +129,29 @@ def test_dpo_equals_trl(trl_dpo, loss_type, smoothing, beta):
     for name in ("chosen", "rejected"):
         assert metrics[f"logps/{name}"] == pytest.approx(logged[f"logps/{name}"][0], rel=1e-5), name
     assert 0 < metrics["rewards/accuracies"] < 1
+
+
+def test_losses_without_a_reference_equal_trls():
+    """SimPO, CPO and ORPO: what TRL's trainers make of the log-probs of two pairs, averaged over tokens or summed."""
+    from types import SimpleNamespace
+
+    import torch
+    from trl.experimental.cpo import CPOTrainer
+    from trl.experimental.orpo import ORPOTrainer
+
+    chosen, rejected = torch.tensor([-1.5, -0.4]), torch.tensor([-2.0, -0.1])
+    given = {"alpha": 0.0, "label_smoothing": 0.0, "accelerator": SimpleNamespace(device="cpu")}
+    cpo = SimpleNamespace(beta=2.0, simpo_gamma=0.7, loss_type="simpo", **given)
+    theirs = CPOTrainer.cpo_loss(cpo, chosen, rejected)[0]
+    simpo = DPOOptions(loss_type="sigmoid_norm", reference_free=True, beta=2.0, margin=0.7)
+    torch.testing.assert_close(pair_losses(chosen, rejected, simpo), theirs)
+    cpo.loss_type = "sigmoid"
+    theirs = CPOTrainer.cpo_loss(cpo, chosen, rejected)[0]
+    torch.testing.assert_close(pair_losses(chosen, rejected, DPOOptions(reference_free=True, beta=2.0)), theirs)
+    orpo = SimpleNamespace(beta=0.3, **given)
+    theirs = -ORPOTrainer.odds_ratio_loss(orpo, chosen, rejected)[0]
+    mine = pair_losses(chosen, rejected, DPOOptions(loss_type="orpo", reference_free=True, beta=0.3))
+    torch.testing.assert_close(mine, theirs)
 
 
 def test_smoothed_labels_are_not_trls(trl_dpo):

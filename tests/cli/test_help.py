@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from plait.algorithms.dpo import DPOLoss
 from plait.cli import main
 from plait.cli.help import USUAL, commands, options_of, usual
 
@@ -50,7 +51,7 @@ def test_every_option_has_a_meaning(command: str) -> None:
 def test_an_option_says_what_it_means_to_each_algorithm() -> None:
     """To the default one where that has it; those that mean the same by it as one before them are left out."""
     meanings = {option.name: option.meaning for option in options_of("train")}
-    assert meanings["--options.loss_type"] == "dpo: sigmoid, robust, hinge or ipo; kto (kto): kto or apo_zero_unpaired"
+    assert meanings["--options.loss_type"] == f"dpo: {', '.join(DPOLoss)}; kto (kto): kto or apo_zero_unpaired"
     assert meanings["--options.beta"].startswith(
         "dpo: weight of the KL to the reference that is implied; for ipo its τ"
     )

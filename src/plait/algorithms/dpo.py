@@ -6,6 +6,7 @@ the prompt. Pairs are then fitted as in a reward model. Log-probs of a response 
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from functools import partial
 from typing import Self
@@ -19,36 +20,82 @@ from plait.errors import FlowError
 
 
 class DPOLoss(StrEnum):
-    """With h = log-ratio of the chosen response − log-ratio of the rejected one, ε the label smoothing."""
+    """The loss of a pair of responses, c chosen and r rejected. ρ is a response's log-ratio Σ_t log π − log π_ref,
+    h = ρ_c − ρ_r, and h̄ is h of log-ratios averaged over tokens; ε is the label smoothing, m the margin."""
 
     SIGMOID = "sigmoid"
-    """−(1 − ε) log σ(β h) − ε log σ(−β h) (Rafailov et al. 2023, eq. 7; ε: conservative DPO, Mitchell 2023)."""
+    """−(1 − ε) log σ(β h − m) − ε log σ(m − β h) (Rafailov et al. 2023, eq. 7; ε: conservative DPO, Mitchell 2023;
+    m: Amini et al. 2024, arXiv 2402.10571)."""
+    SIGMOID_NORM = "sigmoid_norm"
+    """The same of h̄: length-normalised DPO (Tülu 3, Lambert et al. 2024, arXiv 2411.15124). Reference-free and with a
+    margin it is SimPO (Meng et al. 2024, arXiv 2405.14734, eq. 6)."""
     ROBUST = "robust"
     """(−(1 − ε) log σ(β h) + ε log σ(−β h)) / (1 − 2ε), unbiased under labels flipped at rate ε (Ray Chowdhury et al.
     2024, arXiv 2403.00409)."""
     HINGE = "hinge"
     """max(0, 1 − β h) (SLiC, Zhao et al. 2023, arXiv 2305.10425)."""
     IPO = "ipo"
-    """(h̄ − 1 / 2β)², with log-ratios averaged over tokens (Azar et al. 2023, arXiv 2310.12036, eq. 17)."""
+    """(h̄ − 1 / 2β)² (Azar et al. 2023, arXiv 2310.12036, eq. 17)."""
+    EXO_PAIR = "exo_pair"
+    """KL((σ(β h), σ(−β h)) ‖ (1 − ε, ε)) (Ji et al. 2024, arXiv 2402.00856, eq. 16)."""
+    NCA_PAIR = "nca_pair"
+    """−log σ(β ρ_c) − ½ log σ(−β ρ_c) − ½ log σ(−β ρ_r) (Chen et al. 2024, arXiv 2402.05369)."""
+    BCO_PAIR = "bco_pair"
+    """−log σ(β ρ_c) − log σ(−β ρ_r) (Jung et al. 2024, arXiv 2404.04656, with a reward shift of 0, as in TRL)."""
+    SPPO_HARD = "sppo_hard"
+    """(ρ_c − 1 / 2β)² + (ρ_r + 1 / 2β)² (Wu et al. 2024, arXiv 2405.00675, eq. 4.7, with probabilities of 1 and 0)."""
+    APO_ZERO = "apo_zero"
+    """1 − σ(β ρ_c) + σ(β ρ_r) (D'Oosterlinck et al. 2024, arXiv 2408.06266, eq. 7)."""
+    APO_DOWN = "apo_down"
+    """σ(β ρ_c) + 1 − σ(β h) (the same, eq. 8)."""
+    ORPO = "orpo"
+    """−β log σ(log odds_c − log odds_r), where odds = p / (1 − p) of p = exp(mean_t log π); with `nll_coef: 1` it is
+    ORPO with λ = β (Hong et al. 2024, arXiv 2403.07691, eq. 6, 7)."""
+
+
+SMOOTHED = (DPOLoss.SIGMOID, DPOLoss.SIGMOID_NORM, DPOLoss.ROBUST, DPOLoss.EXO_PAIR)
+WITH_MARGIN = (DPOLoss.SIGMOID, DPOLoss.SIGMOID_NORM)
 
 
 class DPOOptions(UpdateOptions):
     beta: float = Field(
-        default=0.1, gt=0, description="weight of the KL to the reference that is implied; for ipo its τ"
+        default=0.1,
+        gt=0,
+        description="weight of the KL to the reference that is implied; τ of ipo, λ of orpo",
     )
-    loss_type: DPOLoss = Field(default=DPOLoss.SIGMOID, description="sigmoid, robust, hinge or ipo")
+    loss_type: DPOLoss = Field(default=DPOLoss.SIGMOID, description=", ".join(DPOLoss))
     label_smoothing: float = Field(
-        default=0.0, ge=0, lt=0.5, description="share of labels taken to be wrong (sigmoid and robust)"
+        default=0.0, ge=0, lt=0.5, description=f"share of labels taken to be wrong ({', '.join(SMOOTHED)})"
     )
     reference_free: bool = Field(default=False, description="a uniform reference; needs no reference role")
+    margin: float = Field(
+        default=0.0,
+        ge=0,
+        description="by how much β times the log-ratio of the chosen response should be the higher one "
+        f"({', '.join(WITH_MARGIN)}); SimPO's γ",
+    )
+    nll_coef: float = Field(
+        default=0.0, ge=0, description="weight of the chosen response's −log π, averaged over its tokens"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.label_smoothing and self.loss_type not in (DPOLoss.SIGMOID, DPOLoss.ROBUST):
+        for name, value, losses in (
+            ("label_smoothing", self.label_smoothing, SMOOTHED),
+            ("margin", self.margin, WITH_MARGIN),
+        ):
+            if value and self.loss_type not in losses:
+                raise ValueError(
+                    f"{name} has no effect with loss_type: {self.loss_type}; set `options.{name}` to 0 or "
+                    f"`options.loss_type` to {', '.join(losses[:-1])} or {losses[-1]}"
+                )
+        if self.loss_type is DPOLoss.EXO_PAIR and not self.label_smoothing:
             raise ValueError(
-                f"label_smoothing has no effect with loss_type: {self.loss_type}; set `options.label_smoothing` to 0 "
-                "or `options.loss_type` to sigmoid or robust"
+                "exo_pair compares with labels that may be wrong, and label_smoothing is 0; set "
+                "`options.label_smoothing` to a small share, as 1e-3"
             )
+        if self.loss_type is DPOLoss.ORPO and not self.reference_free:
+            raise ValueError("orpo compares with no reference; set `options.reference_free` to true")
         return self
 
 
@@ -74,33 +121,73 @@ def dpo(pairs: Given, actor: Role, options: DPOOptions, ref: Role | None = None)
 
 
 def dpo_loss(batch: LossBatch, *, options: DPOOptions, ref_logprobs: Tensor | None = None) -> Tensor:
-    """Mean over pairs of the loss named by `loss_type`, see `DPOLoss`.
+    """Mean over pairs of the loss named by `loss_type`, see `DPOLoss`, and of `nll_coef` times the chosen response's
+    −log π averaged over its tokens (Pang et al. 2024, arXiv 2404.19733, eq. 1).
 
     Logs per pair, under TRL's names: `rewards/chosen` and `rewards/rejected` = β · log-ratio, `rewards/accuracies` (a
-    tie, up to rounding, is wrong), `rewards/margins`, `logps/chosen` and `logps/rejected`.
+    tie, up to rounding, is wrong), `rewards/margins`, `logps/chosen` and `logps/rejected`; with `nll_coef` also `nll`.
 
     Args:
         ref_logprobs: [R]; None: the reference is uniform.
     """
     logprobs_N = batch.per_sequence(batch.logprobs)
     ratios_N = logprobs_N if ref_logprobs is None else batch.per_sequence(batch.logprobs - ref_logprobs)
+    lengths_N = batch.per_sequence(batch.mask).clamp(min=1)
+    is_averaged = options.loss_type in AVERAGED
     chosen_P, rejected_P = batch.pairs(ratios_N)
     _log_pairs(batch, logprobs_N, chosen_P, rejected_P, options.beta)
-    logits_P = options.beta * (chosen_P - rejected_P)
-    smoothing = options.label_smoothing
-    match options.loss_type:
-        case DPOLoss.SIGMOID:
-            loss_P = (1 - smoothing) * minus_log_sigmoid(logits_P) + smoothing * minus_log_sigmoid(-logits_P)
-        case DPOLoss.ROBUST:
-            loss_P = (1 - smoothing) * minus_log_sigmoid(logits_P) - smoothing * minus_log_sigmoid(-logits_P)
-            loss_P = loss_P / (1 - 2 * smoothing)
-        case DPOLoss.HINGE:
-            loss_P = (1 - logits_P).clamp(min=0)
-        case DPOLoss.IPO:
-            lengths_N = batch.per_sequence(batch.mask).clamp(min=1)
-            chosen_P, rejected_P = batch.pairs(ratios_N / lengths_N)
-            loss_P = (chosen_P - rejected_P - 1 / (2 * options.beta)) ** 2
+    loss_P = pair_losses(*(batch.pairs(ratios_N / lengths_N) if is_averaged else (chosen_P, rejected_P)), options)
+    if options.nll_coef:
+        nll_P = -batch.pairs(logprobs_N / lengths_N)[0]
+        batch.log("nll", nll_P, per="pair")
+        loss_P = loss_P + options.nll_coef * nll_P
     return batch.mean_over_pairs(loss_P)
+
+
+AVERAGED = (DPOLoss.SIGMOID_NORM, DPOLoss.IPO, DPOLoss.ORPO)
+"""Losses of log-ratios averaged over the tokens of a response; the others take sums."""
+
+
+def pair_losses(chosen_P: Tensor, rejected_P: Tensor, options: DPOOptions) -> Tensor:
+    """The loss [P] of each pair.
+
+    Args:
+        chosen_P, rejected_P: log-ratios to the reference, of `AVERAGED` losses averaged over tokens.
+    """
+    beta, smoothing = options.beta, options.label_smoothing
+    chosen, rejected = beta * chosen_P, beta * rejected_P
+    logits = beta * (chosen_P - rejected_P) - options.margin
+    match options.loss_type:
+        case DPOLoss.SIGMOID | DPOLoss.SIGMOID_NORM:
+            return (1 - smoothing) * minus_log_sigmoid(logits) + smoothing * minus_log_sigmoid(-logits)
+        case DPOLoss.ROBUST:
+            right, wrong = (1 - smoothing) * minus_log_sigmoid(logits), smoothing * minus_log_sigmoid(-logits)
+            return (right - wrong) / (1 - 2 * smoothing)
+        case DPOLoss.HINGE:
+            return (1 - logits).clamp(min=0)
+        case DPOLoss.IPO:
+            return (chosen_P - rejected_P - 1 / (2 * beta)) ** 2
+        case DPOLoss.EXO_PAIR:
+            right = logits.sigmoid() * (-minus_log_sigmoid(logits) - math.log1p(-smoothing))
+            return right + (-logits).sigmoid() * (-minus_log_sigmoid(-logits) - math.log(smoothing))
+        case DPOLoss.NCA_PAIR:
+            lowered = minus_log_sigmoid(-chosen) + minus_log_sigmoid(-rejected)
+            return minus_log_sigmoid(chosen) + lowered / 2
+        case DPOLoss.BCO_PAIR:
+            return minus_log_sigmoid(chosen) + minus_log_sigmoid(-rejected)
+        case DPOLoss.SPPO_HARD:
+            return (chosen_P - 1 / (2 * beta)) ** 2 + (rejected_P + 1 / (2 * beta)) ** 2
+        case DPOLoss.APO_ZERO:
+            return (-chosen).sigmoid() + rejected.sigmoid()
+        case DPOLoss.APO_DOWN:
+            return chosen.sigmoid() + (-logits).sigmoid()
+        case DPOLoss.ORPO:
+            return beta * minus_log_sigmoid(_log_odds(chosen_P) - _log_odds(rejected_P))
+
+
+def _log_odds(logprobs: Tensor) -> Tensor:
+    """log(p / (1 − p)) of log p < 0. Probabilities above 1 − 1e-6 count as that."""
+    return logprobs - (-logprobs.clamp(max=-1e-6).expm1()).log()
 
 
 def _log_pairs(batch: LossBatch, logprobs_N: Tensor, chosen_P: Tensor, rejected_P: Tensor, beta: float) -> None:
