@@ -131,6 +131,10 @@ def test_losses_of_relatives_by_hand():
     found = run_loss(loss_of(dpo, simpo), outputs)  # −log σ(2 ln 2 − ln 2) = ln(1 + 1/2)
     assert found.loss == pytest.approx(math.log(1.5))
     assert found.gradients["logprobs"] == pytest.approx([-1 / 3, -1 / 3, 2 / 3])  # β (1 − σ) = 2/3, of the mean
+    assert found.metrics["rewards/chosen"] == pytest.approx(-4.0)
+    assert found.metrics["rewards/margins"] == pytest.approx(2 * LN2)
+    assert found.metrics["rewards/accuracies"] == 1.0  # the sums, −4 and −2.7, say the opposite
+    assert found.metrics["logps/chosen"] == pytest.approx(-4.0)
     orpo = DPOOptions(loss_type="orpo", reference_free=True, beta=0.5, nll_coef=1.0)
     found = run_loss(loss_of(dpo, orpo), outputs)
     p, q = math.exp(-2), math.exp(-2) / 2

@@ -61,7 +61,7 @@ class DPOOptions(UpdateOptions):
     beta: float = Field(
         default=0.1,
         gt=0,
-        description="weight of the KL to the reference that is implied; τ of ipo, λ of orpo",
+        description="weight of the KL to the reference that is implied; for ipo its τ, for orpo its λ",
     )
     loss_type: DPOLoss = Field(default=DPOLoss.SIGMOID, description=", ".join(DPOLoss))
     label_smoothing: float = Field(
@@ -126,6 +126,7 @@ def dpo_loss(batch: LossBatch, *, options: DPOOptions, ref_logprobs: Tensor | No
 
     Logs per pair, under TRL's names: `rewards/chosen` and `rewards/rejected` = β · log-ratio, `rewards/accuracies` (a
     tie, up to rounding, is wrong), `rewards/margins`, `logps/chosen` and `logps/rejected`; with `nll_coef` also `nll`.
+    As in TRL, rewards are averaged over tokens where there is no reference and the loss averages them.
 
     Args:
         ref_logprobs: [R]; None: the reference is uniform.
@@ -133,10 +134,10 @@ def dpo_loss(batch: LossBatch, *, options: DPOOptions, ref_logprobs: Tensor | No
     logprobs_N = batch.per_sequence(batch.logprobs)
     ratios_N = logprobs_N if ref_logprobs is None else batch.per_sequence(batch.logprobs - ref_logprobs)
     lengths_N = batch.per_sequence(batch.mask).clamp(min=1)
-    is_averaged = options.loss_type in AVERAGED
-    chosen_P, rejected_P = batch.pairs(ratios_N)
-    _log_pairs(batch, logprobs_N, chosen_P, rejected_P, options.beta)
-    loss_P = pair_losses(*(batch.pairs(ratios_N / lengths_N) if is_averaged else (chosen_P, rejected_P)), options)
+    sums_P = batch.pairs(ratios_N)
+    compared_P = batch.pairs(ratios_N / lengths_N) if options.loss_type in AVERAGED else sums_P
+    _log_pairs(batch, logprobs_N, *(compared_P if ref_logprobs is None else sums_P), options.beta)
+    loss_P = pair_losses(*compared_P, options)
     if options.nll_coef:
         nll_P = -batch.pairs(logprobs_N / lengths_N)[0]
         batch.log("nll", nll_P, per="pair")
