@@ -173,8 +173,8 @@ LOSS = (
     Bug(
         "chosen and rejected swapped",
         "plait.algorithms.dpo:dpo_loss",
-        "chosen_P, rejected_P = batch.pairs(ratios_N)\n",
-        "rejected_P, chosen_P = batch.pairs(ratios_N)\n",
+        "pair_losses(*compared_P, options)",
+        "pair_losses(*compared_P[::-1], options)",
         ("algorithms/test_dpo.py::test_dpo_by_hand",),
     ),
     Bug(
