@@ -21,7 +21,7 @@ from plait.cost.model_work import ModelWork
 from plait.cost.move_bound import BoundedMoves
 from plait.cost.moves import move_cost
 from plait.cost.passes import Passes
-from plait.cost.shape_parameters import parameters_of_shape
+from plait.cost.shape_parameters import adapter_parameters, parameters_of_shape
 from plait.cost.workload import Workload
 from plait.dataflow import Dataflow
 from plait.layout.holdings import weights
@@ -29,6 +29,7 @@ from plait.layout.mesh import Layout, Parallelism
 from plait.layout.move import plan_move
 from plait.layout.shards import held_elements, shard
 from plait.models.files.known_shapes import KNOWN
+from plait.models.lora_settings import LoraSettings
 from plait.models.shape import ModelShape
 from plait.policy.decode_ring import COSTS, num_groups
 from plait.policy.packing import GroupTokens
@@ -437,6 +438,21 @@ def test_a_move_is_that_of_the_planner() -> None:
     assert costs.move("actor", Layout.on(range(2), tp=2), Layout.on(range(2), tp=2)).seconds == 0
 
 
+def test_a_move_of_a_role_with_an_adapter_is_of_that_alone() -> None:
+    """A is [2, in], B [out, 2]. B of q, k, v, gate and up is cut, and A of o and down: their halves go the other way."""
+    lora = LoraSettings(rank=2)
+    costs = costs_of(replace(WORK, lora=lora), a_cluster(2))
+    halves, wholes = Layout.on(range(2), tp=2), Layout.on(range(2), dp=2)
+    found, whole = costs.move("actor", halves, wholes), costs_of(WORK, a_cluster(2)).move("actor", halves, wholes)
+    cut = 4 * 2 * (3 * 64 + 64 + 2 * 128 + 128)
+    assert found.bytes == cut * 2
+    assert found.seconds < whole.seconds
+    assert costs.moved_bytes("actor") == 2 * adapter_parameters(SHAPE, lora)
+    assert costs_of(WORK).moved_bytes("actor") == 2 * elements()
+    bound = BoundedMoves(costs).move("actor", halves, wholes)
+    assert 0 < bound.seconds <= found.seconds
+
+
 def test_a_move_takes_what_the_software_takes_beside_its_bytes() -> None:
     """Each of the two sends a half of what is cut, and receives one: two bytes of each number, at 1 kB a second."""
     software = replace(SOFTWARE, switch_s=3.0, pack_bandwidth=1e3)
@@ -447,7 +463,7 @@ def test_a_move_takes_what_the_software_takes_beside_its_bytes() -> None:
     assert found.terms == pytest.approx({**known.terms, "switching": 3.0, "packing": packed / 1e3})
     assert found.seconds == pytest.approx(sum(found.terms.values()))
     assert costs.move("actor", halves, halves).seconds == 0, "where nothing moves, no engine is switched"
-    bound = BoundedMoves(costs, costs.shapes).move("actor", halves, wholes)
+    bound = BoundedMoves(costs).move("actor", halves, wholes)
     assert 3.0 < bound.seconds <= found.seconds
 
 

@@ -11,7 +11,9 @@ from plait.cost.shape_parameters import (
     adapter_parameters,
     packed_adapter_parameters,
 )
+from plait.layout.adapters import adapter_of
 from plait.layout.mesh import Parallelism
+from plait.layout.params import Parameters
 from plait.layout.shards import shard
 from plait.models.lora_settings import LoraSettings
 from plait.models.shape import ModelShape
@@ -35,6 +37,36 @@ def test_adapters_have_as_many_numbers_as_those_of_a_model(family: str, settings
     assert adapter_parameters(shape, settings) == sum(param.numel() for param in view.own.parameters.values())
     ranks = sum(len(param) for name, param in view.own.parameters.items() if "lora_A" in name)
     assert adapter_inputs(shape, settings) == ranks
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: f"rank {settings.rank}")
+@pytest.mark.parametrize(
+    "family", ["llama", "phi3", "gpt_neox", "deepseek_v3", "mixtral", "qwen2_moe", "gpt_oss", "qwen3_5_text", "lfm2"]
+)
+def test_the_parameters_of_an_adapter_follow_from_those_of_the_model(family: str, settings: LoraSettings) -> None:
+    """Their names, shapes and cuts: what moves between the layouts of a role is forecast by them."""
+    from plait.errors import ModelError
+    from plait.models.lora import add_lora
+
+    model = tiny_model(family)
+    parameters = model.trained.parameters
+    try:
+        own = add_lora(model, settings, name="actor", seed=0).trained.parameters
+    except ModelError:
+        pytest.skip("its layers have other names")
+    assert set(adapter_of(parameters, settings.rank, settings.target_modules).params) == set(own.params)
+
+
+def test_the_head_of_a_scalar_model_is_trained_beside_its_adapter() -> None:
+    from plait.models.lora import add_lora
+    from plait.models.scalar_loading import scalar_view
+
+    base = tiny_model("llama")
+    model = scalar_view(base, seed=0)
+    parameters = Parameters((*base.trained.parameters.params, *model.trained.parameters.params))
+    own = add_lora(model, SETTINGS[0], name="critic", seed=0).trained.parameters
+    assert set(adapter_of(parameters, 3, "all-linear").params) == set(own.params)
+    assert sum(param.layer is None for param in own.params) == 1
 
 
 @pytest.mark.parametrize("sizes", [Parallelism(tp=2), Parallelism(tp=4), Parallelism(tp=2, pp=2)], ids=str)

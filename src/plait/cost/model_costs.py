@@ -33,7 +33,7 @@ from plait.layout.params import Parameters
 from plait.models.shape import ModelShape
 from plait.recipes.role_models import SCALAR_ROLES
 from plait.schedule.plan import Mode
-from plait.training.memory import parameter_bytes
+from plait.training.memory import BYTES, parameter_bytes
 
 
 class ModelCosts:
@@ -70,13 +70,14 @@ class ModelCosts:
         self.engine_bytes = workload.engine_bytes
         self._profile = profile
         self.corrections = Corrections({} if profile is None else profile.ratios(cluster.num_devices))
-        self._given = dict(parameters or {})
+        given = dict(parameters or {})
         # Kept by instance: a search asks for the same again and again.
         self.call = cache(self._call)
         self.generation = cache(self._generation)
         self.move = cache(self._move)
         self.offload = cache(self._offload)
-        self._parameters = cache(self._parameters_of)
+        outputs = lambda role: 1 if role in SCALAR_ROLES else None
+        self._parameters = cache(lambda role: given.get(role) or parameters_of_shape(self.shapes[role], outputs(role)))
         self._samples = {node.id: workload.samples_of(flow, node) for node in flow.nodes}
         self._lengths = {node.id: workload.lengths.of(flow.nodes[node.rows].call) for node in flow.nodes}
         self._memory = RoleMemory(workload, self.shapes, self._parameters)
@@ -123,6 +124,10 @@ class ModelCosts:
 
     def held_bytes(self, role: str, layout: Layout, *, trained: bool) -> tuple[int, ...]:
         return self._memory.held(role, layout.parallelism, trained)
+
+    def moved_bytes(self, role: str) -> int:
+        """What moves carry of a role that has no copy: all weights, or its adapter alone."""
+        return self._memory.trained_parameters(role).num_elements * BYTES[self.workload.dtype]
 
     def step_line(self, call: str, layout: Layout) -> tuple[float, float, float]:
         """See `Generating.step_line`."""
@@ -280,7 +285,7 @@ class ModelCosts:
 
     def _move(self, role: str, source: Layout, target: Layout) -> MoveCost:
         cluster = self.cluster.among((*source.mesh.ranks, *target.mesh.ranks))
-        cost = move_cost(self._parameters(role), source, target, self.workload.dtype, cluster)
+        cost = move_cost(self._memory.trained_parameters(role), source, target, self.workload.dtype, cluster)
         return cost.times(self.corrections.move)
 
     def _offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> MoveCost:
@@ -293,8 +298,3 @@ class ModelCosts:
                 -(-n // sizes.dp) * (per.masters + per.moments) for n in self._memory.trained_elements(role, sizes)
             )
         return offload_cost(self.cluster, layout, stage_bytes)
-
-    def _parameters_of(self, role: str) -> Parameters:
-        if role in self._given:
-            return self._given[role]
-        return parameters_of_shape(self.shapes[role], 1 if role in SCALAR_ROLES else None)

@@ -3,16 +3,15 @@ lacks, over its links. Messages, their order and latencies are left out; the res
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Literal
 
 import numpy as np
 
-from plait.cost.costs import CallCost, Costs, MoveCost
+from plait.cost.costs import CallCost, MoveCost
+from plait.cost.model_costs import ModelCosts
 from plait.layout.mesh import Layout
 from plait.layout.shards import stage_bounds
-from plait.models.shape import ModelShape
 from plait.schedule.plan import Mode
 
 LARGE = 16
@@ -20,14 +19,10 @@ LARGE = 16
 
 
 class BoundedMoves:
-    """`costs.Costs`: another's, but for moves.
+    """`costs.Costs`: those of a model, but for moves."""
 
-    Args:
-        shapes: of each role's model.
-    """
-
-    def __init__(self, costs: Costs, shapes: Mapping[str, ModelShape]) -> None:
-        self._costs, self._shapes = costs, shapes
+    def __init__(self, costs: ModelCosts) -> None:
+        self._costs = costs
         self.cluster, self.pool_takes_rest = costs.cluster, costs.pool_takes_rest
         self.process_terms, self.slack = costs.process_terms, costs.slack
         self.engine_bytes, self.keeps_freed = costs.engine_bytes, costs.keeps_freed
@@ -51,9 +46,8 @@ class BoundedMoves:
     def _move(self, role: str, source: Layout, target: Layout) -> MoveCost:
         if source == target:
             return MoveCost(0.0, {}, 0)
-        layers = self._shapes[role].layers
-        whole = Layout.on((0,))
-        num_bytes = self._costs.held_bytes(role, whole, trained=False)[0]
+        layers = self._costs.shapes[role].layers
+        num_bytes = self._costs.moved_bytes(role)
         into_devices, into_nodes = lacking(layers, source, target, self.cluster.devices_per_node)
         cluster = self.cluster.among((*source.mesh.ranks, *target.mesh.ranks))
         share = cluster.software.links

@@ -87,7 +87,7 @@ def _stacked(parameters: Parameters, source: Layout, target: Layout) -> tuple[Pa
     for number, (first, stop) in enumerate(pairwise(cuts)):
         groups: dict[tuple[object, ...], list[Param]] = {}
         for layer in range(first, stop):
-            for param in kinds[layer]:
+            for param in kinds.get(layer, ()):
                 groups.setdefault((param.shape, param.cut, param.sections, param.heads), []).append(param)
         for same in groups.values():
             typical = same[0]

@@ -8,6 +8,7 @@ from functools import cache
 from plait.cost.held_memory import state_bytes
 from plait.cost.shape_parameters import adapter_by_stage
 from plait.cost.workload import Workload
+from plait.layout.adapters import adapter_of
 from plait.layout.mesh import Parallelism
 from plait.layout.params import Parameters
 from plait.layout.shards import elements_by_stage, stage_elements
@@ -29,6 +30,7 @@ class RoleMemory:
         self._elements = cache(self._elements_of)
         self._adapter = cache(self._adapter_of)
         self._held = cache(self._held_of)
+        self.trained_parameters = cache(self._trained_parameters_of)
 
     def held(self, role: str, sizes: Parallelism, trained: bool) -> tuple[int, ...]:
         """By stage, in bytes: of the device with most of them, weights, and with `trained` masters, moments and
@@ -40,6 +42,11 @@ class RoleMemory:
         if self._workload.lora.rank:
             return self._adapter(role, sizes)
         return tuple(once for _, once in stage_elements(self._parameters(role), sizes, 0))
+
+    def _trained_parameters_of(self, role: str) -> Parameters:
+        """What training changes of a role: all parameters, or its adapter alone."""
+        lora, parameters = self._workload.lora, self._parameters(role)
+        return adapter_of(parameters, lora.rank, lora.target_modules) if lora.rank else parameters
 
     def _held_of(self, role: str, sizes: Parallelism, trained: bool) -> tuple[int, ...]:
         workload, dtype = self._workload, self._workload.dtype

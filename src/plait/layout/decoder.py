@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from plait.layout.params import Heads, Param, Parameters
 
+HEAD = "score.weight"
+"""The head of a scalar model."""
+
 
 def decoder_parameters(
     *,
@@ -63,7 +66,7 @@ def decoder_parameters(
         ]
     params.append(Param("model.norm.weight", (hidden,), ends="last"))
     if outputs is not None:
-        return Parameters((*params, Param("head", (outputs, hidden), ends="last")))
+        return Parameters((*params, Param(HEAD, (outputs, hidden), ends="last")))
     if tied:
         return Parameters(tuple(params), {"lm_head.weight": embedding})
     return Parameters((*params, Param("lm_head.weight", (vocabulary, hidden), cut=0, ends="last")))

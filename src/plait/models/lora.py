@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError
+from plait.layout.adapters import EXPERTS, low_rank
 from plait.layout.params import Param, Parameters
 from plait.models.compute import cpu_linear, widened
 from plait.models.draws import generator
@@ -32,9 +32,6 @@ from plait.models.parallel.adapters import dress, partials_of
 from plait.models.parallel.part import Part
 from plait.models.reach import text_modules
 from plait.models.working_weights import OwnPart, adapted_layers, layer_of
-
-_EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
-"""Names that peft takes for those of routers and experts, wherever a family has any."""
 
 
 def add_lora(
@@ -172,7 +169,7 @@ def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
     convolved = {id(module.weight) for module in decoder.modules() if isinstance(module, nn.Conv1d)}
     stacked = (name for name, param in of_layers if param.ndim == 3 and id(param) not in convolved)
     mixtures = tuple(set(map(_mixture_of, stacked)))
-    left_out = {at.rpartition(".")[2] for at in layers if at.startswith(mixtures)} | _EXPERTS if mixtures else set()
+    left_out = {at.rpartition(".")[2] for at in layers if at.startswith(mixtures)} | EXPERTS if mixtures else set()
     names = {name for at in layers if not (name := at.rpartition(".")[2]).isdigit()} - left_out
     targets = names if settings.target_modules == "all-linear" else set(settings.target_modules)
     if unknown := sorted(targets - names):
@@ -234,7 +231,8 @@ def _part_of(base: Model, decoder: Any, settings: LoraSettings) -> Part:
         if at in targets:
             full = f"{base.module.base_model_prefix}.{at}"
             host = weights[parameters.aliases.get(f"{full}.weight", f"{full}.weight")]
-            hosts.append((host, *_params(full, host, type(targets[at]).__name__ == "Conv1D", settings.rank)))
+            is_transposed = type(targets[at]).__name__ == "Conv1D"
+            hosts.append((host, *low_rank(full, host, settings.rank, is_transposed=is_transposed)))
     params = [param for _, *own in hosts for param in own]
     heads = {param.name: param for param in base.trained.parameters.params}
     params += [heads[name] for name in base.parameters_of_views()]
@@ -242,24 +240,6 @@ def _part_of(base: Model, decoder: Any, settings: LoraSettings) -> Part:
     bare = set(range(parameters.num_layers)) - {param.layer for param in own.params}
     assert base.team.pp.size == 1 or not bare, f"layers {sorted(bare)} have no adapter: stages are cut by those that do"
     return Part(base.team, own, partials_of(base.part, hosts))
-
-
-def _params(full: str, host: Param, is_transposed: bool, rank: int) -> tuple[Param, Param]:
-    """A and B of a layer. Tensor parallelism cuts B where it cuts the layer's outputs, A where it cuts its inputs.
-
-    Args:
-        host: its weight.
-        is_transposed: that is [in, out].
-    """
-    num_out, num_in = reversed(host.shape) if is_transposed else host.shape
-    shape_a, shape_b = (rank, num_in), (num_out, rank)
-    plain_a = Param(f"{full}.lora_A.weight", shape_a, layer_of(full))
-    plain_b = Param(f"{full}.lora_B.weight", shape_b, layer_of(full))
-    if host.cut is None or is_transposed:
-        return plain_a, plain_b
-    if host.cut == 0:
-        return plain_a, replace(host, name=plain_b.name, shape=shape_b)
-    return replace(host, name=plain_a.name, shape=shape_a), plain_b
 
 
 def _draw(param: Param, name: str, seed: int) -> Tensor:

@@ -20,13 +20,12 @@ from torch.nn import functional as F
 from plait.data.across import uploaded
 from plait.data.chat import READS_TO_MARKER
 from plait.data.packed import PackedBatch, Span
+from plait.layout.decoder import HEAD
 from plait.models.backbone import Backbone
 from plait.models.backbone_model import BackboneModel
 from plait.models.files.saving import Export, cpu_state
 from plait.models.outputs import Outputs, Said
 from plait.models.working_weights import OwnPart, adapter_name
-
-HEAD = "score.weight"
 
 
 class ScalarModule(nn.Module):

@@ -1,0 +1,56 @@
+"""The parameters of a model's adapter, from those of the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from plait.layout.decoder import HEAD
+from plait.layout.params import Param, Parameters
+
+EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+"""Names that peft takes for those of routers and experts, wherever a family has any."""
+
+
+def adapter_of(parameters: Parameters, rank: int, targets: tuple[str, ...] | Literal["all-linear"]) -> Parameters:
+    """A and B of each linear layer that gets an adapter, and the head of a scalar model, which is trained too
+    (`models.lora`).
+
+    Args:
+        targets: names of layers; `all-linear`: all in the decoder layers, in a mixture of experts but for its MLPs.
+    """
+    layers = [param for param in parameters.params if param.layer is not None and len(param.shape) == 2]
+    mixtures = tuple({_before_experts(param.name) for param in parameters.params if ".experts." in param.name})
+    left_out = EXPERTS | {_leaf(param) for param in layers if param.name.startswith(mixtures)} if mixtures else set()
+    names = {_leaf(param) for param in layers} if targets == "all-linear" else set(targets)
+    adapted = [param for param in layers if _leaf(param) in names - left_out]
+    params = [part for param in adapted for part in low_rank(param.name.removesuffix(".weight"), param, rank)]
+    return Parameters((*params, *(param for param in parameters.params if param.name == HEAD)))
+
+
+def low_rank(at: str, weight: Param, rank: int, *, is_transposed: bool = False) -> tuple[Param, Param]:
+    """A [rank, in] and B [out, rank] of a layer. Tensor parallelism cuts B where it cuts the layer's outputs, A where
+    it cuts its inputs.
+
+    Args:
+        at: the layer's name.
+        weight: [out, in], or [in, out] if `is_transposed`.
+    """
+    num_out, num_in = reversed(weight.shape) if is_transposed else weight.shape
+    name_a, name_b, shape_a, shape_b = f"{at}.lora_A.weight", f"{at}.lora_B.weight", (rank, num_in), (num_out, rank)
+    plain_a, plain_b = Param(name_a, shape_a, weight.layer), Param(name_b, shape_b, weight.layer)
+    if weight.cut is None or is_transposed:
+        return plain_a, plain_b
+    if weight.cut == 0:
+        return plain_a, replace(weight, name=name_b, shape=shape_b)
+    return replace(weight, name=name_a, shape=shape_a), plain_b
+
+
+def _leaf(param: Param) -> str:
+    return param.name.split(".")[-2]
+
+
+def _before_experts(name: str) -> str:
+    """The module around the experts, with its dot; the experts alone where they lie in the layer itself."""
+    around = name[: name.index(".experts.")]
+    return f"{around}.experts." if around.rpartition(".")[2].isdigit() else f"{around}."
