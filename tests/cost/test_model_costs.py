@@ -439,7 +439,7 @@ def test_a_move_is_that_of_the_planner() -> None:
 
 
 def test_a_move_of_a_role_with_an_adapter_is_of_that_alone() -> None:
-    """A is [2, in], B [out, 2]. B of q, k, v, gate and up is cut, and A of o and down: their halves go the other way."""
+    """A is [2, in], B [out, 2]. B of q, k, v, gate, up is cut, and A of o and down: their halves go the other way."""
     lora = LoraSettings(rank=2)
     costs = costs_of(replace(WORK, lora=lora), a_cluster(2))
     halves, wholes = Layout.on(range(2), tp=2), Layout.on(range(2), dp=2)

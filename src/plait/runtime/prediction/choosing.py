@@ -4,7 +4,6 @@ moves."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -59,8 +58,7 @@ Found = TypeVar("Found", Choice, Foretold)
 
 def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "found") -> Choice:
     """The best plan that a search finds: its leaders and the baselines are foretold exactly, and the best of these is
-    taken. Of plans in which roles train together that is one which gains `LEAST_FUSED_GAIN` over the others. Models
-    with adapters are cut where none of the plans has room that leave them whole.
+    taken. Of plans in which roles train together that is one which gains `LEAST_FUSED_GAIN` over the others.
 
     Args:
         name: of the plan.
@@ -68,22 +66,6 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
     Raises:
         ConfigError: none fits in memory; says what is too large.
     """
-    return _whole_first(planning, lambda one: _choose(one, budget, seed, name))
-
-
-def _whole_first(planning: Planning, find: Callable[[Planning], Found]) -> Found:
-    """What is found; of models with adapters where all are whole, if that is taken, or else where they may be cut."""
-    if planning.recipe.lora.rank == 0:
-        return find(planning)
-    with contextlib.suppress(ConfigError):
-        found = find(planning)
-        plan = found.best.plan if isinstance(found, Choice) else found.plan
-        if all(p.tp == p.pp == 1 for p in plan.placements):
-            return found  # else it is a named one: they are cut by a rule
-    return find(replace(planning, cuts_adapted=True))
-
-
-def _choose(planning: Planning, budget: Budget, seed: int, name: str) -> Choice:
     began = budget.clock()
     result = searched(planning, budget, seed)
     # Messages of moves over many devices take seconds to plan: there no more leaders are foretold than are shown.
@@ -135,12 +117,8 @@ def choose_best(planning: Planning, budget: Budget, seed: int = 0) -> Foretold:
     Raises:
         ConfigError: none fits in memory; says what is too large.
     """
-
-    def best(one: Planning) -> Foretold:
-        result = searched(one, budget, seed)
-        return _ranked(one, result, _leaders(one, result, 1), "found", budget.tell)[0][1]
-
-    return _whole_first(planning, best)
+    result = searched(planning, budget, seed)
+    return _ranked(planning, result, _leaders(planning, result, 1), "found", budget.tell)[0][1]
 
 
 def _leaders(planning: Planning, result: SearchResult, most: int) -> list[State]:

@@ -53,8 +53,7 @@ from plait.simulator.steps import Prediction, predict
 class Planning:
     """shapes: by the model's name; calibration: where seconds come from; corrected: by what runs measured; drafts: of
     the run whose lengths are taken, where it guessed; acceptance: of guesses, as a user states it; pools_stay:
-    whether pools and graphs of GPUs are those of the rollout before; to_come: models that earlier stages make;
-    cuts_adapted: whether plans that are looked for may cut models with adapters"""
+    whether pools and graphs of GPUs are those of the rollout before; to_come: models that earlier stages make"""
 
     recipe: Recipe
     flow: Dataflow
@@ -68,7 +67,6 @@ class Planning:
     acceptance: Acceptance = NOTHING_STATED
     pools_stay: bool = False
     to_come: Coming = field(default_factory=dict)
-    cuts_adapted: bool = False
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameters]:
@@ -146,7 +144,7 @@ class Planning:
         tokens = self.recipe.micro_batch_tokens
         halves = (tokens // 2, tokens // 4)[: 1 + self.recipe.finds_lengths] if tokens >= 1024 else ()
         costs = BoundedMoves(self.costs) if self.cluster.num_devices > LARGE else self.costs
-        facts = facts_of_roles(self.recipe, self.models, self.shapes, self.parameters, cuts_adapted=self.cuts_adapted)
+        facts = facts_of_roles(self.recipe, self.models, self.shapes, self.parameters)
         pairs = joint_pairs(self.recipe, self.flow, self.models)
         return PlanProblem(self.graph, costs, facts, halves, pairs=pairs, stage_works=self.costs.stage_works)
 
@@ -210,7 +208,7 @@ class Planning:
             plan = named_plan(name, self.flow, planned, self.cluster.num_devices, cut=cut)
             return self._completed(plan, f"`plan` {name}")
         if name in MAKERS:
-            places = MAKERS[name](self.space) or MAKERS[name](replace(self, cuts_adapted=True).space)
+            places = MAKERS[name](self.space)
             if places is None:
                 helps = remedies("weights", devices := self.cluster.num_devices)
                 why = f"cut as this plan cuts models, one does not fit on {devices} devices"

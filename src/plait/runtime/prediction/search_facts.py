@@ -23,19 +23,16 @@ def facts_of_roles(
     models: Sequence[RoleModel],
     shapes: Mapping[str, ModelShape],
     parameters: Mapping[str, Parameters],
-    *,
-    cuts_adapted: bool,
 ) -> dict[str, RoleFacts]:
     """Role → how it may be cut.
 
     Args:
         shapes: by the model's name; parameters: by the role.
-        cuts_adapted: whether models with adapters may be cut.
     """
     facts = {}
     for model in models:
         shape, own = shapes[model.name], parameters[model.role]
-        cuts = (cuts_adapted or recipe.lora.rank == 0) and not shape.recurrent
+        cuts = not shape.recurrent
         sharded = model.trained and optimizer_of(model.role, recipe).shard_gradients
         facts[model.role] = RoleFacts(
             (1.0,) * shape.layers,
