@@ -157,6 +157,15 @@ def title_of(function: Callable[..., Any]) -> str:
     return str(getattr(inner, "__name__", None) or type(inner).__name__)
 
 
+def saying_where(error: PlaitError, function: Callable[..., Any]) -> PlaitError:
+    """The error about what a function gave, with the place of the function in the user's code; of one of plait's own as
+    it is."""
+    code = getattr(_inner(function), "__code__", None)
+    if code is not None and is_users(function):
+        error.frames = f'  File "{code.co_filename}", line {code.co_firstlineno}, in {title_of(function)}'
+    return error
+
+
 def _inner(function: Callable[..., Any]) -> Any:
     while isinstance(function, functools.partial):
         function = function.func

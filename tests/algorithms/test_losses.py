@@ -30,7 +30,8 @@ from plait.algorithms.rloo import RLOOOptions, rloo
 from plait.algorithms.safe_rlhf import SafeRLHFOptions, safe_rlhf
 from plait.errors import RunError
 from plait.models.outputs import Outputs as ModelOutputs
-from plait.training.loss_batch import MicroBatchLoss, Responses, loss_share
+from plait.training.loss_batch import MicroBatchLoss, Responses
+from plait.training.loss_share import loss_share
 from plait.training.token_means import MiniBatchTotals, TokenMeans
 from tests.algorithms import oracle
 from tests.algorithms.batches import Outputs, leaf, run_loss
@@ -411,7 +412,9 @@ def test_a_loss_must_return_a_scalar_with_a_gradient():
     def constant(batch, value):
         return batch.logprobs.detach().sum() * value
 
-    with pytest.raises(RunError, match=r"loss `vector` must return a scalar tensor .* found one of shape \(2,\)"):
+    with pytest.raises(RunError, match=r"loss `vector` must return a scalar tensor .* found one of shape \(2,\)") as told:
         loss_share(vector, batch, {})
-    with pytest.raises(RunError, match="loss `constant` has no gradient"):
+    assert told.value.frames.endswith(f'test_losses.py", line {vector.__code__.co_firstlineno}, in vector')
+    with pytest.raises(RunError, match="loss `constant` has no gradient") as told:
         loss_share(partial(constant, value=2.0), batch, {})
+    assert told.value.frames.endswith(", in constant"), "as of what it raises, any rank tells it as one process does"

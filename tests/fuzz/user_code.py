@@ -17,7 +17,8 @@ from plait.dataflow import CallKind, Dataflow, Level
 from plait.errors import PlaitError
 from plait.models.outputs import Outputs
 from plait.recipes.algorithm import load_flow, trace_algorithm
-from plait.training.loss_batch import MicroBatchLoss, Responses, loss_share
+from plait.training.loss_batch import MicroBatchLoss, Responses
+from plait.training.loss_share import loss_share
 from plait.training.token_means import MiniBatchTotals, TokenMeans
 
 ROLES = ("actor", "ref", "reward", "critic")

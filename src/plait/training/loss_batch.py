@@ -6,7 +6,7 @@ micro-batch's share of the mini-batch loss; shares add up, so neither loss nor g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -22,7 +22,6 @@ from plait.metric_names import problem_of
 from plait.models.outputs import Outputs
 from plait.training.sequence_sums import PerSequence, SequenceSum, sums_of
 from plait.training.token_means import MiniBatchTotals, TokenMeans
-from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of
 
 Output = TypeVar("Output")
 
@@ -269,31 +268,3 @@ def _check(values: Any, shape: torch.Size, expected: str) -> None:
     if not isinstance(values, Tensor) or values.shape != shape:
         shape_found = tuple(values.shape) if isinstance(values, Tensor) else f"{values!r:.80}"
         raise RunError(f"{expected}, {tuple(shape)}, found {shape_found}")
-
-
-def loss_share(
-    loss: Callable[..., Tensor], batch: MicroBatchLoss, columns: Mapping[str, Tensor], *, needs_gradient: bool = True
-) -> Tensor:
-    """Call the loss and check what it returns, a scalar.
-
-    Args:
-        columns: TOKEN and SAMPLE columns [R], BATCH columns in the shape of their value; all in the loss's dtype.
-
-    Raises:
-        RunError: it raises; or what it returns is not a scalar tensor of real numbers that (where a gradient is needed)
-            depends on what the model computed.
-    """
-    title = title_of(loss)
-    with UserCode(f"the loss `{title}`", RunError, users=is_users(loss), limit_s=CALL_LIMIT_S):
-        share = loss(batch, **columns)
-    expected = f"the loss `{title}` must return a scalar tensor of real numbers (see batch.aggregate)"
-    if not isinstance(share, Tensor):
-        raise RunError(f"{expected}, found {type(share).__name__} {share!r:.80}")
-    if share.shape != () or not share.dtype.is_floating_point:
-        raise RunError(f"{expected}, found one of shape {tuple(share.shape)} and dtype {share.dtype}")
-    if needs_gradient and not share.requires_grad:
-        raise RunError(
-            f"the loss `{title}` has no gradient: it depends neither on batch.logprobs, batch.entropies or "
-            "batch.logprobs_at (a language model) nor on batch.values or batch.scores (a scalar model)"
-        )
-    return share

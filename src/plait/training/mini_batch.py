@@ -19,7 +19,8 @@ from plait.dataflow import Column, Level, Node
 from plait.errors import RunError
 from plait.models.outputs import Outputs
 from plait.policy.packing import MicroBatch
-from plait.training.loss_batch import MicroBatchLoss, Responses, loss_share
+from plait.training.loss_batch import MicroBatchLoss, Responses
+from plait.training.loss_share import loss_share
 from plait.training.token_means import MiniBatchTotals, TokenMeans
 from plait.training.trainer_settings import SampleSettings
 from plait.user_code import UserCode, is_users, title_of
