@@ -412,7 +412,9 @@ def test_a_loss_must_return_a_scalar_with_a_gradient():
     def constant(batch, value):
         return batch.logprobs.detach().sum() * value
 
-    with pytest.raises(RunError, match=r"loss `vector` must return a scalar tensor .* found one of shape \(2,\)") as told:
+    with pytest.raises(
+        RunError, match=r"loss `vector` must return a scalar tensor .* found one of shape \(2,\)"
+    ) as told:
         loss_share(vector, batch, {})
     assert told.value.frames.endswith(f'test_losses.py", line {vector.__code__.co_firstlineno}, in vector')
     with pytest.raises(RunError, match="loss `constant` has no gradient") as told:

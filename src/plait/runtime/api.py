@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, is_dataclass, replace
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from torch.nn import Module
 
 from plait.cost.placement import num_devices
@@ -69,7 +70,7 @@ def train(
         resume: continue the run in `run_dir`.
         trust_run_code: run the flow and rewards that a recipe file in a run's own folder names.
         keys: recipe keys; a section is a dict (`sampling={"temperature": 0.9}`) and is laid over the recipe's, as
-            `options` are; beside an `algorithm`, of which the recipe's may not be, `options` take their place. A list
+            `options` are, or an object of their class; beside an `algorithm`, of which the recipe's may not be, `options` take their place. A list
             of sources takes the place of `data`.
 
     Returns:
@@ -249,7 +250,12 @@ def flattened(name: str, value: Any, *, replaces: bool = False) -> list[tuple[st
 
 
 def _as_said(value: Any) -> Any:
-    """The same in the words of a recipe: of a path, of what names a function, of an array. A tuple becomes a list."""
+    """The same in the words of a recipe: of a path, of what names a function, of an array, of options and settings as
+    an object, of which the values count that were set. A tuple becomes a list."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json", exclude_unset=True)
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
     value = value.tolist() if hasattr(value, "tolist") else value  # of NumPy or torch
     if isinstance(value, list | tuple):
         return [_as_said(item) for item in value]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from plait.algorithms.grpo import GRPOOptions
 from plait.errors import ConfigError
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
@@ -158,11 +160,18 @@ def test_a_key_beside_the_stages_may_be_for_one_of_them(tmp_path: Path) -> None:
         outline(load_stages(path).foreseen("first"))
 
 
+@dataclass
+class Mine:
+    weight: float
+
+
 def test_options_given_with_an_algorithm_take_the_place_of_a_files(tmp_path: Path) -> None:
     path = tmp_path / "ppo.yaml"
     path.write_text("model: m\ndata: {source: d}\nalgorithm: ppo\noptions: {gamma: 0.9}\n")
     options = {"kl_coef": 0.1}
     assert load_recipe(path, flattened("options", options)).options == {"gamma": 0.9, "kl_coef": 0.1}
     assert load_recipe(path, flattened("options", options, replaces=True)).options == options
+    assert flattened("options", GRPOOptions(kl_coef=0.1)) == [("options.kl_coef", 0.1)]
+    assert flattened("options", Mine(0.5), replaces=True) == [("options", {"weight": 0.5})]
     of_stage = flattened("policy", {"algorithm": "grpo", "options": options})
     assert of_stage == [("policy.algorithm", "grpo"), ("policy.options", options)]
