@@ -70,8 +70,8 @@ def train(
         resume: continue the run in `run_dir`.
         trust_run_code: run the flow and rewards that a recipe file in a run's own folder names.
         keys: recipe keys; a section is a dict (`sampling={"temperature": 0.9}`) and is laid over the recipe's, as
-            `options` are, or an object of their class; beside an `algorithm`, of which the recipe's may not be, `options` take their place. A list
-            of sources takes the place of `data`.
+            `options` are, which may be an object of their class too; beside an `algorithm`, of which the recipe's may
+            not be, `options` take their place. A list of sources takes the place of `data`.
 
     Returns:
         The outcome; of several stages that of the last one that ran.
