@@ -47,3 +47,14 @@ def test_a_python_that_cannot_look_after_processes_is_refused_before_anything_is
     monkeypatch.delattr(os, "waitid")
     assert main(["profile", "--model", "smollm2-135m"]) == 2
     assert "processes of ranks need Python 3.13 or newer on macOS" in capsys.readouterr().err
+
+
+def test_a_cache_that_cannot_be_written_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(measuring, "measure", lambda *of, quick: pytest.fail("measured"))
+    assert main(["profile", "--model", "smollm2-135m"]) == 2
+    told = capsys.readouterr().err
+    assert f"{tmp_path}/file/profiles, which cannot be written (Not a directory); set PLAIT_CACHE" in told

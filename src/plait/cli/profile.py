@@ -56,8 +56,11 @@ def profile(
     config = read_config(model)
     model_shape(model)
     _check_device(device, dtype)
-    from plait.cost.kept_profiles import keep_profile, save_profile
+    from plait.cost.kept_profiles import check_kept, keep_profile, save_profile
     from plait.cost.measured.measuring import measure
+
+    if out is None:
+        check_kept()
 
     measured = measure(model, config, dtype, device, threads, quick=quick)
     if out is None:

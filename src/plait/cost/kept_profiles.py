@@ -8,13 +8,14 @@ import re
 from dataclasses import astuple
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from pydantic import ValidationError
 
 from plait.cost.hardware import GIB, known_device
 from plait.cost.profile import Profile
 from plait.data.package_file import cache_folder
-from plait.errors import DataError
+from plait.errors import ConfigError, DataError
 from plait.file_form import FileForm
 from plait.output import write_file
 from plait.settings import what_is_refused
@@ -85,6 +86,24 @@ def _all_kept() -> list[Profile]:
             if path == profile_path(profile):
                 profiles.append(profile)
     return profiles
+
+
+def check_kept() -> None:
+    """See that profiles can be kept, before one is measured.
+
+    Raises:
+        ConfigError: their folder cannot be written.
+    """
+    folder = cache_folder() / "profiles"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"the profile would be kept in {folder}, which cannot be written ({error.strerror}); set PLAIT_CACHE to a "
+            "folder that can be, or name a file with --out"
+        ) from None
 
 
 def keep_profile(profile: Profile) -> Path:

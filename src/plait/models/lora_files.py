@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,11 +81,19 @@ def save_adapter(model: Model, folder: str | Path) -> None:
 
     def write(work: Path) -> None:
         config.save_pretrained(work)
+        _in_order(work / CONFIG)
         save_file(tensors, work / "adapter_model.safetensors", metadata={"format": "pt"})
         if (tokenizer := model.tokenizer_of_folder()) is not None:
             tokenizer.save_pretrained(work)
 
     write_folder(folder, write)
+
+
+def _in_order(path: Path) -> None:
+    """Peft keeps names of layers as a set, which it writes in another order each time."""
+    config = read_object(path)
+    targets = config["target_modules"]
+    path.write_text(json.dumps({**config, "target_modules": sorted(targets)}, indent=2, sort_keys=True))
 
 
 def _base_of(model: Model) -> str | None:

@@ -187,6 +187,16 @@ def test_a_folder_of_a_run_is_told_where_its_model_is(tmp_path: Path, look: Call
 
 
 @pytest.mark.parametrize("look", [hub.resolve, hub.read_config])
+def test_a_file_is_no_model(tmp_path: Path, look: Callable[[str], object]):
+    for name, kind in (("m.gguf", "a GGUF file, which holds weights for other programs"), ("m.safetensors", "a file")):
+        (tmp_path / name).write_bytes(b"GGUF")
+        with pytest.raises(
+            ModelError, match=rf"{name}' is {kind}; expected a folder with config\.json and safetensors"
+        ):
+            look(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("look", [hub.resolve, hub.read_config])
 def test_a_name_that_is_nothing_offers_the_nearest_alias(look: Callable[[str], object]):
     with pytest.raises(ModelError, match=r"model: 'smolm2-135m' is neither .* Did you mean 'smollm2-135m-instruct'\?"):
         look("smolm2-135m")

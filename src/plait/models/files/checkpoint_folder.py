@@ -64,7 +64,13 @@ def check_folder(folder: Path, name: str) -> None:
 
 
 def check_config_there(folder: Path, name: str) -> None:
-    """Raises ModelError where a folder has no `config.json`; says what else it is, if it is a run's."""
+    """Raises ModelError where a folder has no `config.json`, or is a file; says what else it is, if it is a run's."""
+    if folder.is_file():
+        kind = "a GGUF file, which holds weights for other programs" if folder.suffix == ".gguf" else "a file"
+        raise ModelError(
+            f"model: {name!r} is {kind}; expected a folder with config.json and safetensors, as Transformers' "
+            "`save_pretrained` writes"
+        )
     if (folder / "config.json").is_file():
         return
     run = run_holding(folder)
@@ -80,6 +86,6 @@ def check_config_there(folder: Path, name: str) -> None:
 def _check_whole(folder: Path, name: str) -> None:
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise ModelError(
-            f"model: {name!r} holds a LoRA adapter alone, which only `plait generate` and `plait eval` take; give a "
-            "whole model: `plait export RUN_DIR --out FOLDER` writes one of a run, peft's `merge_and_unload` of others."
+            f"model: {name!r} holds a LoRA adapter alone; give a whole model here: "
+            "`plait export RUN_DIR --out FOLDER` writes one of a run, peft's `merge_and_unload` of others."
         )

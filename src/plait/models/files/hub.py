@@ -154,7 +154,7 @@ def read_config(name: str) -> dict[str, Any]:
     folder = Path(at_home(name, "model"))
     with looking_at(name):
         exists = folder.exists()
-        if folder.is_dir():
+        if exists:
             check_config_there(folder, name)
     if exists:
         path = folder / "config.json"
