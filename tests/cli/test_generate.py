@@ -318,6 +318,46 @@ class Broken(Engine):
         return super().step()
 
 
+def alike(rows: list[dict]) -> list[dict]:
+    """The same but for the rounding of forwards with other samples in the batch."""
+    return [row | {"logprobs": pytest.approx(row["logprobs"], rel=1e-5)} for row in rows]
+
+
+@pytest.mark.process
+def test_several_processes_draw_the_same(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the seed alone, and in the order of the prompts. What is missing may be drawn by another number of them."""
+    assert main(given) == 0
+    alone = rows(tmp_path)
+    assert main([*given, "--devices", "2", "--overwrite", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert rows(tmp_path) == alike(alone)
+    assert (figures["samples"], figures["tokens"], figures["limit_share"]) == (4, 17, None)
+    (tmp_path / "out.jsonl").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("plait.runtime.evaluating.generate.Engine", Broken)
+        assert main(given) not in (0, 2)
+    assert main([*given, "--devices", "3", "--resume"]) == 0
+    assert capsys.readouterr().out.startswith("2 samples")
+    assert rows(tmp_path) == alike(alone)
+
+
+@pytest.mark.process
+def test_what_several_processes_cannot_do_is_told_as_one_tells_it(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(given[given.index("--model") + 1])
+    shutil.copytree(folder, tmp_path / "broken")
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"no weights")
+    broken = [str(tmp_path / "broken") if word == str(folder) else word for word in given]
+    told = []
+    for count in ("1", "2"):
+        told.append((main([*broken, "--devices", count]), capsys.readouterr().err.partition("error:")[2]))
+    assert told[0] == told[1]
+    assert told[0][1]
+
+
 def test_responses_that_were_finished_outlive_a_run_that_breaks_off(
     given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -503,7 +543,7 @@ def test_meter_counts_mixed_steps_with_the_prompts() -> None:
     meter.step(mixed, 2.5, kv_bytes=50)
     meter.step(decode, 0.5, kv_bytes=70)
     meter.step(decode, 0.3, kv_bytes=60)
-    figures = GenerationReport((), 0, 4.0, meter, limit_s=1.0).figures()
+    figures = GenerationReport(0, 0, 4.0, meter, limit_s=1.0).figures()
     assert figures["tokens"] == 11
     assert figures["tokens_per_s"] == pytest.approx(11 / 4)
     assert figures["packing_seconds"] == 0.5

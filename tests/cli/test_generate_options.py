@@ -154,7 +154,7 @@ def test_missing_prompts_and_system_message(ask, tmp_path: Path) -> None:
 def test_empty_prompts_sent_raw(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = None
-    monkeypatch.setattr("plait.runtime.evaluating.generate.load_tokenizer", lambda _: tokenizer)
+    monkeypatch.setattr("plait.runtime.evaluating.generate_job.load_tokenizer", lambda _: tokenizer)
     (tmp_path / "mine.jsonl").write_text('{"prompt": "a"}\n{"prompt": ""}\n')
     code, error = ask(prompts=tmp_path / "mine.jsonl")
     assert (code, "mine.jsonl:2: the prompt is empty" in error, "`--prompts`" in error) == (2, True, True)

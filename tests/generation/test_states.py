@@ -135,7 +135,7 @@ def test_nothing_is_guessed() -> None:
     model = tiny_model(FAMILY, dtype=torch.float32)
     for exact in (False, True):
         assert isinstance(Engine(model, SamplingSettings(exact=exact)).speculates, NoSpeculation)
-    with pytest.raises(ConfigError, match=r"^sampling\.speculation is 3, but some layers .* set it to auto or off"):
+    with pytest.raises(ConfigError, match=r"^`sampling\.speculation` is 3, but some layers .* set it to auto or off"):
         Engine(model, SamplingSettings(speculation=3))
     engine = Engine(model, SamplingSettings())
     engine.add(Request(Prompt(0, "", (5, 6, 7)), 1, FREE, NoiseKey(0)))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from plait.cli.kept import Kept
     from plait.data.sources import Source
     from plait.generation.settings import Sampling, SamplingSettings
-    from plait.runtime.evaluating.generate import Job
+    from plait.runtime.evaluating.generate_job import Job
 
 
 def generate(options: Options) -> int:
@@ -51,12 +51,10 @@ def _generate(options: Options) -> int:
         opening(title_of("generate", None), _facts(options, source)),
     ):
         from plait.models.devices import check_cuda
-        from plait.runtime.evaluating.generate import generate as run
-        from plait.runtime.process import set_up
+        from plait.runtime.processes.generating import generate as run
 
         if options.device == "cuda":
             check_cuda(options.dtype, "--device")
-        set_up(options.threads)
         try:
             report = run(_job(options, sampling, source, lengths, history), kept.add, kept.done)
             if report.is_whole:
@@ -78,11 +76,12 @@ def _generate(options: Options) -> int:
 def _facts(options: Options, source: Source) -> dict[str, str]:
     how = "greedy" if options.temperature == 0 else f"temperature {options.temperature:g}"
     samples = f", {options.n} samples each" if options.n > 1 else ""
+    several = [f"{options.devices} processes"] if options.devices > 1 else []
     return {
         "model": options.model,
         "prompts": f"{len(source):,} of {source.name}{samples}",
         "sampling": f"{how}, at most {options.max_tokens} tokens",
-        "device": f"{options.device}, {options.dtype}",
+        "device": ", ".join([options.device, *several, options.dtype]),
         "out": f"{options.out} (to be continued)" if options.resume else str(options.out),
     }
 
@@ -186,7 +185,7 @@ def _job(
     history: list[Path],
 ) -> Job:
     """The options in the words of the runtime."""
-    from plait.runtime.evaluating.generate import Job
+    from plait.runtime.evaluating.generate_job import Job
 
     return Job(
         options.model,
@@ -200,6 +199,8 @@ def _job(
         seed=options.seed,
         dtype=options.dtype,
         device=options.device,
+        devices=options.devices,
+        threads=options.threads,
     )
 
 

@@ -55,7 +55,7 @@ class Options:
     lengths: Place | None = None
     """JSONL of lists, one per prompt: the exact lengths of its n responses, for timing."""
     max_running: Whole | None = None
-    """Samples decoded at the same time; by default 64, on a GPU 256."""
+    """Samples decoded at the same time by each process; by default 64, on a GPU 256."""
     kv_tokens: Whole | None = None
     """Tokens that the cache holds at most; by default what max_running samples may need."""
     speculation: str = "auto"
@@ -71,8 +71,10 @@ class Options:
     """float32, bfloat16 or float64, of the weights."""
     device: Literal["cpu", "cuda"] = "cpu"
     """cpu or cuda."""
+    devices: Whole = 1
+    """Processes that each answer a part of the prompts, with a copy of the model; with --device cuda, GPUs."""
     threads: Whole = 0
-    """CPU threads; 0 is one per core."""
+    """CPU threads of each process; 0 is one per core, divided among the processes."""
     as_json: Annotated[bool, Parameter(name="--json")] = False
     """Print the figures as JSON."""
 
@@ -93,6 +95,7 @@ _OPTIONS = {
     "`data.system_prompt`": "`--system-prompt`",
     "set `data.prompt_column`": "name the one with the prompts `prompt`",
     "`model`": "`--model`",
+    "`sampling.speculation`": "`--speculation`",
     ", or reasoning_gym:TASK": "",
     ", or give text prompts with `data.chat_template: false`": "",
 }
@@ -114,6 +117,7 @@ def check_numbers(options: Options) -> None:
         ("--top-k", options.top_k, 0, MOST),
         ("--kv-tokens", options.kv_tokens, BLOCK_TOKENS, MOST),
         ("--seed", options.seed, 0, 2**63 - 1),
+        ("--devices", options.devices, 1, 4096),
         ("--threads", options.threads, 0, 4096),
         ("--stop-token-ids", min(options.stop_token_ids or (0,)), 0, MOST),
     ):

@@ -11,16 +11,13 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from plait.errors import ConfigError, RunError
 from plait.file_form import FileForm
 from plait.file_lock import is_taken
 from plait.observe.run_log import cut_torn_line, encode_row, read_rows
 from plait.output import why_not_written
-
-if TYPE_CHECKING:
-    from plait.data.records import Sample
 
 FORM = FileForm("generation")
 
@@ -73,11 +70,12 @@ class Kept:
         """(row, sample) of every finished response."""
         return {(row["row"], row["sample"]) for row in self.rows}
 
-    def add(self, sample: Sample) -> None:
-        """Raises RunError where the file system refuses it, or another process has begun to write there."""
-        from plait.runtime.evaluating.generation_report import row_of
+    def add(self, row: dict[str, Any]) -> None:
+        """A finished response (`generation_report.row_of`).
 
-        row = row_of(sample)
+        Raises:
+            RunError: the file system refuses it, or another process has begun to write there.
+        """
         head = b"" if self.rows else encode_row({"format": FORM.format, "version": FORM.version, "asked": self._asked})
         try:
             if self._fd < 0 and not self._taken(os.O_RDWR | os.O_CREAT | os.O_EXCL):

@@ -65,12 +65,8 @@ def resolve_plan(
         label, plan = f"plan `{recipe.plan}`", _from_file(recipe)
     check_devices(recipe, plan, nodes)
     plan = on_nodes(plan, nodes, label)
-    _check_adapters(recipe, plan, label)
     plan = complete(plan, flow, planned, label)
-    check_sharded(recipe, plan, label)
-    check_uncut(plan, models, shapes, label)
-    _check_exact(recipe, plan, models)
-    _check_prefill(recipe, plan, label)
+    check_plan(recipe, plan, models, shapes, label)
     if plan.num_ranks > 1:
         parameters = parameters_of(models)
         if recipe.plan in NAMES:
@@ -183,6 +179,18 @@ def check_devices(recipe: Recipe, plan: Plan, nodes: int) -> None:
             )
 
 
+def check_plan(
+    recipe: Recipe, plan: Plan, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape], label: str
+) -> None:
+    """Raises ConfigError where a completed plan and the recipe, or a model, do not go together. Begins with `label`
+    where the plan is what can be changed."""
+    _check_adapters(recipe, plan, label)
+    _check_sharded(recipe, plan, label)
+    check_uncut(plan, models, shapes, label)
+    _check_exact(recipe, plan, models)
+    _check_prefill(recipe, plan, label)
+
+
 def _check_adapters(recipe: Recipe, plan: Plan, label: str) -> None:
     if recipe.lora.rank > 0 and (dropped := next((p for p in plan.placements if p.after == "drop"), None)):
         raise ConfigError(
@@ -191,7 +199,7 @@ def _check_adapters(recipe: Recipe, plan: Plan, label: str) -> None:
         )
 
 
-def check_sharded(recipe: Recipe, plan: Plan, label: str) -> None:
+def _check_sharded(recipe: Recipe, plan: Plan, label: str) -> None:
     """Raises ConfigError, which begins with `label`, where a completed plan trains a model in stages whose gradients
     are to be divided."""
     for placement in plan.placements:

@@ -36,6 +36,15 @@ def check_exact(settings: SamplingSettings, model: LanguageModel) -> None:
         )
 
 
+def check_guesses(settings: SamplingSettings, *, keeps_state: bool) -> None:
+    """Raises ConfigError where guesses are asked for, and layers of the model keep a state."""
+    if keeps_state and settings.speculation not in ("off", "auto"):
+        raise ConfigError(
+            f"`sampling.speculation` is {settings.speculation}, but some layers of the model keep a state, which "
+            "cannot be taken back where a guess is wrong; set it to auto or off"
+        )
+
+
 def check_new(request: Request, pending: Collection[int], started: Collection[Key]) -> None:
     """Raises CallError where samples that a request asks for are in flight, or others of its prompt wait to start."""
     uid = request.prompt.uid

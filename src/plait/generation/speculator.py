@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from plait.errors import ConfigError
+from plait.generation.checks import check_guesses
 from plait.generation.draft_steps import DraftSteps
 from plait.generation.forward import PACK_STEPS, Forward
 from plait.generation.model_drafter import ModelDrafter
@@ -51,11 +51,7 @@ def speculator_of(settings: SamplingSettings, forward: Forward, *, keep_memory: 
             for.
     """
     how = settings.speculation
-    if how not in ("off", "auto") and recurrent_layers_of(forward.model.config):
-        raise ConfigError(
-            f"sampling.speculation is {how}, but some layers of the model keep a state, which cannot be taken back "
-            "where a guess is wrong; set it to auto or off"
-        )
+    check_guesses(settings, keeps_state=bool(recurrent_layers_of(forward.model.config)))
     if how == "off" or (how == "auto" and not forward.may_be_steady):
         return NoSpeculation()
     if how == "auto":

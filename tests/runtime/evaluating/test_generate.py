@@ -13,7 +13,8 @@ from plait.data.sources import Source, read_jsonl
 from plait.errors import DataError
 from plait.generation.settings import MIN_POOL_BYTES, Sampling, SamplingSettings
 from plait.generation.speculator import Speculator
-from plait.runtime.evaluating import generate
+from plait.runtime.evaluating import generate_job
+from plait.runtime.processes.generating import generate
 from plait.speculation.pool import most_entries
 
 ROOM = most_entries(MIN_POOL_BYTES)
@@ -50,7 +51,7 @@ def told(tiny_folder: Path, history: list[Path], monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Speculator, "recall", lambda self, *sample: heard.append(sample))
     prompts = history[0].with_name("prompts.jsonl")
     prompts.write_text('{"prompt": "what is 7?"}\n')
-    job = generate.Job(
+    job = generate_job.Job(
         str(tiny_folder),
         Source("prompts", tuple(read_jsonl(prompts))),
         Sampling(max_tokens=2),
@@ -58,7 +59,7 @@ def told(tiny_folder: Path, history: list[Path], monkeypatch: pytest.MonkeyPatch
         dtype="float32",
         history=history,
     )
-    generate.generate(job, lambda sample: None)
+    generate(job, lambda row: None)
     return [(prompt_ids, list(token_ids), list(logprobs)) for prompt_ids, token_ids, logprobs in heard]
 
 
@@ -73,7 +74,7 @@ def test_the_rows_of_one_file_are_held_at_a_time(
         read.append(weakref.ref(rows))
         return rows
 
-    monkeypatch.setattr(generate, "read_jsonl", reading)
+    monkeypatch.setattr(generate_job, "read_jsonl", reading)
     heard = told(tiny_folder, files(tmp_path, 2, 3, 1), monkeypatch)
     assert len(read) == 3
     assert heard == [

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -63,12 +65,20 @@ class Meter:
             f"cache {held_tokens:,} tokens{use} in {occupancy.kv_bytes / 2**20:,.1f} MiB"
         )
 
+    def __add__(self, other: Meter) -> Meter:
+        """What two processes side by side counted."""
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMS}
+        return Meter(**sums, packing_seconds=max(self.packing_seconds, other.packing_seconds))
+
+
+_SUMS = ("tokens", "prefill_tokens", "prefill_seconds", "decode_tokens", "decode_step_s", "kv_peak_bytes")
+
 
 @dataclass(frozen=True)
 class GenerationReport:
-    """Samples in the order of the prompts, and how fast they came."""
+    """How many samples there are, and how fast they came."""
 
-    samples: tuple[Sample, ...]
+    num_samples: int
     """Those that ended."""
     num_asked: int
     """Samples; more than there are where the run was interrupted."""
@@ -80,23 +90,40 @@ class GenerationReport:
     """See `Refusals.compiled`."""
     speculation: Counts | None = None
     """See `Engine.speculation`."""
+    processes: int = 1
+    """That drew them side by side."""
+
+    @classmethod
+    def of_all(cls, parts: Sequence[GenerationReport]) -> GenerationReport:
+        """What processes side by side report. What their machine can at most is not known."""
+        counts = [part.speculation for part in parts if part.speculation is not None]
+        return cls(
+            sum(part.num_samples for part in parts),
+            sum(part.num_asked for part in parts),
+            max(part.seconds for part in parts),
+            reduce(add, (part.meter for part in parts)),
+            None,
+            parts[0].not_compiled,
+            reduce(add, counts) if counts else None,
+            len(parts),
+        )
 
     @property
     def is_whole(self) -> bool:
-        return len(self.samples) == self.num_asked
+        return self.num_samples == self.num_asked
 
     def figures(self) -> dict[str, Any]:
         """For `--json`. `tokens` counts those of unfinished samples as well."""
         meter = self.meter
         steps_ms = [1000 * seconds for seconds in meter.decode_step_s] or [0.0]
         return {
-            "samples": len(self.samples),
+            "samples": self.num_samples,
             "tokens": meter.tokens,
             "seconds": self.seconds,
             "tokens_per_s": _rate(meter.tokens, self.seconds),
             "packing_seconds": meter.packing_seconds,
-            "prefill_tokens_per_s": _rate(meter.prefill_tokens, meter.prefill_seconds),
-            "decode_tokens_per_s": _rate(meter.decode_tokens, sum(meter.decode_step_s)),
+            "prefill_tokens_per_s": self.processes * _rate(meter.prefill_tokens, meter.prefill_seconds),
+            "decode_tokens_per_s": self.processes * _rate(meter.decode_tokens, sum(meter.decode_step_s)),
             "step_ms": {f"p{q}": float(np.percentile(steps_ms, q)) for q in (50, 90, 99)},
             "kv_peak_bytes": meter.kv_peak_bytes,
             "limit_share": None if self.limit_s is None else self.limit_s / self.seconds,

@@ -18,7 +18,7 @@ from plait.cost.model_parameters import parameters_of
 from plait.cost.move_bound import LARGE, BoundedMoves
 from plait.cost.offload_policy import OffloadPolicy
 from plait.cost.placed import Facts, Placed
-from plait.cost.placement import check_layouts, check_sharded, on_cluster, on_nodes, planned_models, with_room
+from plait.cost.placement import check_layouts, check_plan, on_cluster, on_nodes, planned_models, with_room
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.spent_memory import is_open, with_all_kept, with_idle_away, with_memory_spent, with_pools_kept
 from plait.cost.workload import Workload
@@ -156,7 +156,7 @@ class Planning:
         """Raises UserError where a run could not follow it."""
         whole = complete(plan, self.flow, planned_models(self.models, self.shapes), label)
         check_layouts(whole, self.parameters, label)
-        check_sharded(self.recipe, whole, label)
+        check_plan(self.recipe, whole, self.models, self.shapes, label)
         check_engine_plan(self.recipe, whole.name, whole.num_ranks)
         return whole
 

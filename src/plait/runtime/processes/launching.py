@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from plait.errors import RunError, UserError
+from plait.launch.failures import WorkerError
 from plait.launch.local import LocalProcesses
 from plait.launch.node import Node
 from plait.recipes.recipe import Recipe
@@ -40,6 +43,18 @@ def launcher_of(
         status=(status, LINE_BYTES),
         nodes=nodes,
     )
+
+
+def as_alone(error: WorkerError, *, peers: bool = True) -> Exception:
+    """What the user is told: an error of the input, or of the leader's, as one process would say it.
+
+    Args:
+        peers: whether what the other ranks did meanwhile has to do with it.
+    """
+    cause = error.__cause__
+    if isinstance(cause, UserError) or (isinstance(cause, RunError) and error.failure.rank == LEADER):
+        return cause
+    return RunError(str(error.failure if peers else replace(error.failure, peers=())))
 
 
 def crowding(num_ranks: int, threads: int, cores: int) -> str:

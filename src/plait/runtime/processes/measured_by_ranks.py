@@ -6,7 +6,6 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from plait.errors import RunError, UserError
 from plait.launch.failures import WorkerError
 from plait.launch.local import LocalNode
 from plait.observe.loading import loading
@@ -14,7 +13,7 @@ from plait.observe.progress import Progress
 from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.folder.history import Origin
 from plait.runtime.inputs.prepared import Prepared
-from plait.runtime.processes.launching import RUN_S, crowding, launcher_of, still_loading
+from plait.runtime.processes.launching import RUN_S, as_alone, crowding, launcher_of, still_loading
 from plait.runtime.processes.nodes import threads_of
 from plait.runtime.processes.progress_relay import ProgressRelay
 from plait.runtime.processes.worker import Job, Worker
@@ -52,7 +51,4 @@ def measured_by_ranks(prepared: Prepared) -> Evaluation:
                     group.submit(range(1, num_ranks), "run")
                     return leader.result(RUN_S)
             except WorkerError as error:
-                cause = error.__cause__
-                if isinstance(cause, UserError) or (isinstance(cause, RunError) and error.failure.rank == LEADER):
-                    raise cause from None
-                raise RunError(str(error.failure)) from error
+                raise as_alone(error) from error

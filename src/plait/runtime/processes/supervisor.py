@@ -4,20 +4,14 @@ them, and turns whatever ends one into an error. No rows pass through here."""
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from plait.checkpoint.store import CheckpointStore
 from plait.errors import RESUME, RunError, UserError
-from plait.launch.failures import Ended, Failure, NodeLost, WorkerError, as_said
+from plait.launch.failures import Ended, NodeLost, WorkerError, as_said
 from plait.launch.local import LocalNode, LocalProcesses
-from plait.launch.local_group import LocalGroup
 from plait.launch.nodes.gathering import Gathered
 from plait.observe.loading import loading
 from plait.observe.progress import Progress
@@ -26,6 +20,7 @@ from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import Origin
 from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.inputs.prepared import Prepared
+from plait.runtime.processes.handed_on import HandedOnSignals, handing_on_signals
 from plait.runtime.processes.launching import RUN_S, crowding, launcher_of, still_loading
 from plait.runtime.processes.nodes import threads_of
 from plait.runtime.processes.progress_relay import ProgressRelay
@@ -33,16 +28,9 @@ from plait.runtime.processes.restarting import RanksLost
 from plait.runtime.processes.worker import Job, Worker
 from plait.runtime.processes.worker_output import STATUS, worker_output
 from plait.runtime.step_metrics import watched
-from plait.runtime.stopping import LEADERS_SIGNAL
 from plait.schedule.plan import Plan
-from plait.stop_signals import signals_to
 from plait.workers.ranks import LEADER
 from plait.workers.status_file import StatusFile, read_status
-
-_ONE_WISH_S = 2.0
-"""Signals to several nodes in so short a time are one."""
-LEAVE_S = 5.0
-"""After a second signal, for the leader to leave."""
 
 
 def supervise(
@@ -170,52 +158,3 @@ def way_on(job: Job, directory: RunDirectory) -> str:
             return f"{where}; go on from it with {RESUME}"
         return f"no step is saved; {RESUME} begins again at step 1"
     return f"no checkpoint in {store.folder} is whole"
-
-
-class HandedOnSignals:
-    """Hands signals that ask to stop on to the leader, which ends its step and saves; at the second it leaves at once,
-    and if it does not, so does this process."""
-
-    def __init__(self, group: LocalGroup) -> None:
-        self._group = group
-        self._asked = 0
-        self._wished_s = -_ONE_WISH_S
-        self._timer: threading.Timer | None = None
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if time.monotonic() - self._wished_s < _ONE_WISH_S:
-            return
-        self._asked += 1
-        if self._asked > 2:
-            raise KeyboardInterrupt
-        # From a thread: the signal may have come in the middle of a message.
-        threading.Thread(target=self._group.signal, args=(LEADER, LEADERS_SIGNAL), daemon=True).start()
-        if self._asked == 2:
-            self._timer = threading.Timer(LEAVE_S, lambda: os.kill(os.getpid(), signal.SIGINT))
-            self._timer.daemon = True
-            self._timer.start()
-
-    def wished(self) -> None:
-        """A node was asked to stop the run: as a first signal here. Slurm signals all nodes at once."""
-        if self._asked == 0:
-            self._asked, self._wished_s = 1, time.monotonic()
-            self._group.signal(LEADER, LEADERS_SIGNAL)
-
-    def end(self) -> None:
-        """The run has ended: nobody is to be interrupted for it any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def ended_it(self, failure: Failure) -> bool:
-        """Whether the leader died of a signal that was handed on before it could take it."""
-        return self._asked > 0 and failure.ended is Ended.DIED and failure.rank == LEADER
-
-
-@contextlib.contextmanager
-def handing_on_signals(group: LocalGroup) -> Iterator[HandedOnSignals]:
-    """While inside, signals to this process go on to the group's leader."""
-    signals = HandedOnSignals(group)
-    with contextlib.ExitStack() as stack:
-        stack.callback(signals.end)
-        stack.enter_context(signals_to(signals))
-        yield signals

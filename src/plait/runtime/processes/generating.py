@@ -1,0 +1,167 @@
+"""Answer the prompts of a file, by this process or by several that each answer a part of them."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+from plait.data.sources import Source
+from plait.errors import ConfigError
+from plait.generation.request import Request
+from plait.launch.failures import WorkerError
+from plait.launch.interface import WorkerContext
+from plait.launch.local import LocalProcesses
+from plait.launch.local_group import LocalGroup, LocalHandle
+from plait.launch.machine import usable_cores, visible_devices
+from plait.observe.loading import loading
+from plait.observe.progress import Progress
+from plait.runtime.evaluating.generate import answer
+from plait.runtime.evaluating.generate_job import Asked, Earlier, Job, checked
+from plait.runtime.evaluating.generation_report import GenerationReport, Meter, row_of
+from plait.runtime.process import set_up
+from plait.runtime.processes.handed_on import handing_on_signals
+from plait.runtime.processes.launching import RUN_S, as_alone, crowding
+from plait.runtime.stopping import LEADERS_SIGNAL
+
+SENT = 256
+"""Prompts, or earlier samples, that go to a process in one message."""
+
+
+def generate(
+    job: Job, keep: Callable[[dict[str, Any]], None], done: Collection[tuple[int, int]] = ()
+) -> GenerationReport:
+    """Answer every prompt. Everything is checked before a model is loaded. A response is the same whichever process
+    draws it, up to the rounding of forwards with other samples in the batch.
+
+    Args:
+        keep: is given each response as soon as it has ended (`generation_report.row_of`).
+        done: (row, sample) that are not drawn again.
+
+    Raises:
+        UserError: a prompt, a key or the model cannot be used; or there are fewer GPUs.
+        RunError: a process could not go on; says which, and in what.
+    """
+    if job.device != "cpu" and job.devices > max(1, found := visible_devices()):
+        raise ConfigError(f"--devices: expected at most {found}, the GPUs that are visible, found {job.devices}")
+    shares = job.threads or max(1, usable_cores() // job.devices)
+    set_up(shares)
+    asked = checked(job)
+    parts = _parts(asked.requests, done, job.devices)
+    if len(parts) > 1:
+        return _by_processes(replace(job, threads=shares), asked, parts, keep, done)
+    with Progress(0) as progress:
+        return answer(job, asked, lambda sample: keep(row_of(sample)), progress, done)
+
+
+def _parts(requests: Sequence[Request], done: Collection[tuple[int, int]], most: int) -> list[list[Request]]:
+    """The prompts that lack responses, dealt out: at most so many parts, none of them empty."""
+    lacking = [
+        request
+        for request in requests
+        if any((request.prompt.uid, index) not in done for index in range(request.num_samples))
+    ]
+    count = max(1, min(most, len(lacking)))
+    return [lacking[first::count] for first in range(count)]
+
+
+class Answering:
+    """One of the processes, which has a copy of the model; see `launch`."""
+
+    def __init__(self, context: WorkerContext, job: Job, asked: Asked) -> None:
+        self._context, self._job, self._asked = context, job, asked
+        set_up(job.threads)
+        if job.device != "cpu":
+            import torch
+
+            torch.cuda.set_device(context.place.device)
+
+    def take(self, requests: Sequence[Request], earlier: Sequence[Earlier]) -> None:
+        """What is asked besides."""
+        requests, earlier = (*self._asked.requests, *requests), (*self._asked.earlier, *earlier)
+        self._asked = replace(self._asked, requests=requests, earlier=earlier)
+
+    def answer(self, done: Collection[tuple[int, int]]) -> GenerationReport:
+        """Each response is told as soon as it has ended."""
+        keep = lambda sample: self._context.tell(json.dumps(row_of(sample)))
+        progress = _Told(self._context)
+        return answer(self._job, self._asked, keep, progress, done, stopped_by=(LEADERS_SIGNAL,))
+
+
+class _Told:
+    """What a process has to say goes to the one that started it, which counts the responses."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+
+    def start(self, steps_done: int = 0) -> None: ...
+    def phase(self, name: str, total: int = 0, unit: str = "") -> None: ...
+    def advance(self, count: int = 1, note: str = "") -> None: ...
+
+    def message(self, text: str) -> None:
+        if self._context.rank == 0:  # all say the same
+            self._context.tell(json.dumps(text))
+
+
+def _by_processes(
+    job: Job,
+    asked: Asked,
+    parts: Sequence[Sequence[Request]],
+    keep: Callable[[dict[str, Any]], None],
+    done: Collection[tuple[int, int]],
+) -> GenerationReport:
+    told: queue.SimpleQueue[str | list[GenerationReport] | WorkerError] = queue.SimpleQueue()
+    launcher = LocalProcesses(
+        threads=job.threads, on_devices=job.device != "cpu", heard=lambda rank, text: told.put(text)
+    )
+    ranks = range(len(parts))
+    num_asked = sum((r.prompt.uid, i) not in done for part in parts for r in part for i in range(r.num_samples))
+    loading(f"{len(parts)} processes, each with a copy of {job.model}")
+    with Progress(0) as progress:
+        if job.device == "cpu" and (note := crowding(len(parts), job.threads, usable_cores())):
+            progress.message(note)
+        bare = replace(job, prompts=Source(job.prompts.name, ()), lengths=None, history=())
+        nothing = replace(asked, requests=(), earlier=())
+        with launcher.start(Answering, len(parts), arguments=(bare, nothing)) as group:
+            with handing_on_signals(group, ranks) as signals:
+                handles = [_ask(group, rank, part, asked.earlier, done) for rank, part in enumerate(parts)]
+                threading.Thread(target=_wait, args=(handles, told), daemon=True).start()
+                began, kept = time.perf_counter(), 0
+                progress.start()
+                progress.phase("generate", num_asked, "samples")
+                while isinstance(word := told.get(), str):
+                    if isinstance(said := json.loads(word), str):
+                        progress.message(said)
+                        continue
+                    keep(said)
+                    kept += 1
+                    progress.advance()
+            if isinstance(word, list):
+                return GenerationReport.of_all(word)
+            if signals.ended_it(word.failure):
+                return GenerationReport(kept, num_asked, time.perf_counter() - began, Meter(), None)
+            raise as_alone(word, peers=False) from word
+
+
+def _ask(
+    group: LocalGroup,
+    rank: int,
+    part: Sequence[Request],
+    earlier: Sequence[Earlier],
+    done: Collection[tuple[int, int]],
+) -> LocalHandle:
+    for first in range(0, max(len(part), len(earlier)), SENT):
+        group.submit(rank, "take", part[first : first + SENT], earlier[first : first + SENT])
+    rows = {request.prompt.uid for request in part}
+    return group.submit(rank, "answer", {place for place in done if place[0] in rows})
+
+
+def _wait(handles: Sequence[LocalHandle], told: queue.SimpleQueue[Any]) -> None:
+    try:
+        told.put([handle.result(RUN_S) for handle in handles])
+    except WorkerError as error:
+        told.put(error)
