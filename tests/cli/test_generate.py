@@ -337,6 +337,7 @@ def test_several_processes_draw_the_same(
     (tmp_path / "out.jsonl").unlink()
     with monkeypatch.context() as patch:
         patch.setattr("plait.runtime.evaluating.generate.Engine", Broken)
+        patch.setattr(Broken, "steps", 0)
         assert main(given) not in (0, 2)
     assert main([*given, "--devices", "3", "--resume"]) == 0
     assert capsys.readouterr().out.startswith("2 samples")
@@ -363,6 +364,7 @@ def test_responses_that_were_finished_outlive_a_run_that_breaks_off(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("plait.runtime.evaluating.generate.Engine", Broken)
+        patch.setattr(Broken, "steps", 0)
         assert main(given) not in (0, 2)
     partial = tmp_path / "out.jsonl.partial"
     error = capsys.readouterr().err
