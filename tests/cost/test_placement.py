@@ -23,6 +23,8 @@ from plait.cost.placed import Facts, Placed
 from plait.cost.placement import resolve_plan
 from plait.cost.working_memory import PROCESS, PROCESS_BYTES
 from plait.errors import ConfigError, DataError, LayoutError, UserError
+from plait.generation.transfer import holdings
+from plait.layout.caches import CacheShape, LayerCache
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.params import Parameters
 from plait.layout.shards import shard, zero_range
@@ -217,6 +219,34 @@ def test_a_device_that_computes_prompts_for_others_has_room_for_prompts(make_rec
     assert of_samples * prompts * 20 == of_prompts * samples * context
     calls = dict(memory_by_device(facts)[0].during)
     assert "actor.generate" in calls
+
+
+@pytest.mark.parametrize(("most", "given", "taken"), [(4096, 40, 60), (24, 24, 48), (8, 20, 40)])
+def test_prompts_on_their_way_have_room_beside_the_pools(
+    make_recipe, write_plan, most: int, given: int, taken: int
+) -> None:
+    """Two instances compute three prompts of 20 tokens at most for one that draws, which has a load of each at a time:
+    as many tokens as a step computes, or one prompt, and no more than there are. That is the buffer of a move on either
+    side."""
+    places = [("prefill", 0), ("prefill", 1), ("decode", 2)]
+    plan = [{"call": "actor.generate", "mode": mode, "ranks": [rank]} for mode, rank in places]
+    recipe = make_recipe(plan=write_plan(*plan, num_ranks=3), **{"sampling.max_prefill_tokens": most})
+    flow, models, shapes = facts_of(recipe)
+    facts = Facts(recipe, models, shapes, parameters_of(models), resolved(recipe), flow, LENGTHS)
+    shape = shapes[models[0].name]
+    layers = tuple(LayerCache(layer, shape.kv_heads, shape.head_dim, shape.head_dim) for layer in range(shape.layers))
+    computes, draws = (dict(device.rows) for device in memory_by_device(facts))
+    for rows, count in ((computes, given), (draws, taken)):
+        held = holdings(CacheShape(shape.layers, shape.heads, layers), [count], Layout.on(range(1)), recipe.dtype)
+        buffer_bytes = sum(held.buffers[0].values()) * held.item_bytes
+        assert row_of(f"actor: prompts on their way ({count} tokens)", rows) == buffer_bytes > 0
+
+
+def test_where_prompts_are_computed_with_their_samples_none_is_on_its_way(make_recipe, write_plan) -> None:
+    recipe = make_recipe(plan=write_plan({"call": "actor.generate", "mode": "decode", "ranks": [0]}, num_ranks=1))
+    flow, models, shapes = facts_of(recipe)
+    facts = Facts(recipe, models, shapes, parameters_of(models), resolved(recipe), flow, LENGTHS)
+    assert not [what for device in memory_by_device(facts) for what, _ in device.rows if "on their way" in what]
 
 
 def test_parameters_are_known_before_they_are_read(tiny_folder: Path) -> None:

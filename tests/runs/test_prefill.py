@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 
+from plait.cost.call_memory import ON_THEIR_WAY, working_rows
+from plait.cost.model_parameters import parameters_of
+from plait.cost.placed import Facts
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from plait.runtime.prepare import prepare
 from plait.schedule.timeline import load_any
 from tests.cases import slow_but
 from tests.runs.placed_runs import FUSED_PPO, GRPO, LONG, OWN, PPO, Flow, where
@@ -165,6 +169,7 @@ def test_prompts_that_are_computed_elsewhere_change_nothing(
     assert_equal_runs(recipe.run_dir, reference(flow, **{"steps": STEPS} | keys))
     if flow != "own":  # it draws twice from each prompt
         assert_computed_once(recipe, plan)
+    assert_foretold(recipe)
 
 
 def assert_computed_once(recipe: Recipe, plan: dict[str, str]) -> None:
@@ -183,6 +188,19 @@ def assert_computed_once(recipe: Recipe, plan: dict[str, str]) -> None:
         prompts += sum(of_prompts.values())
     assert sum(by_rank[rank] for rank in firsts(plan["actor.generate prefill"])) == prompts
     assert sum(by_rank[rank] for rank in firsts(plan["actor.generate"])) == drawn + num_prompts
+
+
+def assert_foretold(recipe: Recipe) -> None:
+    """What of prompts comes to a rank by one load has the room that is foretold."""
+    prepared = prepare(recipe)
+    models, shapes, flow = prepared.models, prepared.shapes, prepared.flow
+    facts = Facts(recipe, models, shapes, parameters_of(models), prepared.plan, flow, prepared.lengths)
+    loads = [s for s in load_any(recipe.run_dir / "trace.json").spans if "/prompts" in s.action and s.bytes]
+    assert loads
+    for span in loads:
+        rows = working_rows(span.rank, facts, next(model for model in models if model.role == "actor"))
+        [room] = [count for what, count in rows["actor", "decode"] if what.startswith(ON_THEIR_WAY)]
+        assert span.bytes <= room
 
 
 def firsts(texts: str) -> list[int]:

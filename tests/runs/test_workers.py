@@ -17,12 +17,16 @@ from plait.launch.local_group import LocalGroup
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.folder.export import export_checkpoint
+from plait.runtime.prediction.run_planning import costs_of_run
+from plait.runtime.prepare import prepare
+from plait.schedule.plan import Mode
 from plait.schedule.timeline import load_any
 from tests.runs.placed_runs import where
 from tests.runs.plans import assert_equal_runs, planned
 
 MakeRecipe = Callable[..., Recipe]
 STEPS = 5
+CALLS_OF_ACTOR: tuple[tuple[str, Mode], ...] = (("train", "train"), ("generate", "decode"))
 
 
 PLANS: dict[str, dict[str, str]] = {
@@ -112,6 +116,25 @@ def test_moves_are_in_the_timeline_with_their_bytes(recipe_of: Callable[..., Rec
         moved = [s for s in spans if s.rank == rank and s.step == 1]
         assert {s.kind for s in moved} == {kind}
         assert sum(s.bytes for s in moved) == 8 * elements
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [{"rank": 0}, {"rank": 3}, {"rank": 2, "target_modules": ["q_proj", "down_proj"]}])
+@pytest.mark.parametrize("generates", ["0,1 tp2", "0,1 pp2", "1"])
+def test_a_run_moves_the_bytes_that_are_foretold(
+    recipe_of: Callable[..., Recipe], generates: str, lora: dict[str, Any]
+) -> None:
+    """With an adapter it alone is moved to what generates, cut as the layers that it is on."""
+    PLANS["foretold"] = {"actor.generate": generates, "actor.train": "0", "ref.logprobs": "0"}
+    recipe = recipe_of("foretold", "foretold", steps=2, lora=lora)
+    run(recipe)
+    spans = load_any(recipe.run_dir / "trace.json").spans
+    moved = [s for s in spans if s.action.startswith("actor.weights/") and s.kind == "RECV" and s.step == 1]
+    prepared = prepare(recipe)
+    places = [prepared.plan.placements_of(f"actor.{call}", mode)[0] for call, mode in CALLS_OF_ACTOR]
+    costs = costs_of_run(prepared, prepared.lengths, devices=prepared.plan.num_ranks)
+    trains, draws = (place.layout for place in places)
+    assert sum(s.bytes for s in moved) == costs.move("actor", trains, draws).bytes > 0
 
 
 @pytest.mark.slow

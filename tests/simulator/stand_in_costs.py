@@ -65,7 +65,14 @@ class StandIn:
         return {"slack": self.slack_bytes}
 
     def call(
-        self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""
+        self,
+        call: str,
+        mode: Mode,
+        layout: Layout,
+        *,
+        micro_batch_tokens: int | None = None,
+        schedule: str = "",
+        apart: tuple[Layout, ...] = (),
     ) -> CallCost:
         sizes = layout.parallelism
         compute = self.work[call] / sizes.size

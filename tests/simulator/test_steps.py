@@ -54,15 +54,20 @@ def starts(prediction: Prediction) -> dict[str, tuple[float, float]]:
     }
 
 
-def test_of_prompts_that_are_computed_elsewhere_nothing_is_predicted() -> None:
-    """What would be said without them is of another plan."""
+def test_prompts_that_are_computed_elsewhere_keep_ranks_until_all_is_drawn() -> None:
+    """Who draws what is a matter of the costs, which are told where prompts are computed."""
     prefill, decode = Placement("actor.generate", "prefill", (0,)), Placement("actor.generate", "decode", (1,))
+    same = Plan("mine", 2, (replace(prefill, ranks=(1,)), decode))
+    together = predicted(same)
+    assert together.seconds_per_step == predicted(Plan("mine", 2, (decode,))).seconds_per_step
+    apart = predicted(Plan("mine", 2, (prefill, decode)))
+    (drawn,) = (call for call in apart.calls if call.call == "actor.generate")
+    assert {p.mode for p in drawn.placements} == {"prefill", "decode"}
+    assert {span.rank for span in apart.timeline.spans if span.action == "actor.generate"} == {0, 1}
     with pytest.raises(
         ConfigError, match=r"plan `mine`: actor.generate computes its prompts on other ranks .* not pred"
     ):
-        predicted(Plan("mine", 2, (prefill, decode)))
-    same = Plan("mine", 2, (replace(prefill, ranks=(1,)), decode))
-    assert predicted(same).seconds_per_step == predicted(Plan("mine", 2, (decode,))).seconds_per_step
+        predicted(Plan("mine", 2, (prefill, decode)), crowded_s=1.0)
 
 
 def test_who_waits_for_whom_in_ppo() -> None:

@@ -20,6 +20,7 @@ from plait.recipes.engine_checks import said_of_no_guesses, said_of_program
 from plait.recipes.turn_checks import said_of_rounds
 from plait.runtime.prediction.guesses import UNKNOWN
 from plait.schedule.gantt import ascii_gantt, letter_of
+from plait.schedule.plan import Placement
 from plait.schedule.timeline import Span, Timeline
 from plait.simulator.step_memory import RankMemory
 from plait.simulator.steps import CallRecord
@@ -141,7 +142,7 @@ def _calls(report: Report, width: int) -> Iterator[str]:
     for record in records:
         if not record.placements:
             rows.append((names[id(record)], "", "", record))
-        rows += [(names[id(record)], few_ranks_text(p.ranks), cut_text(p), record) for p in record.placements]
+        rows += [(names[id(record)], few_ranks_text(p.ranks), _how(p), record) for p in record.placements]
     ranks = max(len("ranks"), *(len(row[1]) for row in rows))
     cut = max(len("cut"), *(len(row[2]) for row in rows))
     wide = min(max(len("call"), *map(len, names.values())), max(12, width - ranks - cut - 22))
@@ -229,6 +230,10 @@ def _hung(head: str, text: str, width: int) -> list[str]:
     return textwrap.wrap(
         head + text, width, subsequent_indent=indent, drop_whitespace=True, break_on_hyphens=False
     ) or [head]
+
+
+def _how(p: Placement) -> str:
+    return f"{cut_text(p)} {p.mode}".lstrip() if p.mode == "prefill" else cut_text(p)
 
 
 def _short(text: str, most: int) -> str:

@@ -13,6 +13,7 @@ from plait.cost.layer_kinds import stage_counts
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
+from plait.cost.prompts_apart import tokens_sent
 from plait.cost.shared_root import held_root
 from plait.cost.step_room import STEP, LargestStep, step_bytes
 from plait.cost.working_memory import (
@@ -37,12 +38,14 @@ from plait.models.lora_settings import NO_LORA
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.recipes.engine_checks import abilities, most_guessed
 from plait.recipes.role_models import RoleModel
+from plait.schedule.placements import RolePlacement
 from plait.schedule.plan import Mode
 from plait.training.memory import BYTES
 
 CACHE = "KV cache"
 STATES = "states of layers without keys and values"
 PACKED = "weights packed for decoding"
+ON_THEIR_WAY = "prompts on their way"
 ACTIVATIONS = "activations"
 
 
@@ -54,6 +57,10 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
     if instance is not None and (pool := _pool(facts, model, draws=instance not in place.prefill)) is not None:
         cached = pool.tokens * _cached_bytes(rank, facts, model, instance)
         rows_by_use[model.role, "decode"] = [(f"{CACHE} ({pool})", cached)]
+        if place.prefill:
+            tokens = _tokens_on_their_way(facts, place, instance)
+            on_their_way = tokens * _cached_bytes(rank, facts, model, instance)
+            rows_by_use[model.role, "decode"].append((f"{ON_THEIR_WAY} ({tokens} tokens)", on_their_way))
         if states := state_bytes(facts.shapes[model.name], recipe.dtype, pool.running):
             rows_by_use[model.role, "decode"].append((f"{STATES} ({pool.running} samples)", states))
         contexts = first_context(facts.lengths.prompts), pool.context
@@ -82,6 +89,13 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
         if layout is not None and rank in layout.mesh.ranks:
             rows_by_use[model.role, mode] = _forward_rows(rank, facts, model, mode, layout)
     return rows_by_use
+
+
+def _tokens_on_their_way(facts: Facts, place: RolePlacement, instance: Layout) -> int:
+    """Tokens of prompts that come to an instance, or leave it, at the same time at most."""
+    here, there = (place.prefill, place.drawing) if instance in place.prefill else (place.drawing, place.prefill)
+    prompts, most = -(-facts.recipe.prompts_per_step // len(here)), facts.recipe.sampling.max_prefill_tokens
+    return tokens_sent(facts.lengths.prompts.longest, prompts, most, len(there))
 
 
 def _forward_rows(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout: Layout) -> Rows:

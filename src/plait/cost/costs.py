@@ -153,7 +153,14 @@ class Costs(Protocol):
         ...
 
     def call(
-        self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""
+        self,
+        call: str,
+        mode: Mode,
+        layout: Layout,
+        *,
+        micro_batch_tokens: int | None = None,
+        schedule: str = "",
+        apart: tuple[Layout, ...] = (),
     ) -> CallCost:
         """One call of the flow in one step.
 
@@ -162,6 +169,8 @@ class Costs(Protocol):
             mode: `decode` stands for all of a generation, its prompts included; `prefill` for the prompts alone.
             micro_batch_tokens: of a forward; None: the workload's.
             schedule: of a training's pipeline; empty: 1F1B.
+            apart: of `decode`, where its prompts are computed, if that is elsewhere; of `prefill`, where their samples
+                are drawn.
         """
         ...
 

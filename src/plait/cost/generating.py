@@ -4,19 +4,21 @@ and what instances have to spare at its end. Torch-free."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from math import ceil
 
+from plait.cost.beginning import Beginning
 from plait.cost.captures import capturing
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Tail
-from plait.cost.decoding import DRAFT_MODEL, Decoding, Guessing, Pieces, coarse, dealt, levelled, profile
+from plait.cost.decoding import Decoding, Guessing, Pieces, coarse, dealt, levelled, profile
 from plait.cost.generation_bytes import GenerationBytes
-from plait.cost.layer_times import LayerTimes, Micro, Terms, added, scaled, total
+from plait.cost.generation_memory import kv_bytes_per_token
+from plait.cost.layer_times import LayerTimes, Terms, added, scaled, total
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Passes
 from plait.cost.profile import Profile
+from plait.cost.prompts_apart import Source, arrivals, drawn, sent_s, tokens_sent
 from plait.cost.workload import Samples, Workload
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.models.shape import ModelShape
@@ -50,19 +52,14 @@ class Generating:
         self._workload, self._cluster, self._shapes = workload, cluster, shapes
         self._passes, self._held = passes, held_bytes
         self._profile, self._bytes = profile, GenerationBytes(workload, cluster, shapes)
-        alone = any(shape.recurrent for shape in shapes.values())  # their prompts share no beginning
-        prompts = replace(workload.lengths.prompts, root=0 if alone else workload.shared_root)
-        self._begun_lengths = replace(workload.lengths, prompts=prompts)
+        self._beginning = Beginning(workload, shapes, held_bytes, profile)
         self._measured_groups = cache(self._measured_groups_of)
         self._shares = cache(self._shares_of)
         self._pieces = cache(lambda samples, count, running: Pieces.of(self._shares(samples, count), running))
 
-    def cost(
-        self, role: str, samples: Samples, layout: Layout, *, prompts_alone: bool, held_bytes: int | None = None
-    ) -> CallCost:
+    def cost(self, role: str, samples: Samples, layout: Layout, *, held_bytes: int | None = None) -> CallCost:
         """
         Args:
-            prompts_alone: no token is decoded.
             held_bytes: weights and optimizer state on the fullest device; None: the weights of this layout alone.
         """
         workload = self._workload
@@ -77,30 +74,94 @@ class Generating:
             passes, guessing = self._passes(role, instance, layout), self._guessing(instance, layout)
             decoding = Decoding(passes, workload.lengths.prompts.mean, groups, guessing)
             sizes = {len(shares[number]) for number in numbers}
-            begun = {size: self._begun(role, passes, samples, size, groups, guessing) for size in sizes}
-            totals = [0.0] * count
-            if not prompts_alone:
-                totals = decoding.totals(self._pieces(samples, count, running)).tolist()
+            begun = {size: self._beginning.seconds(role, passes, samples, size, groups, guessing) for size in sizes}
+            totals = decoding.totals(self._pieces(samples, count, running)).tolist()
             for number in numbers:
-                pieces = () if prompts_alone else profile(shares[number], running)
-                captures = capturing(workload, (passes.times, *guessing.times), pieces)
+                captures = capturing(workload, (passes.times, *guessing.times), profile(shares[number], running))
                 begins[number], decodings[number] = begun[len(shares[number])] | captures, decoding
                 decoded[number], speeds[number] = totals[number], 1 / sum(totals) if any(totals) else 1.0
         seconds = tuple(total(first) + other for first, other in zip(begins, decoded, strict=True))
         longest = max(range(count), key=seconds.__getitem__)
         decoding = decodings[longest]
         assert decoding is not None, "every instance is of some kind"
-        steps = {} if prompts_alone else decoding.seconds(coarse(profile(shares[longest], running)))
+        steps = decoding.seconds(coarse(profile(shares[longest], running)))
         if decoded[longest] > 0:
             steps = scaled(steps, decoded[longest] / total(steps))
         terms = added(begins[longest], steps)
-        if workload.rebalances and count > 1 and not prompts_alone:
+        if workload.rebalances and count > 1:
             seconds, terms = levelled(seconds, terms, decoding, workload.lengths.responses.longest, speeds)
-        spare = () if prompts_alone else self._tails(seconds, shares, decoding, running)
+        spare = self._tails(seconds, shares, decoding, running)
         idle = (0.0,) * (layout.parallelism.dp - count)
         first_s, most = self._first_s(terms, samples, shares, running), max(map(len, shares))
         cost = CallCost(total(terms), terms, 0, (), seconds + idle, spare, first_s)
         return self._bytes.told(cost, role, layout, running, min(most, workload.max_running))
+
+    def apart(self, role: str, samples: Samples, layout: Layout, computing: Sequence[Layout]) -> CallCost:
+        """As `cost`, of instances that draw where those of other layouts compute the prompts (`prompts_apart`)."""
+        workload, parallelism = self._workload, layout.parallelism
+        count = min(parallelism.dp, samples.prompts)
+        shares = self._shares(samples, count)
+        most = max(map(len, shares))
+        running = self._running(role, layout, most)
+        groups = self._groups(role, layout, running)
+        sources = self._sources(role, samples, layout, computing)
+        there_s = arrivals(sources)
+        terms: list[Terms] = [{}] * count
+        decodings: list[Decoding] = []
+        for instance, numbers in self._kinds(layout, count):
+            passes, guessing = self._passes(role, instance, layout), self._guessing(instance, layout)
+            decodings.append(Decoding(passes, workload.lengths.prompts.mean, groups, guessing))
+            for number in numbers:
+                mine, share = there_s[number::count], shares[number]
+                pieces = profile(share, running)
+                begun = self._beginning.elsewhere(role, passes, len(mine), guessing)
+                begun = begun | capturing(workload, (passes.times, *guessing.times), pieces)
+                terms[number] = drawn(share, mine, running, decodings[-1], begun)
+        seconds = tuple(map(total, terms))
+        longest = max(range(count), key=seconds.__getitem__)
+        spare = self._tails(seconds, shares, decodings[-1], running)
+        first_s, idle = self._first_s(terms[longest], samples, shares, running), (0.0,) * (parallelism.dp - count)
+        cost = CallCost(seconds[longest], terms[longest], 0, (), seconds + idle, spare, first_s)
+        sent = self._sent(len(sources), ceil(samples.prompts / count))
+        return self._bytes.told(cost, role, layout, running, min(most, workload.max_running), sent=sent)
+
+    def prompts(self, role: str, samples: Samples, layout: Layout, drawing: Sequence[Layout]) -> CallCost:
+        """What instances take that compute all prompts for those of other layouts, which draw."""
+        sources = self._sources(role, samples, (*drawing, layout)[0], [layout])
+        seconds, context = max(source.seconds for source in sources), self._workload.lengths.prompts.longest
+        held, targets = sources[0].prompts, sum(other.parallelism.dp for other in drawing)
+        cost = CallCost(seconds, {"prompts": seconds}, 0, (), tuple(source.seconds for source in sources))
+        return self._bytes.told(cost, role, layout, held, held, context=context, sent=self._sent(targets, held))
+
+    def _sent(self, instances: int, prompts: int) -> int:
+        """Tokens of so many prompts that are on their way to, or from, so many other instances at most."""
+        return tokens_sent(
+            self._workload.lengths.prompts.longest, prompts, self._workload.max_prefill_tokens, instances
+        )
+
+    def _sources(self, role: str, samples: Samples, layout: Layout, computing: Sequence[Layout]) -> list[Source]:
+        """The instances that compute prompts, which go round."""
+        workload, prompts = self._workload, self._workload.lengths.prompts
+        prompt_bytes = kv_bytes_per_token(self._shapes[role], workload.dtype) * prompts.mean
+        copies = [
+            (other, instance)
+            for other in computing
+            for instance, numbers in self._kinds(other, other.parallelism.dp)
+            for _ in numbers
+        ]
+        sources = []
+        for number, (other, instance) in enumerate(copies):
+            if not (count := len(range(number, samples.prompts, len(copies)))):
+                continue
+            passes, sizes = self._passes(role, instance, other), other.parallelism
+            begun = self._beginning.packing(role, passes.times)
+            seconds = total(begun) + self._beginning.prompts_s(passes, count, self._groups(role, other, count)(count))
+            senders = min(sizes.tp * sizes.pp, len(layout.mesh.ranks) // layout.parallelism.dp)
+            steps = ceil(count * prompts.mean / workload.max_prefill_tokens)
+            sources.append(
+                Source(count, seconds, steps, sent_s(self._cluster, instance, layout, prompt_bytes / senders))
+            )
+        return sources
 
     def _shares_of(self, samples: Samples, count: int) -> list[tuple[int, ...]]:
         """Response lengths of each of so many instances."""
@@ -127,22 +188,6 @@ class Generating:
         alone = Layout(Mesh(instance.mesh.ranks[:1]), Parallelism())
         cluster = self._cluster.among(alone.mesh.ranks)
         return Guessing(workload.drafts, Passes(LayerTimes(cluster, work, alone, self._profile, devices)))
-
-    def _begun(
-        self,
-        role: str,
-        passes: Passes,
-        samples: Samples,
-        size: int,
-        groups: Callable[[int], int],
-        guessing: Guessing,
-    ) -> Terms:
-        """Before an instance with so many samples decodes; a draft model that guesses computes the prompts, too."""
-        count = size // samples.per_prompt
-        terms = added(self._packing(role, passes.times), {"prompts": self._prompts_s(passes, count, groups(size))})
-        if guessing.model is not None and guessing.drafts.passes:
-            terms = added(terms, {DRAFT_MODEL: self._prompts_s(guessing.model, count, 1)})
-        return terms
 
     def _first_s(self, terms: Terms, samples: Samples, shares: Sequence[Sequence[int]], running: int) -> float:
         """When prompts that began first have all their samples: the longest of one prompt's."""
@@ -225,23 +270,6 @@ class Generating:
 
         counts = range(1, min(running, layout.parallelism.pp + 1) + 1)
         return min(counts, key=lambda count: (round_s(count) * (1 + 1e-12 * count), count))
-
-    def _packing(self, role: str, times: LayerTimes) -> Terms:
-        """Weights that are laid out anew for decoding, where the measured engine does that: by each rank its own."""
-        rate = None if self._profile is None else self._profile.packing_bytes_per_s
-        if rate is None:
-            return {}
-        return {"packing": max(self._held(role, replace(times.layout.parallelism, dp=1))) / rate * times.contention}
-
-    def _prompts_s(self, passes: Passes, prompts: int, groups: int) -> float:
-        """Prompts of one instance, each computed once for all of its samples, and once for all prompts the blocks that
-        they begin with."""
-        lengths, most = self._begun_lengths, self._workload.max_prefill_tokens
-        tokens = prompts * lengths.prompts.mean - (prompts - 1) * lengths.prompts.root
-        chunks = max(ceil(tokens / most), min(groups, prompts))
-        near = lengths.near_pairs(passes.times.work.shape.windows, prompts, 0, 1)
-        micro = Micro(tokens, lengths.pairs(prompts, 0, 1), prompts, near) / chunks
-        return total(passes.prompts(micro, chunks, in_turn=groups == 1))
 
     def _running(self, role: str, layout: Layout, share: int, held_bytes: int | None = None) -> int:
         """Samples that an instance decodes at a time. `held_bytes` as of `cost`."""

@@ -38,11 +38,23 @@ class GenerationBytes:
     def __init__(self, workload: Workload, cluster: ClusterSpec, shapes: Mapping[str, ModelShape]) -> None:
         self._workload, self._cluster, self._shapes = workload, cluster, shapes
 
-    def told(self, cost: CallCost, role: str, layout: Layout, running: int, most_running: int) -> CallCost:
+    def told(
+        self,
+        cost: CallCost,
+        role: str,
+        layout: Layout,
+        running: int,
+        most_running: int,
+        *,
+        context: int | None = None,
+        sent: int = 0,
+    ) -> CallCost:
         """The cost of a generation, with what it takes.
 
         Args:
             running: samples whose keys and values an instance holds at a time; most_running: of which graphs are made.
+            context: tokens of each; None: of a prompt and a response.
+            sent: tokens whose keys and values are on their way to another instance, or from there.
         """
         workload, shape = self._workload, self._shapes[role]
         # Where a pool takes a share of what nothing else does, the rest has room for all that is beside it.
@@ -50,17 +62,19 @@ class GenerationBytes:
         nothing = (0,) * layout.parallelism.pp
         graphs = held_by_graphs(workload, shape, most_running, layout.parallelism.pp) if beside else nothing
         passing = self._step_bytes(shape, layout, most_running) if beside else nothing
-        cached = self.of_cache(role, layout, running)
-        working = tuple(map(sum, zip(cached, graphs, passing, strict=True)))
+        cached = self.of_cache(role, layout, running, context)
+        on_way = tuple(sent * token_bytes for token_bytes in self.of_token(role, layout))
+        working = tuple(map(sum, zip(cached, graphs, passing, on_way, strict=True)))
         widened = tuple(widened_bytes(packed, workload.dtype) for packed in self._packed(role, layout))
         return replace(cost, working_bytes=working, passing_bytes=passing, widened_bytes=widened)
 
-    def of_cache(self, role: str, layout: Layout, running: int) -> tuple[int, ...]:
+    def of_cache(self, role: str, layout: Layout, running: int, context: int | None = None) -> tuple[int, ...]:
         """What a device of each stage holds: keys and values, states, a draft model's, and weights that are packed."""
         workload, sizes = self._workload, layout.parallelism
         if workload.elsewhere:
             return (0,) * sizes.pp
-        context = workload.lengths.prompts.longest + workload.lengths.responses.longest
+        if context is None:
+            context = workload.lengths.prompts.longest + workload.lengths.responses.longest
         shape = self._shapes[role]
         tokens = asked_tokens(running, context, 0 if shape.recurrent else workload.held_root)
         if workload.kv_tokens is not None and not self._cluster.software.pool_share:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from math import ceil
@@ -12,11 +12,12 @@ from plait.cost.cluster import ClusterSpec
 from plait.cost.connections import Connections, heads_of_keys
 from plait.cost.corrections import Corrections
 from plait.cost.costs import CallCost, MoveCost
+from plait.cost.cutting import Cutting
 from plait.cost.forward_memory import ForwardMemory, forward_memory
 from plait.cost.generating import Generating
 from plait.cost.layer_kinds import layer_kinds
-from plait.cost.layer_times import Micro, added, scaled, total
-from plait.cost.micro_batch import Cut, LargestBatch, pieces, share_of
+from plait.cost.layer_times import added, scaled, total
+from plait.cost.micro_batch import Cut, LargestBatch, share_of
 from plait.cost.moves import move_cost, offload_cost
 from plait.cost.optimizer_step import optimizer_step
 from plait.cost.profile import Profile
@@ -24,11 +25,11 @@ from plait.cost.role_memory import RoleMemory
 from plait.cost.role_passes import RolePasses, work_of_roles
 from plait.cost.row_traffic import generated_bytes, rows_traffic, scored_bytes, trained_bytes
 from plait.cost.shape_parameters import parameters_of_shape
-from plait.cost.wide_columns import head_forwards, numbers_read, numbers_scored, wide_numbers
+from plait.cost.wide_columns import numbers_read, numbers_scored, wide_numbers
 from plait.cost.working_memory import NCCL, Amount, Expected, keeps_freed, process_terms, slack_terms
 from plait.cost.workload import Workload
-from plait.dataflow import CallKind, Dataflow, Node, TrainOptions
-from plait.layout.mesh import Layout, Parallelism
+from plait.dataflow import Dataflow, Node, TrainOptions
+from plait.layout.mesh import Layout
 from plait.layout.params import Parameters
 from plait.models.shape import ModelShape
 from plait.recipes.role_models import SCALAR_ROLES
@@ -80,6 +81,7 @@ class ModelCosts:
         self._parameters = cache(lambda role: given.get(role) or parameters_of_shape(self.shapes[role], outputs(role)))
         self._samples = {node.id: workload.samples_of(flow, node) for node in flow.nodes}
         self._lengths = {node.id: workload.lengths.of(flow.nodes[node.rows].call) for node in flow.nodes}
+        self._cutting = Cutting(workload, self.shapes, flow, self._samples, self._lengths, cluster.software)
         self._memory = RoleMemory(workload, self.shapes, self._parameters)
         role_passes = RolePasses(work_of_roles(workload, shapes, flow), cluster, profile)
         self._passes, self._copies = role_passes.of, role_passes.copies
@@ -93,7 +95,14 @@ class ModelCosts:
         )
 
     def _call(
-        self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""
+        self,
+        call: str,
+        mode: Mode,
+        layout: Layout,
+        *,
+        micro_batch_tokens: int | None = None,
+        schedule: str = "",
+        apart: tuple[Layout, ...] = (),
     ) -> CallCost:
         node = self._nodes[call]
         if node.role not in self.shapes:
@@ -104,12 +113,14 @@ class ModelCosts:
                 cost = self._train(node, layout, budget, schedule)
             case "score":
                 cost = self._score(node, layout, budget)
+            case "prefill":
+                cost = self._generating.prompts(str(node.role), self._samples[node.id], layout, apart)
             case _:
-                cost = self._generate(node, layout, prompts_alone=mode == "prefill")
+                cost = self._generate(node, layout, apart=apart)
         return self._corrected(cost, "decode" if mode == "prefill" else mode, layout)
 
     def _generation(self, call: str, layout: Layout, held_bytes: int) -> CallCost:
-        cost = self._generate(self._nodes[call], layout, prompts_alone=False, held_bytes=held_bytes)
+        cost = self._generate(self._nodes[call], layout, held_bytes=held_bytes)
         return self._corrected(cost, "decode", layout)
 
     def _corrected(self, cost: CallCost, mode: str, layout: Layout) -> CallCost:
@@ -138,8 +149,8 @@ class ModelCosts:
         """Forward and backward of each pipeline stage, of a mini-batch's share of one copy in so many micro-batches; a
         backward with the layers that are computed again."""
         node, workload = self._nodes[call], self.workload
-        share = self._share(node, layout.parallelism.dp)
-        micro, _ = self._micro(node, share, layout, workload.micro_batch_tokens, micro_batches)
+        share = self._cutting.share(node, layout.parallelism.dp)
+        micro, _ = self._cutting.micro(node, share, layout, workload.micro_batch_tokens, micro_batches)
         passes = self._passes(str(node.role), layout)
         seconds = []
         for stage in range(layout.parallelism.pp):
@@ -159,8 +170,8 @@ class ModelCosts:
             context = running * (self.workload.lengths.prompts.mean + self.workload.lengths.responses.mean / 2)
             seconds = lambda kind: total(kind.decode_layer(running, context))
         else:
-            share = self._share(node, sizes.dp) if mode == "train" else share_of(samples.count, 1, sizes.dp)
-            micro, _ = self._micro(node, share, layout, self.workload.micro_batch_tokens)
+            share = self._cutting.share(node, sizes.dp) if mode == "train" else share_of(samples.count, 1, sizes.dp)
+            micro, _ = self._cutting.micro(node, share, layout, self.workload.micro_batch_tokens)
             seconds = lambda kind: total(kind.passed(micro))
         passes, kinds = self._passes(role, layout), layer_kinds(self.shapes[role])
         if len(kinds) == 1:
@@ -194,7 +205,7 @@ class ModelCosts:
         passes = self._passes(str(node.role), layout)
         samples = self._samples[node.id]
         share = ceil(samples.count / layout.parallelism.dp)
-        micro, count = self._micro(node, share, layout, budget)
+        micro, count = self._cutting.micro(node, share, layout, budget)
         copies = self._copies(str(node.role), layout)
         terms = max((copy.scoring(micro, count) for copy in copies), key=total)
         whole_s = total(terms)
@@ -202,26 +213,19 @@ class ModelCosts:
         terms |= rows_traffic(self.cluster, layout, sent, copies=layout.parallelism.tp * layout.parallelism.pp)
         num_bytes = passes.received_bytes(micro) * count * layout.parallelism.dp
         in_parts_s = 0.0
-        if self.workload.gathers and (parts := count + self._small_parts(node)) > count:
-            part, _ = self._micro(node, share, layout, budget, parts)
+        if self.workload.gathers and (parts := count + self._cutting.small_parts(node)) > count:
+            part, _ = self._cutting.micro(node, share, layout, budget, parts)
             parts_s = max(total(copy.scoring(part, parts)) for copy in copies)
             in_parts_s = max(0.0, parts_s - whole_s)
         return self._forward_memory(node, layout, budget, None).cost(terms, num_bytes, in_parts_s)
-
-    def _small_parts(self, node: Node) -> int:
-        """Forwards of a copy that a call in parts has more, about: the first parts of the first model that scores these
-        samples are small, and more of the last one's (`policy.score_parts`)."""
-        calls = (other for other in self.flow.nodes if other.kind is CallKind.SCORE and other.rows == node.rows)
-        order = [call.id for call in calls if str(call.role) in self.shapes]
-        return (node.id == order[0]) + 2 * (node.id == order[-1])
 
     def _train(self, node: Node, layout: Layout, budget: int, schedule: str) -> CallCost:
         role, sizes, options = str(node.role), layout.parallelism, node.training
         passes, copies = self._passes(role, layout), self._copies(role, layout)
         samples = self._samples[node.id]
         mini_batches = min(options.mini_batches, samples.prompts if options.whole_groups else samples.count)
-        share = self._share(node, sizes.dp)
-        micro, count = self._micro(node, share, layout, budget)
+        share = self._cutting.share(node, sizes.dp)
+        micro, count = self._cutting.micro(node, share, layout, budget)
         again = self.workload.checkpoint_activations
         step = max((copy.training(micro, count, recompute=again, schedule=schedule) for copy in copies), key=total)
         sums = count if role in self.workload.sharded else 1
@@ -234,40 +238,16 @@ class ModelCosts:
         memory = self._forward_memory(node, layout, budget, schedule)
         return memory.cost(terms, steps * (moved + update_bytes))
 
-    def _generate(self, node: Node, layout: Layout, *, prompts_alone: bool, held_bytes: int | None = None) -> CallCost:
+    def _generate(
+        self, node: Node, layout: Layout, *, held_bytes: int | None = None, apart: Sequence[Layout] = ()
+    ) -> CallCost:
         role, samples = str(node.role), self._samples[node.id]
-        cost = self._generating.cost(role, samples, layout, prompts_alone=prompts_alone, held_bytes=held_bytes)
-        if prompts_alone:
-            return cost
+        if apart:
+            cost = self._generating.apart(role, samples, layout, apart)
+        else:
+            cost = self._generating.cost(role, samples, layout, held_bytes=held_bytes)
         rows = rows_traffic(self.cluster, layout, generated_bytes(self.workload.lengths, samples), copies=1)
         return replace(cost, seconds=cost.seconds + total(rows), terms={**cost.terms, **rows})
-
-    def _share(self, node: Node, dp: int) -> int:
-        """Samples of one optimizer step of a training call that the copy with most of them has."""
-        samples, options = self._samples[node.id], node.training
-        together = samples.per_prompt if options.whole_groups else 1
-        return share_of(samples.count, options.mini_batches, dp, together)
-
-    def _micro(self, node: Node, share: int, layout: Layout, budget: int, count: int = 0) -> tuple[Micro, int]:
-        """The average micro-batch of a copy's share of samples, and their number, if that is not given (0).
-
-        Samples of a prompt stay together, so that it is computed once, unless a pipeline is filled better by pieces of
-        them, or a share is less than a prompt's samples. Each micro-batch has the root of the prompts once.
-        """
-        lengths, per_prompt = self._lengths[node.id], min(self._samples[node.id].per_prompt, share)
-        p, r, wanted = lengths.prompts, lengths.responses, self._least(layout.parallelism)
-        whole = node.kind is CallKind.TRAIN and node.training.whole_groups
-        prompts, least = pieces(share, per_prompt, p.mean - p.root, r.mean, wanted, whole)
-        tokens = prompts * (p.mean - p.root) + share * r.mean
-        if not count:
-            count = max(least, min(ceil(prompts) if whole else share, ceil(tokens / max(1, budget - p.root))))
-        near = lengths.near_pairs(self.shapes[str(node.role)].windows, prompts, share, count)
-        pairs, heads = lengths.pairs(prompts, share, count), head_forwards(node)
-        return Micro(tokens + count * p.root, pairs, share * r.mean, near, heads) / count, count
-
-    def _least(self, sizes: Parallelism) -> int:
-        """Micro-batches that are wanted."""
-        return self.cluster.software.micro_batches_per_stage * sizes.pp if sizes.pp > 1 else 1
 
     # Bytes
 
@@ -275,8 +255,8 @@ class ModelCosts:
         """What the largest micro-batch takes; `schedule` None: of a score."""
         workload, sizes, samples = self.workload, layout.parallelism, self._samples[node.id]
         options = TrainOptions() if schedule is None else node.training
-        share = share_of(samples.count, 1, sizes.dp) if schedule is None else self._share(node, sizes.dp)
-        cut = Cut(budget, self._least(sizes), options.whole_groups, wide_numbers(node))
+        share = share_of(samples.count, 1, sizes.dp) if schedule is None else self._cutting.share(node, sizes.dp)
+        cut = Cut(budget, self._cutting.least(sizes), options.whole_groups, wide_numbers(node))
         batch = LargestBatch.of_share(share, samples.per_prompt, self._lengths[node.id], cut)
         role = str(node.role)
         return forward_memory(workload, self.shapes[role], sizes, batch, schedule, scalar=role in SCALAR_ROLES)

@@ -3,6 +3,7 @@ lacks, over its links. Messages, their order and latencies are left out; the res
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Literal
 
@@ -12,7 +13,6 @@ from plait.cost.costs import CallCost, MoveCost
 from plait.cost.model_costs import ModelCosts
 from plait.layout.mesh import Layout
 from plait.layout.shards import stage_bounds
-from plait.schedule.plan import Mode
 
 LARGE = 16
 """Devices beyond which a search takes the bound."""
@@ -29,10 +29,10 @@ class BoundedMoves:
         self.connections = costs.connections
         self.move = cache(self._move)
 
-    def call(
-        self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""
-    ) -> CallCost:
-        return self._costs.call(call, mode, layout, micro_batch_tokens=micro_batch_tokens, schedule=schedule)
+    @property
+    def call(self) -> Callable[..., CallCost]:
+        """See `Costs.call`."""
+        return self._costs.call
 
     def generation(self, call: str, layout: Layout, held_bytes: int) -> CallCost:
         return self._costs.generation(call, layout, held_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -46,7 +46,7 @@ class PlacementCosts:
 class Place:
     """Where a slot runs.
 
-    placements: of the slot's first call; several only of generation
+    placements: of the slot's first call; several only of generation, those of instances that compute prompts alone last
     asked:      of each of them
     mask:       bit r: rank r computes
     is_whole:   whether each of them has all of the model
@@ -101,7 +101,7 @@ class Place:
         """Set what calls take, from the costs of each placement."""
         self.asked, self.costs = tuple(asked), asked[0].calls
         self.seconds = tuple(
-            _together([answer.calls[number].seconds for answer in asked]) for number in range(len(self.costs))
+            _together([answer.calls[number].seconds for answer in self._drawing]) for number in range(len(self.costs))
         )
         self.working, self.activations, self.plain, self.widened, self.passing = np.zeros((5, len(self.weights)))
         for p, answer in zip(self.placements, asked, strict=True):
@@ -122,12 +122,32 @@ class Place:
         Args:
             number: of the call, among those of the slot.
         """
-        costs = [answer.calls[number] for answer in self.asked]
+        costs = [answer.calls[number] for answer in self._drawing]
         if len(costs) == 1:
             return costs[0].tails
         seconds = self.seconds[number]
         idle_s = sum(seconds / cost.seconds * cost.tails[0].idle_s for cost in costs if cost.tails)
         return (Tail(seconds, idle_s),)
+
+    @property
+    def num_instances(self) -> int:
+        """Copies of the model that compute, of a generation those that draw."""
+        return sum(p.dp for p in self.placements if p.mode != "prefill")
+
+    def prompts_s(self, number: int) -> Mapping[int, float]:
+        """Rank that computes prompts alone → its seconds; all instances have equally many.
+
+        Args:
+            number: of the call, among those of the slot.
+        """
+        placed = [(p, answer) for p, answer in zip(self.placements, self.asked, strict=True) if p.mode == "prefill"]
+        count = sum(p.dp for p, _ in placed)
+        return {rank: of.calls[number].seconds * p.dp / count for p, of in placed for rank in p.ranks}
+
+    @property
+    def _drawing(self) -> Sequence[PlacementCosts]:
+        """Without instances that compute prompts alone."""
+        return [answer for p, answer in zip(self.placements, self.asked, strict=True) if p.mode != "prefill"]
 
     def with_calls(self, calls: Sequence[tuple[CallCost, ...]]) -> Place:
         """The same place with other costs of its calls.
@@ -164,12 +184,18 @@ class Places:
         """
         key = (slot, tuple((p.ranks, p.dp, p.tp, p.pp, p.stages, *_manner(p)) for p in placements))
         if key not in self._made:
-            asked = asked or [self.ask(slot, p) for p in placements]
+            modes = {p.mode for p in placements}
+            others = {mode: tuple(p.layout for p in placements if p.mode != mode) for mode in modes}
+            asked = asked or [self.ask(slot, p, others[p.mode]) for p in placements]
             self._made[key] = Place(self.graph, slot, tuple(placements), asked, self.num_ranks, self._numbers)
         return self._made[key]
 
-    def ask(self, slot: int, p: Placement) -> PlacementCosts:
-        role, mode, layout = self.graph.slots[slot].role, self.graph.slots[slot].mode, p.layout
+    def ask(self, slot: int, p: Placement, apart: tuple[Layout, ...] = ()) -> PlacementCosts:
+        """
+        Args:
+            apart: where the other half of a generation is, prompts or samples, if that is elsewhere.
+        """
+        role, mode, layout = self.graph.slots[slot].role, p.mode, p.layout
         calls = tuple(
             self.costs.call(
                 self.graph.calls[number].call,
@@ -177,6 +203,7 @@ class Places:
                 layout,
                 micro_batch_tokens=p.micro_batch_tokens,
                 schedule=p.schedule,
+                apart=apart,
             )
             for number in self.graph.calls_of[slot]
         )

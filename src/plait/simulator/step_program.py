@@ -206,7 +206,7 @@ class StepProgram:
         }
         if not shared:
             return 0.0
-        spare = spare_of(tails, sum(p.dp for p in place.placements), sum(shared.values()))
+        spare = spare_of(tails, place.num_instances, sum(shared.values()))
         self._spare |= dict.fromkeys(shared, spare)
         return spare.end_s
 

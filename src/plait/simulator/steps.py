@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plait.cost.costs import Costs
+from plait.cost.prompts_apart import WAITING
 from plait.errors import ConfigError
 from plait.schedule.plan import Mode, Placement, Plan
 from plait.schedule.timeline import MemoryPoint, Span, Timeline
@@ -66,8 +67,7 @@ def predict(plan: Plan, graph: StepGraph, costs: Costs, *, steps: int = STEPS) -
     """Play steps of a completed plan.
 
     Raises:
-        ConfigError: the plan has more ranks than the cluster of the costs has devices, or computes prompts elsewhere
-            than samples.
+        ConfigError: the plan has more ranks than the cluster of the costs has devices; or as `places_of`.
     """
     if plan.num_ranks > (most := costs.cluster.mesh_cluster.num_devices):
         raise ConfigError(
@@ -79,7 +79,9 @@ def predict(plan: Plan, graph: StepGraph, costs: Costs, *, steps: int = STEPS) -
     places = played.places
     ranks = {mask: ranks_of(mask) for mask in {action.mask for action in played.actions}}
     spans = tuple(
-        span for action in played.actions for span in _spans(action, ranks[action.mask], _terms(action, graph, places))
+        span
+        for action in played.actions
+        for span in _spans(action, ranks[action.mask], _terms(action, graph, places), _ends(action, graph, places))
     )
     points = tuple(_points(played, graph, places, weights, ranks, costs))
     return Prediction(
@@ -94,34 +96,51 @@ def places_of(plan: Plan, places: Places) -> list[Place]:
     """The place of each slot, in a completed plan.
 
     Raises:
-        ConfigError: it computes prompts on other instances than samples.
+        ConfigError: it computes prompts on other instances than samples, and the cluster is one of another system.
     """
     graph = places.graph
-    if apart := next((p for p in plan.placements if p.mode == "prefill"), None):
+    apart = next((p for p in plan.placements if p.mode == "prefill"), None)
+    if apart is not None and places.costs.pool_takes_rest:
         raise ConfigError(
             f"plan `{plan.name}`: {apart.call} computes its prompts on other ranks (`mode` prefill) than its samples, "
-            "and how these overlap is not predicted; a run of it is measured all the same"
+            "which is not predicted of pools of keys and values that take what else is left"
         )
     placed = []
     for number, slot in enumerate(graph.slots):
         call = graph.calls[graph.calls_of[number][0]].call
         placements = plan.placements_of(call, slot.mode)
         assert placements, f"the plan {plan.name} does not place {call}"
+        if slot.mode == "decode":
+            placements += plan.placements_of(call, "prefill")
         placed.append(places.place(number, placements))
     return placed
 
 
-def _spans(action: Action, ranks: Sequence[int], terms: Mapping[str, float]) -> Iterator[Span]:
+def _ends(action: Action, graph: StepGraph, places: Sequence[Place]) -> Mapping[int, float]:
+    """Rank that computes prompts alone → when it has."""
+    if action.kind != "DECODE":
+        return {}
+    slot = graph.calls[action.call].slot
+    of_prompts = places[slot].prompts_s(graph.calls_of[slot].index(action.call))
+    return {rank: min(action.end_s, action.start_s + seconds) for rank, seconds in of_prompts.items()}
+
+
+def _spans(
+    action: Action, ranks: Sequence[int], terms: Mapping[str, float], prompts: Mapping[int, float]
+) -> Iterator[Span]:
     """The action on each of its ranks; of training, the optimizer steps apart, all behind the last of its
-    micro-batches."""
+    micro-batches. Ranks that draw wait for those that compute prompts, which end sooner."""
     lane = COMPUTE if action.kind in ("DECODE", "SCORE", "TRAIN") else LINK
     share, steps_s = action.bytes // max(1, len(ranks)), 0.0
     if action.kind == "TRAIN" and (whole_s := sum(terms.values())) > 0:
         of_steps = sum(seconds for name, seconds in terms.items() if name in STEP_TERMS) / whole_s
         steps_s = of_steps * (action.end_s - action.start_s)
     until_s, step = action.end_s - steps_s, action.step + 1
+    waited_s = terms.get(WAITING, 0.0)
     for rank in ranks:
-        yield Span(action.name, action.kind, rank, action.start_s, until_s, share, 0, lane, action.role, step)
+        start_s = action.start_s if rank in prompts else action.start_s + waited_s
+        end_s = prompts.get(rank, until_s)
+        yield Span(action.name, action.kind, rank, start_s, end_s, share, 0, lane, action.role, step)
         if steps_s > 0:
             yield Span(f"{action.name}/step", "STEP", rank, until_s, action.end_s, 0, 0, lane, action.role, step)
 

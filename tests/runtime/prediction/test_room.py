@@ -72,6 +72,7 @@ def test_a_fault_in_what_is_foretold_keeps_no_run_from_its_work(
         ("weights packed for decoding, beyond what else is large for a moment", "sampling.exact"),
         ("gradient of the head", "lora.rank"),
         ("draft model: KV cache (64 tokens)", "sampling.max_running"),
+        ("actor: prompts on their way (64 tokens)", "sampling.max_prefill_tokens"),
         ("activations", "micro_batch_tokens"),
     ],
 )

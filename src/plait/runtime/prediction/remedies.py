@@ -26,6 +26,8 @@ def remedies(what: str, devices: int, *, more: str | None = None, adapted: bool 
         return f"take {more}, or a smaller `sampling.draft_model`"
     if "packed" in what:
         return f"take {more}, a smaller model, or `sampling.exact`, which needs no such copy and is many times slower"
+    if "on their way" in what:
+        return f"lower `sampling.max_prefill_tokens`, or take {more}"
     if "decode" in what or "KV cache" in what:
         lower = "`sampling.max_running`, `sampling.max_response_tokens` or a stated `sampling.kv_tokens`"
         return f"lower {lower}, or take {more}"

@@ -1,0 +1,106 @@
+"""Seconds of drawing where other instances compute the prompts: samples begin as their prompts come. Torch-free."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from plait.cost.cluster import ClusterSpec
+from plait.cost.decoding import LONGEST_PIECE, Decoding
+from plait.cost.layer_times import Terms, added, scaled, total
+from plait.layout.mesh import Layout
+
+WAITING = "waiting for prompts"
+"""The term of seconds in which an instance has nothing to draw yet."""
+STEPS_OF_A_WAY = 3
+"""Steps of the instance that draws until a prompt that is there has its first token."""
+
+
+def tokens_sent(longest: int, prompts: int, most: int, instances: int) -> int:
+    """Tokens of an instance's prompts that are on their way at the same time, at most: a load for each instance at the
+    other end (`policy.prompt_pace`).
+
+    Args:
+        longest: of a prompt; prompts: how many there are; most: of several prompts in a load.
+    """
+    return min(longest * prompts, instances * max(longest, most))
+
+
+def sent_s(cluster: ClusterSpec, source: Layout, target: Layout, num_bytes: float) -> float:
+    """Seconds in which a rank of one instance sends so many bytes to one of another."""
+    ranks = (*source.mesh.ranks, *target.mesh.ranks)
+    some, nodes = cluster.among(ranks), {rank // cluster.devices_per_node for rank in ranks}
+    link = some.intra if len(nodes) == 1 else some.inter
+    return link.latency_s + num_bytes / (link.bandwidth * some.software.links)
+
+
+@dataclass(frozen=True)
+class Source:
+    """An instance that computes prompts.
+
+    prompts: how many; seconds: of all of them
+    steps:   in which it computes them, one after the other
+    sent_s:  until keys and values of one are where samples are drawn
+    """
+
+    prompts: int
+    seconds: float
+    steps: int
+    sent_s: float
+
+
+def arrivals(sources: Sequence[Source]) -> list[float]:
+    """When each prompt is where its samples are drawn, ascending. An instance has begun its next step before it is told
+    to send what the one before has computed; what is there then goes together."""
+    there_s = []
+    for source in sources:
+        ends = [ceil((place + 1) * source.steps / source.prompts) for place in range(source.prompts)]
+        for step, count in Counter(min(end + 1, source.steps) for end in ends).items():
+            there_s += [step * source.seconds / source.steps + count * source.sent_s] * count
+    return sorted(there_s)
+
+
+def drawn(
+    lengths: Sequence[int], there_s: Sequence[float], running: int, decoding: Decoding, begun: Terms | None = None
+) -> Terms:
+    """Seconds of an instance that draws, by terms, from the beginning of the call to its last token.
+
+    Args:
+        lengths: of its samples, those of a prompt next to each other. The first token of each takes no step of its own.
+        there_s: when each of its prompts comes, ascending.
+        running: samples that run at a time at most.
+        begun: before it can draw.
+    """
+    way_s = STEPS_OF_A_WAY * total(decoding.step(1, 0)) / decoding.tokens
+    per_prompt = len(lengths) // len(there_s)
+    steps_of = (lengths[at : at + per_prompt] for at in range(0, len(lengths), per_prompt))
+    coming = deque((at_s + way_s, some) for at_s, some in zip(there_s, steps_of, strict=True))
+    terms: list[Terms] = [begun or {}]
+    now_s, step = total(terms[0]), 0
+    waiting: deque[int] = deque()
+    runs: list[tuple[int, int]] = []
+    """(step at which it ends, at which it began) of each sample."""
+    while coming or waiting or runs:
+        while coming and coming[0][0] <= now_s:
+            waiting.extend(length - 1 for length in coming.popleft()[1] if length > 1)
+        while waiting and len(runs) < running:
+            heapq.heappush(runs, (step + waiting.popleft(), step))
+        if not runs:
+            if coming:
+                terms.append({WAITING: coming[0][0] - now_s})
+                now_s = coming[0][0]
+            continue
+        count, taken = len(runs), min(LONGEST_PIECE, runs[0][0] - step)
+        said = sum(step - began for _, began in runs)
+        first_s = total(decoding.step(count, said + count)) / decoding.tokens
+        if coming and count < running:
+            taken = min(taken, max(1, ceil((coming[0][0] - now_s) / first_s)))
+        piece = scaled(decoding.step(count, said + count * (taken + 1) / 2), taken / decoding.tokens)
+        terms.append(piece)
+        now_s, step = now_s + total(piece), step + taken
+        while runs and runs[0][0] <= step:
+            heapq.heappop(runs)
+    return added(*terms)
