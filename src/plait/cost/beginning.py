@@ -16,9 +16,10 @@ from plait.models.shape import ModelShape
 
 
 class Beginning:
-    """
+    """Seconds of instances before they decode.
+
     Args:
-        as of `Generating`.
+        shapes, held_bytes, profile: as of `Generating`.
     """
 
     def __init__(

@@ -17,7 +17,8 @@ from plait.models.shape import ModelShape
 
 
 class Cutting:
-    """
+    """Micro-batches of the calls of a flow.
+
     Args:
         samples, lengths: of each node.
     """
