@@ -53,8 +53,12 @@ class DPOLoss(StrEnum):
     ORPO with λ = β (Hong et al. 2024, arXiv 2403.07691, eq. 6, 7)."""
 
 
+AVERAGED = (DPOLoss.SIGMOID_NORM, DPOLoss.IPO, DPOLoss.ORPO)
+"""Losses of log-ratios averaged over the tokens of a response; the others take sums."""
 SMOOTHED = (DPOLoss.SIGMOID, DPOLoss.SIGMOID_NORM, DPOLoss.ROBUST, DPOLoss.EXO_PAIR)
+"""Losses that heed `label_smoothing`."""
 WITH_MARGIN = (DPOLoss.SIGMOID, DPOLoss.SIGMOID_NORM)
+"""Losses that heed `margin`."""
 
 
 class DPOOptions(UpdateOptions):
@@ -143,10 +147,6 @@ def dpo_loss(batch: LossBatch, *, options: DPOOptions, ref_logprobs: Tensor | No
         batch.log("nll", nll_P, per="pair")
         loss_P = loss_P + options.nll_coef * nll_P
     return batch.mean_over_pairs(loss_P)
-
-
-AVERAGED = (DPOLoss.SIGMOID_NORM, DPOLoss.IPO, DPOLoss.ORPO)
-"""Losses of log-ratios averaged over the tokens of a response; the others take sums."""
 
 
 def pair_losses(chosen_P: Tensor, rejected_P: Tensor, options: DPOOptions) -> Tensor:

@@ -1,19 +1,23 @@
-"""What earlier samples the command that samples tells its engine: the newest that there is room for, file by file."""
+"""What earlier samples the command that samples tells its engine: the newest that there is room for, file by file; and
+with how many threads it computes."""
 
 from __future__ import annotations
 
 import json
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from plait.data.sources import Source, read_jsonl
 from plait.errors import DataError
 from plait.generation.settings import MIN_POOL_BYTES, Sampling, SamplingSettings
 from plait.generation.speculator import Speculator
 from plait.runtime.evaluating import generate_job
+from plait.runtime.processes import generating
 from plait.runtime.processes.generating import generate
 from plait.speculation.pool import most_entries
 
@@ -109,3 +113,28 @@ def test_what_the_pool_has_no_room_for_is_not_read(
     assert ROOM <= 8 + 4 * len(heard) < ROOM + 8
     newest = ROOM // 8
     assert [token_ids[-1] for _, token_ids, _ in heard] == [9] * (len(heard) - newest) + [10] * newest
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_one_process_has_the_threads_that_the_environment_names(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: int
+) -> None:
+    """Also where more are asked for than there are prompts."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr(generating, "usable_cores", lambda: 64)
+    computed_with: list[int] = []
+    answer = generating.answer
+    monkeypatch.setattr(
+        generating, "answer", lambda *args: (computed_with.append(torch.get_num_threads()), answer(*args))[1]
+    )
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "what is 7?"}\n')
+    job = generate_job.Job(
+        str(tiny_folder), Source("prompts", tuple(read_jsonl(prompts))), Sampling(max_tokens=2), devices=devices
+    )
+    threads = torch.get_num_threads()
+    try:
+        generate(replace(job, dtype="float32"), lambda row: None)
+    finally:
+        torch.set_num_threads(threads)
+    assert computed_with == [2]

@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from plait.cost.move_bound import LARGE
 from plait.errors import ConfigError
@@ -51,9 +50,6 @@ class Choice:
     evaluations: int
     seconds: float
     stopped_by: Stop | None = None
-
-
-Found = TypeVar("Found", Choice, Foretold)
 
 
 def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "found") -> Choice:

@@ -48,12 +48,12 @@ def generate(
     """
     if job.device != "cpu" and job.devices > max(1, found := visible_devices()):
         raise ConfigError(f"--devices: expected at most {found}, the GPUs that are visible, found {job.devices}")
-    shares = job.threads or max(1, usable_cores() // job.devices)
-    set_up(shares)
+    set_up(job.threads)
     asked = checked(job)
     parts = _parts(asked.requests, done, job.devices)
     if len(parts) > 1:
-        return _by_processes(replace(job, threads=shares), asked, parts, keep, done)
+        job = replace(job, threads=job.threads or max(1, usable_cores() // len(parts)))
+        return _by_processes(job, asked, parts, keep, done)
     with Progress(0) as progress:
         return answer(job, asked, lambda sample: keep(row_of(sample)), progress, done)
 
@@ -130,7 +130,7 @@ def _by_processes(
             with handing_on_signals(group, ranks) as signals:
                 handles = [_ask(group, rank, part, asked.earlier, done) for rank, part in enumerate(parts)]
                 threading.Thread(target=_wait, args=(handles, told), daemon=True).start()
-                began, kept = time.perf_counter(), 0
+                began, kept, counted = time.perf_counter(), 0, Meter()
                 progress.start()
                 progress.phase("generate", num_asked, "samples")
                 while isinstance(word := told.get(), str):
@@ -139,11 +139,12 @@ def _by_processes(
                         continue
                     keep(said)
                     kept += 1
+                    counted.tokens += len(said["token_ids"])
                     progress.advance()
             if isinstance(word, list):
                 return GenerationReport.of_all(word)
             if signals.ended_it(word.failure):
-                return GenerationReport(kept, num_asked, time.perf_counter() - began, Meter(), None)
+                return GenerationReport(kept, num_asked, time.perf_counter() - began, counted, None)
             raise as_alone(word, peers=False) from word
 
 
