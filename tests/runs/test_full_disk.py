@@ -1,4 +1,5 @@
-"""A disk that is full, wherever a run writes: said once, with the checkpoint that is good."""
+"""A disk that is full, wherever a run writes: said once, with the checkpoint that is good; and one that will be, before
+any work."""
 
 from __future__ import annotations
 
@@ -12,13 +13,15 @@ import pytest
 from safetensors import SafetensorError
 
 from plait.checkpoint import store
-from plait.errors import RunError
+from plait.errors import ConfigError, RunError
 from plait.models.files.saving import save_pretrained
 from plait.models.files.tensor_file import write_tensor_file
 from plait.observe.run_log import RunLog
 from plait.runtime import api
 from plait.runtime.api import run
 from plait.runtime.folder import weights_folder
+from plait.runtime.prediction.disk_room import KeptFiles
+from plait.runtime.prepare import prepare
 from plait.runtime.session import Session
 from tests.runs.test_breaking_off import MakeRecipe, checkpoints_of, steps_of, write_reward
 
@@ -162,3 +165,60 @@ def test_logs_that_cannot_be_forced_to_disk_are_said_once(
     assert str(caught.value).count(f"the checkpoint of step 1 is good ({recipe.run_dir}/checkpoints/step-1)") == 1
     assert run(recipe, resume=True).finished
     assert steps_of(recipe) == [1, 2, 3]
+
+
+def tensor_bytes(file: Path) -> int:
+    """Of a safetensors file, which begins with the length of its header."""
+    data = file.read_bytes()
+    return len(data) - 8 - int.from_bytes(data[:8], "little")
+
+
+@pytest.mark.parametrize(
+    ("keys", "checkpoints"),
+    [
+        ({"steps": 1}, 1),
+        ({"steps": 3, "checkpoint.every": 1, "checkpoint.keep_last": 1}, 2),
+        ({"steps": 1, "dtype": "bfloat16", "reference.sync_every": 1}, 1),
+        ({"steps": 1, "lora.rank": 4}, 1),
+        ({"steps": 2, "evaluation.items": 1, "evaluation.every": 1, "algorithm": "ppo", "options": {}}, 1),
+    ],
+    ids=["float32", "two checkpoints", "followed, bfloat16", "adapter", "two roles, best"],
+)
+def test_what_a_run_keeps_is_foretold(make_recipe: MakeRecipe, keys: dict[str, Any], checkpoints: int) -> None:
+    recipe = make_recipe(**keys)
+    kept = KeptFiles.of(prepare(recipe))
+    assert kept.checkpoints == checkpoints, "one more than are kept, while the newest is written"
+    assert run(recipe).finished
+    folder = Path(recipe.run_dir)
+    written = lambda *places: sum(map(tensor_bytes, (file for at in places for file in at.rglob("*.safetensors"))))
+    newest = max((folder / "checkpoints").iterdir(), key=lambda path: path.name)
+    assert kept.checkpoint_bytes == pytest.approx(written(newest), rel=0.01)
+    assert kept.weights_bytes == pytest.approx(written(folder / "final", folder / "best"), rel=0.01)
+
+
+def test_a_run_that_would_fill_the_disk_is_refused_before_any_work(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an earlier run has there counts as free; a finished run is asked for nothing."""
+    recipe = make_recipe(steps=2, **{"checkpoint.every": 1})
+    needed = KeptFiles.of(prepare(recipe)).total_bytes
+    free: list[int] = [needed - 4096]
+    system = os.statvfs
+
+    class Room:
+        f_frsize, f_blocks = 1, 1 << 40
+
+        def __init__(self, path: Any) -> None:
+            assert system(path).f_blocks, "a folder that is there"
+            self.f_bavail = free[-1]
+
+    monkeypatch.setattr(os, "statvfs", Room)
+    with pytest.raises(ConfigError, match=r"^key `run_dir`: the run keeps up to .* \(2 checkpoints of .* are free"):
+        run(recipe)
+    assert not Path(recipe.run_dir).exists()
+    free.append(needed)
+    assert run(recipe).finished
+    free.append(4096)
+    assert run(recipe.model_copy(update={"overwrite": True})).finished
+    free.append(0)
+    assert run(recipe, resume=True).finished

@@ -30,6 +30,7 @@ from plait.runtime.folder.claim import claim
 from plait.runtime.folder.stored_recipe import as_begun
 from plait.runtime.inputs.prepared import Outline, Prepared
 from plait.runtime.prediction.choosing import auto_plan
+from plait.runtime.prediction.disk_room import KeptFiles, check_disk
 from plait.runtime.prediction.forecast import STEP, predicted_seconds
 from plait.runtime.prediction.machine import machine_of
 from plait.runtime.prediction.network import Machines
@@ -66,6 +67,7 @@ def dry_run(recipe: Recipe, *, resume: bool = False, nodes: int = 1) -> int:
             print_shape(outline(recipe), shape, nodes)
             return 0
         prepared = prepare(recipe, machines=Machines(nodes, measures=False))
+        check_disk(prepared, directory.files, resume=resume)
         with ExitStack() as stack:
             open_pools(prepared, stack)
     print_plan(prepared, nodes)
@@ -100,9 +102,10 @@ def print_shape(foreseen: Outline, name: str, nodes: int = 1) -> None:
 
 
 def print_plan(prepared: Prepared, nodes: int = 1) -> None:
-    """The graph, the batch in prompts, samples, tokens and optimizer steps, where calls run, and an estimate of the
-    memory of each device, with what has no room."""
-    _print(prepared, prepared.plan, _data_text(prepared), nodes)
+    """The graph, the batch in prompts, samples, tokens and optimizer steps, the files that are kept, where calls run,
+    and an estimate of the memory of each device, with what has no room."""
+    data = f"{_data_text(prepared)}\non disk, at most: {KeptFiles.of(prepared)}"
+    _print(prepared, prepared.plan, data, nodes)
 
 
 def _print(prepared: Outline | Prepared, plan: Plan, data: str, nodes: int) -> None:

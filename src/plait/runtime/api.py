@@ -36,6 +36,7 @@ from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.folder.stored_recipe import as_begun
 from plait.runtime.inputs.prepared import Kept, Prepared
 from plait.runtime.prediction.conclusion import conclude
+from plait.runtime.prediction.disk_room import check_disk
 from plait.runtime.prediction.network import NOT_MEASURED, Machines
 from plait.runtime.prediction.room import warn_of_room
 from plait.runtime.prediction.run_planning import with_prediction
@@ -163,6 +164,7 @@ def _run_claimed(
     if nodes is not None and is_searched(recipe) and (unlike := said_of_kinds(nodes, recipe.device)) is not None:
         say(unlike, file=sys.stderr)
     prepared = prepared_for(recipe)
+    check_disk(prepared, directory.files, resume=resume)
     warn_of_room(prepared, prepared.plan, prepared.lengths, {} if nodes is None else nodes.joined_bytes)
     if prepared.plan.num_ranks > 1 or nodes is not None or recipe.restarts > 0:
         from plait.runtime.processes.restarting import supervised
