@@ -254,14 +254,18 @@ def _unfinished(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
 
 
-def _exported(folder: Path) -> set[str]:
-    """Names in a folder that its marker says an export wrote; none where it has none that can be read."""
+def marked(folder: Path) -> Mapping[str, Any]:
+    """What the marker of a folder says (`write_folder`); nothing where it has none that can be read."""
     path = folder / MARKER
     try:
-        record = FORM.parse(FORM.text_of(path), str(path))
+        return FORM.parse(FORM.text_of(path), str(path))
     except DataError:
-        return set()
-    names = record.get("files")
+        return {}
+
+
+def _exported(folder: Path) -> set[str]:
+    """Names in a folder that its marker says an export wrote."""
+    names = marked(folder).get("files")
     return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
 
 

@@ -56,10 +56,10 @@ def full_samples(patch: pytest.MonkeyPatch, full: list[bool]) -> None:
 
 def full_export(name: str, error: Exception) -> Callable[[pytest.MonkeyPatch, list[bool]], None]:
     def inject(patch: pytest.MonkeyPatch, full: list[bool]) -> None:
-        def saving(model: Any, folder: Path) -> None:
+        def saving(model: Any, folder: Path, **marked: Any) -> None:
             if full and folder.name == name:
                 raise error
-            save_pretrained(model, folder)
+            save_pretrained(model, folder, **marked)
 
         patch.setattr(weights_folder, "save_pretrained", saving)
 

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from plait.checkpoint import store
+from plait.cli.dry_run import dry_run
 from plait.errors import ConfigError
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
@@ -213,6 +214,8 @@ def test_a_resumed_run_goes_on_with_another_learning_rate(
     assert [stay["steering"]["optimizer.learning_rate"] for stay in stays] == [1e-3, 5e-4]
     with pytest.raises(ConfigError, match=r"has done all of its steps.* other values of `optimizer\.learning_rate`"):
         run(make_recipe(run_dir=str(steered.run_dir), **keys), resume=True)
+    with pytest.raises(ConfigError, match=r"has done all of its steps"):
+        dry_run(make_recipe(run_dir=str(steered.run_dir), **keys), resume=True)
     assert load_recipe(steered.run_dir / "recipe.yaml").optimizer.learning_rate == 5e-4
     before = masters(plain, 1)
     torch.testing.assert_close(masters(steered, 1), before, rtol=1e-9, atol=1e-9)

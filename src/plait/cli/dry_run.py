@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from plait.cli.ranks_text import ranks_text
@@ -27,7 +28,8 @@ from plait.recipes.plan_files import plan_file, ranks_of
 from plait.recipes.recipe import Recipe
 from plait.recipes.turn_checks import said_of_rounds
 from plait.runtime.folder.claim import claim
-from plait.runtime.folder.stored_recipe import as_begun
+from plait.runtime.folder.progressed import has_all_steps
+from plait.runtime.folder.stored_recipe import as_begun, check_left
 from plait.runtime.inputs.prepared import Outline, Prepared
 from plait.runtime.prediction.choosing import auto_plan
 from plait.runtime.prediction.disk_room import KeptFiles, check_disk
@@ -67,6 +69,9 @@ def dry_run(recipe: Recipe, *, resume: bool = False, nodes: int = 1) -> int:
             print_shape(outline(recipe), shape, nodes)
             return 0
         prepared = prepare(recipe, machines=Machines(nodes, measures=False))
+        if resume:
+            is_over = partial(has_all_steps, directory.files.checkpoints, prepared.recipe.steps)
+            check_left(directory.files.recipe, prepared.recipe, is_over)
         check_disk(prepared, directory.files, resume=resume)
         with ExitStack() as stack:
             open_pools(prepared, stack)

@@ -55,10 +55,13 @@ _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 adapter: it is one of other weights than the base has. (An adapter that peft has converted back says `true`.)"""
 
 
-def save_adapter(model: Model, folder: str | Path) -> None:
+def save_adapter(model: Model, folder: str | Path, *, marker: Mapping[str, Any] | None = None) -> None:
     """Write the adapter alone (and the head of a scalar model) as peft does, in the compute dtype, whole or not at all:
     `peft.PeftModel.from_pretrained(base, folder)` gives the same model elsewhere. The tokenizer goes with it; beneath a
     scalar model's adapter the base has to have its padding token (see `ScalarModel.tokenizer_of_folder`).
+
+    Args:
+        marker: see `output.write_folder`.
 
     Raises:
         ModelError: a weight is not finite; nothing is written.
@@ -86,7 +89,7 @@ def save_adapter(model: Model, folder: str | Path) -> None:
         if (tokenizer := model.tokenizer_of_folder()) is not None:
             tokenizer.save_pretrained(work)
 
-    write_folder(folder, write)
+    write_folder(folder, write, marker=marker)
 
 
 def _in_order(path: Path) -> None:

@@ -24,7 +24,7 @@ from plait.runtime.folder.history import FINISHED, STOPPED, History, Origin
 from plait.runtime.folder.moments import Moments
 from plait.runtime.folder.progressed import Progressed, check_not_gone, check_steps, resumed_from
 from plait.runtime.folder.stored_recipe import changed_keys, check_left, recipe_text
-from plait.runtime.folder.weights_folder import write_weights
+from plait.runtime.folder.weights_folder import marker_of, write_weights
 from plait.runtime.health.doctor import RunDoctor
 from plait.runtime.health.patient import Patient
 from plait.runtime.inputs.prepared import Prepared
@@ -269,8 +269,9 @@ class Session:
         self._export("the final weights", self.directory.files.final)
 
     def _export(self, what: str, folder: Path) -> None:
-        model = self.workers.gather(main_role(self.prepared.models).role)
-        write_weights(model, folder, what, adapter=self.recipe.lora.rank > 0)
+        role = main_role(self.prepared.models).role
+        marker = marker_of(self.directory.path, self.done.step, role)
+        write_weights(self.workers.gather(role), folder, what, marker, adapter=self.recipe.lora.rank > 0)
 
     def _open_doctor(self) -> RunDoctor:
         return RunDoctor(

@@ -8,15 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from plait.checkpoint.store import CheckpointStore
 from plait.errors import ConfigError, UserError
 from plait.observe.run_log import read_steps
+from plait.output import marked
 from plait.recipes.recipe import Recipe
 from plait.recipes.stages import Stages, final_folder, load_stages
 from plait.runtime.api import run
 from plait.runtime.controller import Outcome
 from plait.runtime.folder.claim import claim
 from plait.runtime.folder.export import export_whole
+from plait.runtime.folder.progressed import has_all_steps
 from plait.runtime.folder.run_files import CHECKPOINTS, METRICS, RECIPE
 from plait.runtime.folder.stored_recipe import as_begun, check_left
 from plait.runtime.inputs.prepared import Prepared
@@ -114,8 +115,6 @@ def _steps(stages: Stages, name: str) -> int:
 def _is_done(stages: Stages, name: str) -> bool:
     """Whether a stage has as many steps as it is to have, and its final weights are of the last one."""
     recipe, steps = stages.resolved(name), _steps(stages, name)
-    saved = recipe.run_dir / CHECKPOINTS / f"step-{steps}"
-    newest = CheckpointStore(recipe.run_dir / CHECKPOINTS, keep_last=recipe.checkpoint.keep_last).steps()[-1:]
-    final = final_folder(recipe)
-    # An older run may have left final weights, which one that was made to go on has not replaced yet.
-    return newest == [steps] and final.is_dir() and final.stat().st_mtime_ns >= saved.stat().st_mtime_ns
+    # A run that was made to go on has not replaced the final weights of its fewer steps yet.
+    is_whole = marked(final_folder(recipe)).get("step") == steps
+    return is_whole and has_all_steps(recipe.run_dir / CHECKPOINTS, steps)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
-from plait import __version__
 from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.data.files import why_no_file
 from plait.errors import ConfigError, ModelError, PlaitError, RunError
@@ -22,6 +20,7 @@ from plait.recipes.recipe import DType, Recipe
 from plait.recipes.recipe_file import load_recipe
 from plait.recipes.role_models import role_model
 from plait.runtime.folder.run_files import CHECKPOINTS, RECIPE
+from plait.runtime.folder.weights_folder import marker_of
 from plait.workers.loading import build_models
 from plait.workers.optimizer_state import read_masters
 
@@ -64,9 +63,7 @@ def export_checkpoint(
     check_folder(out, "--out", overwrite=overwrite, inputs=(run_dir,))
     recipe = load_recipe(run_dir / RECIPE)
     read = _read(recipe, partial(_checkpoint, run_dir, step), role, dtype)
-    _write(
-        read, out, {"run": run_dir.resolve().name, "step": read.what.step, "role": read.what.role, "plait": __version__}
-    )
+    _write(read, out)
     return read.what
 
 
@@ -78,7 +75,7 @@ def export_whole(run_dir: Path, folder: Path) -> None:
         ModelError: the weights are not finite.
         RunError: they cannot be read, or written.
     """
-    _write(_read(load_recipe(run_dir / RECIPE), partial(_checkpoint, run_dir, None), None, None), folder, None)
+    _write(_read(load_recipe(run_dir / RECIPE), partial(_checkpoint, run_dir, None), None, None), folder)
 
 
 def _checkpoint(run_dir: Path, step: int | None) -> Checkpoint:
@@ -138,8 +135,9 @@ def _read(recipe: Recipe, choose: Callable[[], Checkpoint], role: str | None, dt
             checkpoint = choose()
 
 
-def _write(read: _Read, out: Path, marker: Mapping[str, Any] | None) -> None:
+def _write(read: _Read, out: Path) -> None:
     step = read.what.step
+    marker = marker_of(read.run, step, read.what.role)
     try:
         save_pretrained(read.model, out, marker=marker)
     except ModelError as error:

@@ -36,6 +36,11 @@ class Progressed:
         return cls(**stated)
 
 
+def has_all_steps(checkpoints: Path, steps: int) -> bool:
+    """Whether the newest checkpoint of a run, whole or not, is of its last step."""
+    return CheckpointStore(checkpoints, keep_last=1).steps()[-1:] == [steps]
+
+
 def check_not_gone(checkpoint: Checkpoint | None, store: CheckpointStore, saved_step: int, run_dir: Path) -> None:
     """Raises ConfigError where a run would begin again at step 1, though a checkpoint of `saved_step` was written."""
     if checkpoint is None and saved_step > 0:

@@ -6,13 +6,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from plait.checkpoint.store import CheckpointStore
 from plait.cost.estimate import human_bytes
 from plait.cost.shape_parameters import adapter_parameters
 from plait.errors import ConfigError
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel, main_role
+from plait.runtime.folder.progressed import has_all_steps
 from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.inputs.prepared import Prepared
 from plait.training.memory import BYTES, parameter_bytes
@@ -64,12 +64,13 @@ def check_disk(prepared: Prepared, files: RunFiles, *, resume: bool) -> None:
     Raises:
         ConfigError: it has not; names the keys.
     """
-    is_over = CheckpointStore(files.checkpoints, keep_last=1).steps()[-1:] == [prepared.recipe.steps]
+    if resume and has_all_steps(files.checkpoints, prepared.recipe.steps):
+        return
     kept, room = KeptFiles.of(prepared), os.statvfs(files.path)
     free = room.f_bavail * room.f_frsize
     replaced = sum(map(_bytes_in, (files.checkpoints, files.best, files.final)))
-    is_unknown = room.f_blocks == 0  # to some file servers
-    if (resume and is_over) or is_unknown or kept.total_bytes <= free + replaced:
+    is_known = room.f_blocks > 0  # but to some file servers
+    if not is_known or kept.total_bytes <= free + replaced:
         return
     there = f", with {human_bytes(replaced)} of files that would be replaced" if replaced else ""
     fewer = ", lower `checkpoint.keep_last`" if kept.checkpoints > 2 else ""
