@@ -112,8 +112,7 @@ class Session:
         self.workers = self._leading.workers(self.recorder)
         stack.callback(self.workers.end_engines)
         self.roles = build_roles(prepared, self.workers, self.pools, self.recorder, self.progress.message)
-        pools = (*self.pools.values(), *filter(None, (self.judges,)))
-        for pool in pools:
+        for pool in (pools := (*self.pools.values(), *filter(None, (self.judges,)))):
             pool.looked = self.workers.tick
         clock = self.workers.clock(pools, self.progress)
         self.aside = Aside(clock, self.recorder, self.progress)
@@ -270,8 +269,8 @@ class Session:
 
     def _export(self, what: str, folder: Path) -> None:
         role = main_role(self.prepared.models).role
-        marker = marker_of(self.directory.path, self.done.step, role)
-        write_weights(self.workers.gather(role), folder, what, marker, adapter=self.recipe.lora.rank > 0)
+        whose = marker_of(self.directory.path, self.done.step, role)
+        write_weights(self.workers.gather(role), folder, what, whose, adapter=self.recipe.lora.rank > 0)
 
     def _open_doctor(self) -> RunDoctor:
         return RunDoctor(

@@ -8,7 +8,6 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from plait import __version__
 from plait.errors import ModelError, RunError
 from plait.models.files.saving import save_pretrained
 from plait.models.model import Model
@@ -17,6 +16,8 @@ from plait.output import why_not_written
 
 def marker_of(run_dir: Path, step: int, role: str) -> dict[str, Any]:
     """What is said in a folder of weights: whose they are."""
+    from plait import __version__
+
     return {"run": run_dir.resolve().name, "step": step, "role": role, "plait": __version__}
 
 
