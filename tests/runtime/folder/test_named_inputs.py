@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,18 @@ def test_what_is_there_is_found_under_its_key(tmp_path: Path, monkeypatch: pytes
         "data.more[1].source": tmp_path / "b.jsonl",
         "pretraining.source": tmp_path / "pre.jsonl",
     }
+
+
+def test_what_an_adapter_was_trained_on_is_found_too(tmp_path: Path) -> None:
+    for name in ("base", "adapter"):
+        (tmp_path / name).mkdir()
+    for base, found in ((str(tmp_path / "base"), ["adapter", "base"]), ("org/elsewhere", ["adapter"])):
+        (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+        recipe = recipe_of({"model": f"{tmp_path}/adapter", "data": {"source": "reasoning_gym:chain_sum"}})
+        inputs = named_inputs(recipe)
+        assert inputs == dict(
+            zip(("model", "model (what its adapter was trained on)"), map(tmp_path.joinpath, found), strict=False)
+        )
 
 
 def test_a_model_is_known_by_its_files_large_ones_by_a_sample(tmp_path: Path) -> None:

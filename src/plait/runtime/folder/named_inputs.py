@@ -12,7 +12,9 @@ from pathlib import Path
 
 from plait.data.files import is_saved, saved_folder
 from plait.data.settings import DataSettings
+from plait.models.files.adapter_folder import adapter_of
 from plait.models.files.hub import MODEL_FILES
+from plait.paths import at_home
 from plait.recipes.recipe import Recipe
 
 _SAMPLED_BYTES, _BLOCKS, _BLOCK_BYTES = 1 << 20, 64, 1 << 12
@@ -42,7 +44,8 @@ _CACHED = "cache-"
 
 
 def named_inputs(recipe: Recipe) -> dict[str, Path]:
-    """Key → the data file, or the folder of a saved data set or of a model, that is there under its value."""
+    """Key → the data file, or the folder of a saved data set or of a model, that is there under its value; of a model
+    that is an adapter also the one that it was trained on."""
     found: dict[str, Path] = {}
     for key, source in _sources(recipe):
         if (folder := saved_folder(source, key)) is not None:
@@ -52,6 +55,8 @@ def named_inputs(recipe: Recipe) -> dict[str, Path]:
     for key, name in recipe.models_named().items():
         if os.path.isdir(name):
             found[key] = Path(name)
+            if (adapter := adapter_of(name)) is not None and os.path.isdir(base := at_home(adapter.base, key)):
+                found[f"{key} (what its adapter was trained on)"] = Path(base)
     return {key: path.resolve() for key, path in found.items()}
 
 
