@@ -161,6 +161,23 @@ def test_adapters_on_parts(four, alone, sizes, model, case):
     check(four, alone, sizes, case, model, "float64", 1e-9)
 
 
+BALANCED = [
+    (Parallelism(tp=2, pp=2), "experts", "grpo", {}),
+    (Parallelism(dp=2, pp=2), "experts", "pairs", {"checkpoint_activations": True}),
+    (Parallelism(pp=4), "experts", "critic", {"pipeline": gpipe}),
+    (Parallelism(dp=4), "experts", "grpo", {"shard_gradients": True, "micro_batch_tokens": 40}),
+    (Parallelism(tp=2), "experts", "critic", {"checkpoint_activations": True}),
+    (Parallelism(pp=4), "adapter of experts", "grpo", {}),
+    (Parallelism(dp=2, tp=2), "adapter of experts", "pairs", {}),
+]
+
+
+@pytest.mark.parametrize(("sizes", "model", "case", "options"), slow_but(BALANCED[:2], BALANCED), ids=str)
+def test_experts_are_balanced_alike(four, alone, sizes, model, case, options):
+    """Sums of the layers of all stages, of which one has no router, meet on the last, and their gradients go back."""
+    check(four, alone, sizes, case, model, "float64", 1e-9, **options)
+
+
 DIVIDED = [
     (sizes, case, model, run_elements)
     for sizes, case, model in (

@@ -65,8 +65,10 @@ OLD_VALUES = Column("critic_values", Level.TOKEN, 6, 0)
 MODELS: dict[str, dict[str, Any]] = {
     "tied": {"family": "llama", "num_hidden_layers": 4, "vocab_size": 323},
     "biased": {"family": "qwen2", "num_hidden_layers": 4},
+    "experts": {"family": "qwen3_moe", "num_hidden_layers": 4, "mlp_only_layers": [0]},
 }
-"""A tied embedding whose vocabulary divides by nothing; an untied one with biases of keys, which two ranks share."""
+"""A tied embedding whose vocabulary divides by nothing; an untied one with biases of keys, which two ranks share; one
+whose layers but the first are mixtures of experts, which are balanced."""
 
 SETTINGS: dict[str, Any] = {
     "learning_rate": 1e-3,
@@ -114,7 +116,7 @@ CASES: dict[str, tuple[str, Any, dict[str, Column], dict[str, Any]]] = {
 }
 
 
-ADAPTED = {"adapter": "tied", "biased adapter": "biased"}
+ADAPTED = {"adapter": "tied", "biased adapter": "biased", "adapter of experts": "experts"}
 """Models that are trained by an adapter → what it is added to."""
 
 
@@ -132,7 +134,8 @@ def build(case: str, model: str, dtype: str, team: Team | None = None) -> Langua
 
 
 def trainer_of(case: str, model: LanguageModel | ScalarModel, team: Team | None = None, **options: Any) -> Trainer:
-    return make_trainer(model, role=CASES[case][0], team=team, **{**SETTINGS, **options})
+    balance = {"router_aux_loss_coef": 0.1} if hasattr(model.config, "router_aux_loss_coef") else {}
+    return make_trainer(model, role=CASES[case][0], team=team, **{**SETTINGS, **balance, **options})
 
 
 def rows_of(case: str, step: int, prompts: int = 7) -> Rows:

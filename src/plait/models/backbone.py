@@ -51,6 +51,9 @@ class ForwardOptions:
     host, or, where no gradient is asked for, on the device."""
     by_kernels: bool = False
     """Norms, gates and rotations are computed by kernels of training, where the device has any."""
+    router_logits: list[Tensor] | None = None
+    """Is given the router logits [T, experts] of each mixture of experts of this stage, in the order of layers, of all
+    T tokens (whatever is `read`); differentiable. None: they are not kept."""
 
 
 class Backbone:
@@ -96,13 +99,17 @@ class Backbone:
             view.input_TH = inputs_TH
         self.activate(how.adapter)
         computing = partial(self._computing, token_ids_T.device, how.by_kernels)
+        read = how.read if how.router_logits is None else None
+        also = {} if how.router_logits is None else {"output_router_logits": True}
         with (
             computing(),
-            self._checkpointed(how.adapter, computing) if how.checkpoint else self._reading(how.read, token_ids_T),
+            self._checkpointed(how.adapter, computing) if how.checkpoint else self._reading(read, token_ids_T),
         ):
             out = self.module(
-                input_ids=token_ids_T[None], position_ids=position_ids_T[None], use_cache=False, context=context
+                input_ids=token_ids_T[None], position_ids=position_ids_T[None], use_cache=False, context=context, **also
             )
+        if how.router_logits is not None:
+            how.router_logits.extend(logits.reshape(len(token_ids_T), -1) for logits in out.router_logits)
         if view is None:
             return out.last_hidden_state[0]
         output_TH = view.output_TH if view.has_output else out.last_hidden_state[0]

@@ -90,7 +90,14 @@ class BackboneModel:
         """All parameters of the whole model, though this rank may have a part of it; those of `own` left out."""
         return parameters_of(self.layout, self.config) if self.part is None else self.part.parameters
 
-    def stage(self, batch: PackedBatch, inputs_TH: Tensor | None = None, *, checkpoint: bool = False) -> Tensor:
+    def stage(
+        self,
+        batch: PackedBatch,
+        inputs_TH: Tensor | None = None,
+        *,
+        checkpoint: bool = False,
+        router_logits: list[Tensor] | None = None,
+    ) -> Tensor:
         """`hidden` of a packed batch on the model's device: [T, H], of which the last stage has the places that the
         model's outputs read."""
         read = self.read_places(batch) if self.team.is_last_stage else None
@@ -101,6 +108,7 @@ class BackboneModel:
             inputs_TH=inputs_TH,
             checkpoint=checkpoint,
             read=read,
+            router_logits=router_logits,
         )
 
     def read_places(self, batch: PackedBatch) -> Tensor:
@@ -126,6 +134,7 @@ class BackboneModel:
         inputs_TH: Tensor | None = None,
         checkpoint: bool = False,
         read: Tensor | None = None,
+        router_logits: list[Tensor] | None = None,
     ) -> Tensor:
         """What this rank's pipeline stage makes of the hidden states of the stage before, in the compute dtype;
         `context` says who attends to whom. All ranks of tensor parallelism call it alike.
@@ -135,6 +144,7 @@ class BackboneModel:
             checkpoint: keep one activation per decoder layer and compute the layer again in the backward.
             read: places whose hidden states are asked of the last stage; the others may hold anything. None: all. See
                 `ForwardOptions.read`.
+            router_logits: is filled, see `ForwardOptions.router_logits`.
 
         Returns:
             [T, H] for the next stage; of the last one, or of a whole model, after the final norm. Differentiable, but
@@ -143,7 +153,7 @@ class BackboneModel:
         adapter = adapter_name(self.own)
         reaches = self.own is None or adapter is not None
         by_kernels = isinstance(context, PackedContext) and context.by_kernels
-        how = ForwardOptions(adapter, checkpoint, read if self.team.is_last_stage else None, by_kernels)
+        how = ForwardOptions(adapter, checkpoint, read if self.team.is_last_stage else None, by_kernels, router_logits)
         with torch.set_grad_enabled(torch.is_grad_enabled() and reaches):
             return self.backbone.hidden(token_ids_T, position_ids_T, context, how, inputs_TH=inputs_TH)
 

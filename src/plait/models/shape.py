@@ -66,6 +66,8 @@ class ModelShape:
     """Width of the expert that every token passes."""
     attention_extras: int = 0
     """Biases of one layer's projections, and weights of its heads' norms."""
+    balances: bool = False
+    """Whether Transformers has a loss for its family that balances the experts (`load_balancing_loss_func`)."""
     mixtures: tuple[int, ...] = ()
     """Which of the layers are `expert_layers`, ascending, where others are dense; empty: all, none, or nobody says."""
     windows: tuple[int, ...] = ()
@@ -129,6 +131,7 @@ class ModelShape:
             expert_layers=len(mixtures),
             experts=experts,
             experts_per_token=_number(config, "num_experts_per_tok"),
+            balances="router_aux_loss_coef" in config and len(mixtures) > 0,
             expert_intermediate=expert_intermediate if experts else 0,
             shared_intermediate=int(config.get("shared_expert_intermediate_size") or shared) if experts else 0,
             attention_extras=_attention_extras(config, heads, kv_heads, head_dim, hidden),

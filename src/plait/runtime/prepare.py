@@ -31,6 +31,7 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.recurrent_checks import with_states
 from plait.recipes.reward_checks import check_parts
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
+from plait.recipes.router_checks import check_balanced
 from plait.recipes.token_checks import among_known
 from plait.rewards.functions import RewardFunction, functions_of, judges_of
 from plait.runtime.folder.stored_recipe import with_sampling
@@ -196,6 +197,8 @@ def outline(
     models = role_models(dataflow, recipe)
     shapes = _shapes(models, recipe)
     recipe = with_states(recipe, dataflow, models, shapes)
+    if trains:
+        check_balanced(recipe, models, shapes)
     dataflow = among_known(dataflow, recipe, models, shapes)
     drafts = recipe.sampling.draft_model
     if generates:

@@ -44,10 +44,11 @@ class Stage(Protocol):
         """Micro-batch `index`, from what the stage before made of it.
 
         Args:
-            inputs: hidden states [T, H] of its T packed tokens, in the compute dtype; None: this is the first stage.
+            inputs: hidden states [T, H] of its T packed tokens, in the compute dtype, or any other message that has a
+                `room`; None: this is the first stage.
 
         Returns:
-            [T, H] alike, for the next stage; None on the last.
+            The like, for the next stage; None on the last.
         """
         ...
 
@@ -55,15 +56,16 @@ class Stage(Protocol):
         """The backward of micro-batch `index`.
 
         Args:
-            gradient: [T, H] of what `forward` returned; None: this is the last stage.
+            gradient: of what `forward` returned, in its shape; None: this is the last stage.
 
         Returns:
-            The gradient [T, H] of the inputs; None on the first.
+            The gradient of the inputs, in their shape; None on the first.
         """
         ...
 
     def room(self, index: int) -> Tensor:
-        """Memory [T, H] for one message of a micro-batch, in either direction, in the compute dtype."""
+        """Memory for one message of a micro-batch, in either direction, in the compute dtype: [T, H], or what takes the
+        place of hidden states."""
         ...
 
     def tokens(self, index: int) -> int:

@@ -68,6 +68,12 @@ class OptimizerSettings(Settings):
     max_grad_norm: Endless = Field(
         default=1.0, gt=0, description="clip the gradient's global norm to this (.inf: never)"
     )
+    router_aux_loss_coef: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="of the loss that balances the experts of a mixture, added to that of the flow; 0: none",
+    )
     shard_gradients: bool = Field(
         default=False,
         description="ranks of dp hold the gradients of what they update alone (ZeRO-2): less memory, more messages",

@@ -23,6 +23,7 @@ from plait.models.outputs import Outputs
 from plait.models.parallel.team import Team
 from plait.policy.packing import MicroBatch
 from plait.training.optimizer import MasterOptimizer
+from plait.training.router_balance import RouterBalance, joined
 from plait.training.tally import Tally
 
 Take = Callable[[MicroBatch, Outputs], None]
@@ -61,10 +62,10 @@ class ModelPart:
             )
         return batch
 
-    def hidden(self, batch: PackedBatch, inputs_TH: Tensor | None) -> Tensor:
+    def hidden(self, batch: PackedBatch, inputs_TH: Tensor | None, router_logits: list[Tensor] | None = None) -> Tensor:
         """What this stage makes of the hidden states [T, H] of the stage before, which the first has none of: [T, H].
-        Differentiable."""
-        return self.model.stage(batch, inputs_TH, checkpoint=self.checkpoint)
+        Differentiable. For `router_logits`, which are filled, see `ForwardOptions`."""
+        return self.model.stage(batch, inputs_TH, checkpoint=self.checkpoint, router_logits=router_logits)
 
     def room(self, num_tokens: int) -> Tensor:
         """Memory for hidden states [T, H] between two stages, or for their gradient."""
@@ -125,8 +126,10 @@ class TrainingStage:
     """Each backward adds to its gradients."""
     tally: Tally
     """Counts the mini-batch; it is told the outputs, on the last stage alone."""
-    kept: dict[int, tuple[Tensor | None, Tensor]] = field(default_factory=dict)
-    """Micro-batch in flight → its inputs, and the tensor that its backward starts from."""
+    balance: RouterBalance | None = None
+    """The loss of routers that is added; what it sums up goes from stage to stage behind the hidden states."""
+    kept: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = field(default_factory=dict)
+    """Micro-batch in flight → its inputs, and the tensors that its backward starts from."""
     finished: set[int] = field(default_factory=set)
     """Micro-batches whose backward is done."""
 
@@ -134,38 +137,63 @@ class TrainingStage:
         return self.micros[index].num_tokens
 
     def room(self, index: int) -> Tensor:
-        """See `pipeline.Stage`: [T, H]."""
-        return self.part.room(self.tokens(index))
+        """See `pipeline.Stage`: [T, H], or what `router_balance.joined` makes of it."""
+        room_TH = self.part.room(self.tokens(index))
+        return room_TH if self.balance is None else self.balance.room(room_TH, len(self.micros[index].samples))
 
     def forward(self, index: int, inputs: Tensor | None) -> Tensor | None:
-        """See `pipeline.Stage`: [T, H] to [T, H]; what the backward starts from is kept."""
+        """See `pipeline.Stage`: [T, H] to [T, H], or messages as of `room`; what the backward starts from is kept."""
         micro, mini_batch = self.micros[index], self.tally.batch
         with self.optimizer.collecting_gradients():
-            if inputs is not None:
-                inputs.requires_grad_(True)
+            given = () if inputs is None else self._parts(index, inputs)
+            for tensor in given:
+                tensor.requires_grad_(True)
             batch = self.part.packed(mini_batch.rows, micro)
-            hidden_TH = self.part.hidden(batch, inputs)
+            hidden_TH, *sums = made = self._made(batch, given)
             if not self.part.team.is_last_stage:
-                self.kept[index] = inputs, hidden_TH
-                return hidden_TH.detach()
+                self.kept[index] = given, made
+                return joined(made)
             keeps = not self.part.checkpoint
             outputs = self.part.model.outputs(hidden_TH, batch, mini_batch.temperature, keeps_logits=keeps)
-            share = mini_batch.share(micro, outputs, needs_gradient=True)
+            share = start = mini_batch.share(micro, outputs, needs_gradient=True)
+            if self.balance is not None:
+                start = share + self.balance.share(sums[0], mini_batch)
         self.tally.add(micro, outputs, share)
-        self.kept[index] = inputs, share
+        self.kept[index] = given, (start,)
         return None
 
     def backward(self, index: int, gradient: Tensor | None) -> Tensor | None:
-        """See `pipeline.Stage`: [T, H] to [T, H]; gradients of the stage's weights are added to the optimizer's."""
-        inputs, start = self.kept.pop(index)
+        """See `pipeline.Stage`: [T, H] to [T, H], or messages as of `room`; gradients of the stage's weights are added
+        to the optimizer's."""
+        given, made = self.kept.pop(index)
         with self.optimizer.collecting_gradients():
             if gradient is None:
-                self.tally.batch.backward(start)
+                self.tally.batch.backward(made[0])
             else:
-                torch.autograd.backward(start, gradient)
+                # Of a stage without routers, and none before it, sums have no gradient to take.
+                parts = zip(made, self._parts(index, gradient), strict=True)
+                starts = {tensor: part for tensor, part in parts if tensor.requires_grad}
+                torch.autograd.backward(list(starts), list(starts.values()))
         self.optimizer.collected.end_micro_batch()
         self.finished.add(index)
-        return None if inputs is None else inputs.grad
+        return joined([tensor.grad for tensor in given if tensor.grad is not None]) if given else None
+
+    def _made(self, batch: PackedBatch, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Hidden states [T, H], and, where routers are balanced, their sums [2, N, E] up to this stage."""
+        if self.balance is None:
+            return (self.part.hidden(batch, given[0] if given else None),)
+        router_logits: list[Tensor] = []
+        inputs_TH, before_2NE = given or (None, None)
+        hidden_TH = self.part.hidden(batch, inputs_TH, router_logits)
+        sums_2NE, chosen_LE = self.balance.sums(batch, router_logits, before_2NE)
+        self.tally.add_chosen(chosen_LE)
+        return hidden_TH, sums_2NE
+
+    def _parts(self, index: int, message: Tensor) -> tuple[Tensor, ...]:
+        """What is in a message as of `room`."""
+        if self.balance is None:
+            return (message,)
+        return self.balance.parted(message, self.tokens(index), len(self.micros[index].samples))
 
     def pass_by(self) -> None:
         """Take part in the gradient sums of a micro-batch that only other copies of the model have."""

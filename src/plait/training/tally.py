@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -53,17 +54,20 @@ class Tally:
 
     Args:
         sees: keep log-probs, the sampling engine's too, and entropies, of a language model.
+        routes: ranks say how often experts were chosen (`add_chosen`).
     """
 
-    def __init__(self, batch: MiniBatch, *, sees: bool = False) -> None:
+    def __init__(self, batch: MiniBatch, *, sees: bool = False, routes: bool = False) -> None:
         self.batch = batch
-        self._sees = sees
+        self._sees, self._routes = sees, routes
         self._tokens = 0
         self._shares: list[Tensor] = []
         """The share of the loss of each micro-batch, a scalar."""
         self._num_nonfinite: list[Tensor] = []
         self._seen: list[tuple[MicroBatch, Tensor]] = []
         """[2, tokens] log-probs and entropies, where they are to be seen."""
+        self._chosen: list[Tensor] = []
+        """[L, E] of each micro-batch, see `add_chosen`."""
 
     def add(self, micro: MicroBatch, outputs: Outputs, share: Tensor) -> None:
         """One micro-batch: what the model said, and its share of the loss, a scalar."""
@@ -73,12 +77,17 @@ class Tally:
         if self._sees and outputs.logprobs_R is not None and outputs.entropies_R is not None:
             self._seen.append((micro, torch.stack([outputs.logprobs_R.detach(), outputs.entropies_R.detach()])))
 
+    def add_chosen(self, chosen_LE: Tensor) -> None:
+        """[L, E]: how often each of E experts was chosen in each of the L mixtures of this stage, in a micro-batch."""
+        self._chosen.append(chosen_LE)
+
     def over(self, team: Team, device: torch.device) -> Totals:
         """Over all ranks; every one of them calls it."""
         means = self.batch.means
-        kinds = (self._shares, self._num_nonfinite, means.totals, [computed for _, computed in self._seen])
+        seen = [computed for _, computed in self._seen]
+        kinds = (self._shares, self._num_nonfinite, means.totals, seen, self._chosen)
         numbers = iter(read([tensor for kind in kinds for tensor in kind]))
-        shares, nonfinite, totals, computed = ([next(numbers) for _ in kind] for kind in kinds)
+        shares, nonfinite, totals, computed, chosen = ([next(numbers) for _ in kind] for kind in kinds)
         record = {
             "loss": _in_order(map(float, shares)),
             "tokens": self._tokens,
@@ -90,9 +99,22 @@ class Tally:
             loss=_in_order(record["loss"] for record in records),
             tokens=sum(record["tokens"] for record in records),
             num_nonfinite=sum(record["nonfinite"] for record in records),
-            means=TokenMeans.of(record["means"] for record in records),
+            means=TokenMeans.of(record["means"] for record in records) | self._expert_use(team, chosen, device),
             seen=summed(team, self._placed(computed), device) if self._sees else None,
         )
+
+    def _expert_use(self, team: Team, chosen: Sequence[FloatArray], device: torch.device) -> dict[str, float]:
+        """The metric of how unevenly experts were used, over the layers of all stages; `chosen` is of this rank's
+        micro-batches."""
+        if not self._routes:
+            return {}
+        own = np.sum(chosen, axis=0).tolist() if chosen and team.tp.index == 0 else []
+        of_stages: dict[int, list[list[list[float]]]] = {}
+        for record in gathered(team.all, {"stage": team.pp.index, "chosen": own}, device):
+            if record["chosen"]:
+                of_stages.setdefault(record["stage"], []).append(record["chosen"])
+        layers = [layer for _, stage in sorted(of_stages.items()) for layer in np.sum(stage, axis=0).tolist()]
+        return {f"{self.batch.role}/expert_max_violation": expert_max_violation(layers)}
 
     def _placed(self, computed: Sequence[FloatArray]) -> FloatArray:
         """See `Totals.seen`: 0 where another rank has computed."""
@@ -102,6 +124,16 @@ class Tally:
             seen[::2, places] = numbers
             seen[1, places] = self.batch.rows.sampling_logprobs[places]
         return seen
+
+
+def expert_max_violation(chosen: Iterable[Sequence[float]]) -> float:
+    """How far the most used expert of a layer is above the mean, over the mean; of several layers the mean. 0: all are
+    used alike (MaxVio: Wang et al. 2024, arXiv 2408.15664).
+
+    Args:
+        chosen: of each layer, how often each expert was chosen.
+    """
+    return fmean(max(layer) / fmean(layer) - 1 for layer in chosen)
 
 
 def _in_order(numbers: Iterable[float]) -> float:

@@ -27,6 +27,7 @@ from plait.training.optimizer import MasterOptimizer
 from plait.training.passes import OpenMiniBatch, forwards
 from plait.training.results import MiniBatchResult, counted, train_metrics
 from plait.training.rollout_check import coverage, rollout_comparison
+from plait.training.router_balance import RouterBalance
 from plait.training.row_shares import drawn_batches
 from plait.training.scored_rows import ScoredRows, output_of
 from plait.training.stages import ModelPart, ScoringStage, TrainingStage
@@ -77,6 +78,9 @@ class Trainer:
             how = updates.optimizer, updates.total_optimizer_steps
             self._optimizer = MasterOptimizer(model, *how, self.team, is_followed=updates.is_followed)
         self.part = ModelPart(model, self.team, checkpoint=execution.checkpoint_activations)
+        coefficient = 0.0 if updates is None else updates.optimizer.router_aux_loss_coef
+        self.balance = RouterBalance.of(model.config, model.dtype, coefficient) if coefficient > 0 else None
+        """The loss of the routers that training adds."""
 
     @property
     def is_trained(self) -> bool:
@@ -203,8 +207,9 @@ class BegunTraining:
             copies = trainer.split(batch.rows, self.call.whole_groups)
             trainer.optimizer.collected.zero()
         is_first = all(result.report is None for result in self.results)  # compared with the sampling engine
-        tally = Tally(batch, sees=is_first and Said.LOGPROBS in trainer.model.says)
-        stage = TrainingStage(trainer.part, copies[trainer.team.dp.index], trainer.optimizer, tally)
+        sees, balance = is_first and Said.LOGPROBS in trainer.model.says, trainer.balance
+        tally = Tally(batch, sees=sees, routes=balance is not None)
+        stage = TrainingStage(trainer.part, copies[trainer.team.dp.index], trainer.optimizer, tally, balance)
         return OpenMiniBatch(trainer.role, copies, stage)
 
     def alone(self, opened: OpenMiniBatch, rule: Rule) -> Work[None]:
