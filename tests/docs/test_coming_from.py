@@ -45,6 +45,9 @@ OVERLONG = {
 }
 ELSEWHERE = OVERLONG | {
     "actor_rollout_ref.actor.megatron",
+    "actor_rollout_ref.actor.megatron.override_transformer_config.moe_aux_loss_coeff",
+    "actor_rollout_ref.actor.megatron.router_replay",
+    "actor_rollout_ref.actor.router_replay",
     "actor_rollout_ref.ref.megatron",
     "actor_rollout_ref.rollout.update_weights_bucket_megabytes",
     "algo.advantage.is_correction_enable",
