@@ -226,6 +226,20 @@ LOSS = (
         "rejected_P - chosen_P, chosen_P + rejected_P",
         ("algorithms/test_reward_model.py::test_bradley_terry_by_hand",),
     ),
+    Bug(
+        "experts balanced by the tokens that are read alone",
+        "plait.models.backbone:Backbone.hidden",
+        "read = how.read if how.router_logits is None else None",
+        "read = how.read",
+        ("training/test_router_balance.py::test_it_is_that_of_transformers_for_each_sample[float32-qwen3_moe]",),
+    ),
+    Bug(
+        "a prompt that balances experts for its first sample alone",
+        "plait.training.router_balance:_sample_tokens",
+        "row_T[group.prompt.start : group.prompt.stop] = 1",
+        "row_T[group.prompt.start : group.prompt.stop] = response is group.responses[0]",
+        ("training/test_router_balance.py::test_its_gradient_is_autograds[qwen3_moe]",),
+    ),
 )
 
 ADVANTAGE = (

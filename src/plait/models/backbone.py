@@ -109,7 +109,7 @@ class Backbone:
                 input_ids=token_ids_T[None], position_ids=position_ids_T[None], use_cache=False, context=context, **also
             )
         if how.router_logits is not None:
-            how.router_logits.extend(logits.reshape(len(token_ids_T), -1) for logits in out.router_logits)
+            how.router_logits.extend(logits.flatten(0, -2) for logits in out.router_logits)
         if view is None:
             return out.last_hidden_state[0]
         output_TH = view.output_TH if view.has_output else out.last_hidden_state[0]
