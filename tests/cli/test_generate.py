@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -357,6 +359,17 @@ def test_what_several_processes_cannot_do_is_told_as_one_tells_it(
         told.append((main([*broken, "--devices", count]), capsys.readouterr().err.partition("error:")[2]))
     assert told[0] == told[1]
     assert told[0][1]
+
+
+@pytest.mark.process
+def test_who_reads_what_is_reported_may_leave(given: list[str], tmp_path: Path) -> None:
+    """The responses are in a file: the command has done what it was asked for."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-m", "plait", *given], stdout=write, timeout=300)
+    os.close(write)
+    assert done.returncode == 0
+    assert len(rows(tmp_path)) == 4
 
 
 def test_responses_that_were_finished_outlive_a_run_that_breaks_off(
