@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -359,6 +361,17 @@ def test_what_several_processes_cannot_do_is_told_as_one_tells_it(
     assert told[0][1]
 
 
+@pytest.mark.process
+def test_who_reads_what_is_reported_may_leave(given: list[str], tmp_path: Path) -> None:
+    """The responses are in a file: the command has done what it was asked for."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-m", "plait", *given], stdout=write, timeout=300)
+    os.close(write)
+    assert done.returncode == 0
+    assert len(rows(tmp_path)) == 4
+
+
 def test_responses_that_were_finished_outlive_a_run_that_breaks_off(
     given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -419,6 +432,25 @@ def test_ctrl_c_before_anything_is_finished(
     assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_ctrl_c_while_the_model_is_loaded_says_what_is_kept(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupted_after(4, patch)
+        assert main(given) == 130
+    monkeypatch.setattr(
+        "plait.runtime.evaluating.generate.load_model", lambda *_, **__: signal.raise_signal(signal.SIGINT)
+    )
+    capsys.readouterr()
+    assert main([*given, "--resume"]) == 130
+    partial = tmp_path / "out.jsonl.partial"
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"interrupted; 2 responses are in {partial}; the same command with --resume draws the others"
+    partial.unlink()
+    assert main(given) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted; nothing is written"
+
+
 def test_an_interrupted_run_goes_on_where_it_was(
     given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -449,8 +481,10 @@ def test_an_interrupted_run_goes_on_where_it_was(
     assert "exists; give another file, or --overwrite" in capsys.readouterr().err
 
 
-def test_what_is_finished_and_not_yet_written_is_written_by_resume(given: list[str], tmp_path: Path) -> None:
-    """The machine fell between the last response and the output."""
+def test_what_is_finished_and_not_yet_written_is_written_by_resume(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine fell between the last response and the output. No model is needed."""
     assert main(given) == 0
     out, partial = tmp_path / "out.jsonl", tmp_path / "out.jsonl.partial"
     options = Options(
@@ -461,6 +495,7 @@ def test_what_is_finished_and_not_yet_written_is_written_by_resume(given: list[s
     whole = out.read_bytes()
     partial.write_bytes(json.dumps(head).encode() + b"\n" + whole)
     out.unlink()
+    monkeypatch.delattr("plait.runtime.evaluating.generate.load_model")
     assert main([*given, "--resume"]) == 0
     assert out.read_bytes() == whole
 

@@ -43,12 +43,12 @@ def main(argv: list[str] | None = None) -> int:
 def _open_streams() -> None:
     """Where the command was begun without a stream, what goes there goes nowhere, and no file gets its number; what a
     terminal's encoding has no signs for is written as escapes. Who reads what a command reports may leave; who reads
-    its result ends it so (`plait report … | head`), but no run, whose result lies in its folder."""
+    its result ends it so (`plait report … | head`), but no run and no generation, whose results are files."""
     sys.stdin = sys.stdin or _nowhere("r")
     sys.stdout = sys.stdout or _nowhere("w")
     sys.stderr = sys.stderr or _nowhere("w")
-    is_run = sys.argv[1:2] == ["train"]
-    sys.stdout, sys.stderr = outliving(sys.stdout, pipes=is_run), outliving(sys.stderr)
+    writes = sys.argv[1:2] in (["train"], ["generate"])
+    sys.stdout, sys.stderr = outliving(sys.stdout, pipes=writes), outliving(sys.stderr)
     if isinstance(sys.stdout, io.TextIOWrapper):
         with contextlib.suppress(OSError):  # Python looks for its place in it, which a file that became a pipe has not
             sys.stdout.reconfigure(errors="backslashreplace")

@@ -61,7 +61,12 @@ def _generate(options: Options) -> int:
                 write_rows(options.out, kept.ordered())
                 kept.drop()
         except RunError as error:
-            raise RunError(f"{error}; {_what_is_kept(kept)}") from error
+            ends = "\n" if "\n" in str(error) else "; "  # behind a stack on a line of its own
+            raise RunError(f"{error}{ends}{_what_is_kept(kept)}") from error
+        except KeyboardInterrupt:
+            said = f"interrupted; {_what_is_kept(kept)}"
+            say(said, file=sys.stderr)
+            raise KeyboardInterrupt(said) from None
     figures = report.figures()
     say(json.dumps(figures) if options.as_json else summary(figures, guesses=options.speculation == "auto"))
     if report.is_whole:
@@ -76,7 +81,8 @@ def _generate(options: Options) -> int:
 def _facts(options: Options, source: Source) -> dict[str, str]:
     how = "greedy" if options.temperature == 0 else f"temperature {options.temperature:g}"
     samples = f", {options.n} samples each" if options.n > 1 else ""
-    several = [f"{options.devices} processes"] if options.devices > 1 else []
+    processes = min(options.devices, len(source))
+    several = [f"{processes} processes"] if processes > 1 else []
     return {
         "model": options.model,
         "prompts": f"{len(source):,} of {source.name}{samples}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import pickle
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -365,3 +366,27 @@ def test_its_actions_are_in_the_trace_and_in_no_step(make_recipe: MakeRecipe, tm
     assert by_number == {0: 2, 2: 2, 3: 2}
     rows = read_rows(recipe.run_dir / "metrics.jsonl")
     assert not any("evaluate" in name for row in rows for name in row)
+
+
+def test_in_short_an_evaluation_measures_the_same() -> None:
+    """What goes from one process to another: a message has 256 MiB."""
+    samples = tuple(
+        Sample(
+            Prompt(item, "what?" * 100, (7,) * 100, {"tests": "x" * 1000}, source="ab"[item % 2]),
+            index,
+            tuple(range(300, 1300 + item)),
+            tuple(-position / 7 for position in range(1000 + item)),
+            "word " * 1000,
+            FinishReason.LENGTH,
+        )
+        for item in range(4)
+        for index in range(2)
+    )
+    whole = Evaluation(
+        samples, (0.0, 1.0) * 4, None, judged={"long": (2.0, math.nan) * 4}, per_item=2, pass_at=(2,), logged={"a": 1.0}
+    )
+    short = whole.in_short()
+    assert short.metrics() == pytest.approx(whole.metrics(), nan_ok=True)
+    assert short.metrics()["eval/b/response_length"] == 1002
+    assert (short.num_items, list(short.by_source())) == (4, ["a", "b"])
+    assert 6 * len(pickle.dumps(short)) < len(pickle.dumps(whole))

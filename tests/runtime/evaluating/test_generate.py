@@ -123,9 +123,9 @@ def test_one_process_has_the_threads_that_the_environment_names(
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.setattr(generating, "usable_cores", lambda: 64)
     computed_with: list[int] = []
-    answer = generating.answer
+    answer = generating.answer_alone
     monkeypatch.setattr(
-        generating, "answer", lambda *args: (computed_with.append(torch.get_num_threads()), answer(*args))[1]
+        generating, "answer_alone", lambda *args: (computed_with.append(torch.get_num_threads()), answer(*args))[1]
     )
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "what is 7?"}\n')

@@ -17,7 +17,7 @@ from plait.launch.failures import Ended, Failure, WorkerError
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.run_files import OLD_WORKERS
 from plait.runtime.processes import handed_on
-from plait.runtime.processes.launching import crowding, still_loading
+from plait.runtime.processes.launching import as_alone, crowding, still_loading
 from plait.runtime.processes.supervisor import explained, way_on
 from plait.runtime.processes.worker_output import worker_output
 
@@ -60,6 +60,13 @@ def test_what_the_users_code_raises_is_told_with_its_own_lines_on_any_rank(tmp_p
         assert explained(failed_on(0, cause), job, directory, status) is cause
         ours = explained(failed_on(1, RunError("rank 1 expected a sign")), job, directory, status)
         assert "plait/training/trainer.py" in str(ours), "of ours all is told"
+
+
+def test_a_rank_that_leads_itself_tells_its_error_as_one_process_does() -> None:
+    cause = RunError("sample 3.0: expected finite logits")
+    assert as_alone(failed_on(1, cause), peers=False) is cause
+    assert as_alone(failed_on(0, cause)) is cause
+    assert "plait/training/trainer.py" in str(as_alone(failed_on(1, cause)))
 
 
 def test_what_ranks_have_printed_is_replaced_when_another_run_begins(tmp_path: Path) -> None:

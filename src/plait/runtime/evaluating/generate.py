@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from signal import Signals
 from typing import Protocol
 
@@ -27,8 +28,25 @@ class Shown(Protocol):
 
     def start(self, steps_done: int = 0) -> None: ...
     def phase(self, name: str, total: int = 0, unit: str = "") -> None: ...
-    def advance(self, count: int = 1, note: str = "") -> None: ...
+    def advance(self, count: int = 1, *, note: str = "") -> None: ...
     def message(self, text: str) -> None: ...
+
+
+def answer_alone(
+    job: Job, asked: Asked, keep: Callable[[Sample], None], progress: Shown, done: Collection[tuple[int, int]] = ()
+) -> GenerationReport:
+    """As `answer`, where no other process computes beside this one; also measures what the machine can at most."""
+    samples: list[Sample] = []
+
+    def take(sample: Sample) -> None:
+        samples.append(sample)
+        keep(sample)
+
+    report = answer(job, asked, take, progress, done)
+    if not samples or not report.is_whole:
+        return report
+    rates = measure_rates(job.dtype, job.device)
+    return replace(report, limit_s=limit_of(samples, asked.shape, job.dtype, asked.engine.max_running, rates))
 
 
 def answer(
@@ -60,14 +78,10 @@ def answer(
     num_asked = engine.occupancy.num_waiting
     started = time.perf_counter()
     meter = Meter(is_kv_limited=asked.engine.kv_tokens is not None)
-    samples = _drain(engine, meter, keep, progress, stopped_by)
+    num_samples = _drain(engine, meter, keep, progress, stopped_by)
     seconds = time.perf_counter() - started
-    limit_s = None
-    if samples and len(samples) == num_asked:
-        rates = measure_rates(job.dtype, job.device)
-        limit_s = limit_of(samples, asked.shape, job.dtype, asked.engine.max_running, rates)
     return GenerationReport(
-        len(samples), num_asked, seconds, meter, limit_s, not_compiled, speculation=engine.speculation
+        num_samples, num_asked, seconds, meter, not_compiled=not_compiled, speculation=engine.speculation
     )
 
 
@@ -105,15 +119,16 @@ class _Metered:
 
 def _drain(
     engine: Engine, meter: Meter, keep: Callable[[Sample], None], progress: Shown, stopped_by: Sequence[Signals]
-) -> list[Sample]:
-    """Step until no work is left or somebody says stop; the samples that ended."""
-    samples: list[Sample] = []
+) -> int:
+    """Step until no work is left or somebody says stop; how many samples ended."""
+    num_samples = 0
     with stop_signals(progress, stopped_by) as stop, contextlib.suppress(KeyboardInterrupt):
 
         def take(finished: Sequence[Sample]) -> bool:
-            samples.extend(finished)
+            nonlocal num_samples
             for sample in finished:
                 keep(sample)
+                num_samples += 1
             progress.advance(len(finished), note=meter.now(engine.occupancy))
             return False
 
@@ -121,4 +136,4 @@ def _drain(
         progress.start()
         progress.phase("generate", engine.occupancy.num_waiting, "samples")
         to_the_end(drawing(_Metered(engine, meter), "generate", take, until=lambda: stop.asked))
-    return samples
+    return num_samples

@@ -84,8 +84,9 @@ class GenerationReport:
     """Samples; more than there are where the run was interrupted."""
     seconds: float
     meter: Meter
-    limit_s: float | None
-    """What the machine needs at least for these samples (`cost.limit`); None where not all were finished."""
+    limit_s: float | None = None
+    """What the machine needs at least for these samples (`cost.limit`); None where not all were finished, or several
+    processes drew them."""
     not_compiled: str | None = None
     """See `Refusals.compiled`."""
     speculation: Counts | None = None
@@ -95,17 +96,16 @@ class GenerationReport:
 
     @classmethod
     def of_all(cls, parts: Sequence[GenerationReport]) -> GenerationReport:
-        """What processes side by side report. What their machine can at most is not known."""
+        """What processes side by side report."""
         counts = [part.speculation for part in parts if part.speculation is not None]
         return cls(
             sum(part.num_samples for part in parts),
             sum(part.num_asked for part in parts),
             max(part.seconds for part in parts),
             reduce(add, (part.meter for part in parts)),
-            None,
-            parts[0].not_compiled,
-            reduce(add, counts) if counts else None,
-            len(parts),
+            not_compiled=parts[0].not_compiled,
+            speculation=reduce(add, counts) if counts else None,
+            processes=len(parts),
         )
 
     @property

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import queue
+import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from plait.data.records import Prompt
 from plait.data.sources import Source
 from plait.errors import ConfigError
 from plait.generation.request import Request
@@ -20,13 +22,14 @@ from plait.launch.local_group import LocalGroup, LocalHandle
 from plait.launch.machine import usable_cores, visible_devices
 from plait.observe.loading import loading
 from plait.observe.progress import Progress
-from plait.runtime.evaluating.generate import answer
+from plait.runtime.evaluating.generate import answer, answer_alone
 from plait.runtime.evaluating.generate_job import Asked, Earlier, Job, checked
 from plait.runtime.evaluating.generation_report import GenerationReport, Meter, row_of
 from plait.runtime.process import set_up
-from plait.runtime.processes.handed_on import handing_on_signals
+from plait.runtime.processes.handed_on import HandedOnSignals, handing_on_signals
 from plait.runtime.processes.launching import RUN_S, as_alone, crowding
 from plait.runtime.stopping import LEADERS_SIGNAL
+from plait.stop_signals import let_be
 
 SENT = 256
 """Prompts, or earlier samples, that go to a process in one message."""
@@ -51,11 +54,13 @@ def generate(
     set_up(job.threads)
     asked = checked(job)
     parts = _parts(asked.requests, done, job.devices)
+    if not parts:
+        return GenerationReport(0, 0, 0.0, Meter())
     if len(parts) > 1:
         job = replace(job, threads=job.threads or max(1, usable_cores() // len(parts)))
         return _by_processes(job, asked, parts, keep, done)
     with Progress(0) as progress:
-        return answer(job, asked, lambda sample: keep(row_of(sample)), progress, done)
+        return answer_alone(job, asked, lambda sample: keep(row_of(sample)), progress, done)
 
 
 def _parts(requests: Sequence[Request], done: Collection[tuple[int, int]], most: int) -> list[list[Request]]:
@@ -65,7 +70,7 @@ def _parts(requests: Sequence[Request], done: Collection[tuple[int, int]], most:
         for request in requests
         if any((request.prompt.uid, index) not in done for index in range(request.num_samples))
     ]
-    count = max(1, min(most, len(lacking)))
+    count = min(most, len(lacking))
     return [lacking[first::count] for first in range(count)]
 
 
@@ -74,6 +79,8 @@ class Answering:
 
     def __init__(self, context: WorkerContext, job: Job, asked: Asked) -> None:
         self._context, self._job, self._asked = context, job, asked
+        self._requests: list[Request] = []
+        self._earlier: list[Earlier] = []
         set_up(job.threads)
         if job.device != "cpu":
             import torch
@@ -82,14 +89,17 @@ class Answering:
 
     def take(self, requests: Sequence[Request], earlier: Sequence[Earlier]) -> None:
         """What is asked besides."""
-        requests, earlier = (*self._asked.requests, *requests), (*self._asked.earlier, *earlier)
-        self._asked = replace(self._asked, requests=requests, earlier=earlier)
+        self._requests += requests
+        self._earlier += earlier
 
     def answer(self, done: Collection[tuple[int, int]]) -> GenerationReport:
         """Each response is told as soon as it has ended."""
+        asked = replace(self._asked, requests=self._requests, earlier=self._earlier)
         keep = lambda sample: self._context.tell(json.dumps(row_of(sample)))
-        progress = _Told(self._context)
-        return answer(self._job, self._asked, keep, progress, done, stopped_by=(LEADERS_SIGNAL,))
+        try:
+            return answer(self._job, asked, keep, _Told(self._context), done, stopped_by=(LEADERS_SIGNAL,))
+        finally:
+            signal.signal(LEADERS_SIGNAL, let_be)  # where it ended this process, it would end the others, too
 
 
 class _Told:
@@ -100,11 +110,32 @@ class _Told:
 
     def start(self, steps_done: int = 0) -> None: ...
     def phase(self, name: str, total: int = 0, unit: str = "") -> None: ...
-    def advance(self, count: int = 1, note: str = "") -> None: ...
+    def advance(self, count: int = 1, *, note: str = "") -> None: ...
 
     def message(self, text: str) -> None:
-        if self._context.rank == 0:  # all say the same
-            self._context.tell(json.dumps(text))
+        self._context.tell(json.dumps(text))
+
+
+class _Responses:
+    """What processes tell: responses, which are kept with the columns of their prompts, and messages, shown once."""
+
+    def __init__(self, requests: Iterable[Request], keep: Callable[[dict[str, Any]], None], progress: Progress) -> None:
+        self._columns = {request.prompt.uid: request.prompt.columns for request in requests}
+        self._keep, self._progress = keep, progress
+        self._messages: set[str] = set()
+        self.num_kept = 0
+        self.meter = Meter()
+
+    def hear(self, word: str) -> None:
+        match json.loads(word):
+            case str(text) if text not in self._messages:
+                self._messages.add(text)
+                self._progress.message(text)
+            case dict(row):
+                self._keep({**self._columns[row["row"]], **row})
+                self.num_kept += 1
+                self.meter.tokens += len(row["token_ids"])
+                self._progress.advance()
 
 
 def _by_processes(
@@ -126,26 +157,27 @@ def _by_processes(
             progress.message(note)
         bare = replace(job, prompts=Source(job.prompts.name, ()), lengths=None, history=())
         nothing = replace(asked, requests=(), earlier=())
-        with launcher.start(Answering, len(parts), arguments=(bare, nothing)) as group:
-            with handing_on_signals(group, ranks) as signals:
+        responses = _Responses(asked.requests, keep, progress)
+        signals: HandedOnSignals | None = None
+        began = time.perf_counter()
+        try:
+            with (
+                launcher.start(Answering, len(parts), arguments=(bare, nothing)) as group,
+                handing_on_signals(group, ranks) as signals,
+            ):
                 handles = [_ask(group, rank, part, asked.earlier, done) for rank, part in enumerate(parts)]
                 threading.Thread(target=_wait, args=(handles, told), daemon=True).start()
-                began, kept, counted = time.perf_counter(), 0, Meter()
                 progress.start()
                 progress.phase("generate", num_asked, "samples")
                 while isinstance(word := told.get(), str):
-                    if isinstance(said := json.loads(word), str):
-                        progress.message(said)
-                        continue
-                    keep(said)
-                    kept += 1
-                    counted.tokens += len(said["token_ids"])
-                    progress.advance()
-            if isinstance(word, list):
+                    responses.hear(word)
+                if isinstance(word, WorkerError):
+                    raise word
                 return GenerationReport.of_all(word)
-            if signals.ended_it(word.failure):
-                return GenerationReport(kept, num_asked, time.perf_counter() - began, counted, None)
-            raise as_alone(word, peers=False) from word
+        except WorkerError as error:
+            if signals is not None and signals.ended_it(error.failure):
+                return GenerationReport(responses.num_kept, num_asked, time.perf_counter() - began, responses.meter)
+            raise as_alone(error, peers=False) from error
 
 
 def _ask(
@@ -155,8 +187,9 @@ def _ask(
     earlier: Sequence[Earlier],
     done: Collection[tuple[int, int]],
 ) -> LocalHandle:
-    for first in range(0, max(len(part), len(earlier)), SENT):
-        group.submit(rank, "take", part[first : first + SENT], earlier[first : first + SENT])
+    told = [replace(request, prompt=Prompt(request.prompt.uid, "", request.prompt.token_ids)) for request in part]
+    for first in range(0, max(len(told), len(earlier)), SENT):
+        group.submit(rank, "take", told[first : first + SENT], earlier[first : first + SENT])
     rows = {request.prompt.uid for request in part}
     return group.submit(rank, "answer", {place for place in done if place[0] in rows})
 

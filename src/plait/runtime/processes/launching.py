@@ -11,7 +11,6 @@ from plait.launch.failures import WorkerError
 from plait.launch.local import LocalProcesses
 from plait.launch.node import Node
 from plait.recipes.recipe import Recipe
-from plait.runtime.processes.worker_output import STATUS
 from plait.workers.ranks import LEADER
 from plait.workers.status_file import LINE_BYTES, read_progress, read_status
 
@@ -21,19 +20,25 @@ LOADS = "load models"
 
 
 def launcher_of(
-    recipe: Recipe, threads: int, folder: Path, heard: Callable[[int, str], None], nodes: Sequence[Node]
+    recipe: Recipe,
+    threads: int,
+    status: Path,
+    heard: Callable[[int, str], None],
+    nodes: Sequence[Node],
+    *,
+    output_dir: Path | None = None,
 ) -> LocalProcesses:
     """Starts the ranks of a recipe.
 
     Args:
         threads: of each.
-        folder: where they leave what they print, and say what they are doing.
+        status: file in which they say what they are doing.
         heard: given what a rank tells.
+        output_dir: where they leave what they print; None keeps only what errors quote.
     """
-    status = folder / STATUS
     return LocalProcesses(
         threads=threads,
-        output_dir=folder,
+        output_dir=output_dir,
         freeze_after_s=recipe.freeze_after_s,
         doing=lambda: read_status(status),
         progress=lambda: read_progress(status),
@@ -46,13 +51,13 @@ def launcher_of(
 
 
 def as_alone(error: WorkerError, *, peers: bool = True) -> Exception:
-    """What the user is told: an error of the input, or of the leader's, as one process would say it.
+    """What the user is told: an error of the input, or of a rank that leads, as one process would say it.
 
     Args:
-        peers: whether what the other ranks did meanwhile has to do with it.
+        peers: whether the ranks work together; else each leads itself.
     """
     cause = error.__cause__
-    if isinstance(cause, UserError) or (isinstance(cause, RunError) and error.failure.rank == LEADER):
+    if isinstance(cause, UserError) or (isinstance(cause, RunError) and (error.failure.rank == LEADER or not peers)):
         return cause
     return RunError(str(error.failure if peers else replace(error.failure, peers=())))
 

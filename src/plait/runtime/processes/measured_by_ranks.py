@@ -1,5 +1,5 @@
-"""An evaluation on several devices, as the process that the user started sees it. It has no folder: what its ranks
-print goes when they have ended."""
+"""An evaluation on several devices, as the process that the user started sees it: figures, and no rows. It has no
+folder: what its ranks print goes when they have ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from plait.workers.status_file import StatusFile, read_status
 
 
 def measured_by_ranks(prepared: Prepared) -> Evaluation:
-    """What `measured` gives, by a process for each device of this machine.
+    """What `measured` gives, in short (`Evaluation.in_short`), by a process for each device of this machine.
 
     Args:
         prepared: as of `of_asked`.
@@ -44,7 +44,7 @@ def measured_by_ranks(prepared: Prepared) -> Evaluation:
         with Progress(0) as progress, ProgressRelay(progress, late) as relay:
             if recipe.device == "cpu" and (note := crowding(num_ranks, threads, node.cores)):
                 progress.message(note)
-            launcher = launcher_of(recipe, threads, folder, relay.hear, [node])
+            launcher = launcher_of(recipe, threads, status, relay.hear, [node])
             try:
                 with launcher.start(Worker, num_ranks, arguments=(job,)) as group:
                     leader = group.submit(LEADER, "measure")

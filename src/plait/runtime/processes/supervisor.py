@@ -71,7 +71,7 @@ def supervise(
             for note in (crowding(num_ranks, threads, places[0].cores) if crowded else "", spread(plan)):
                 if note:
                     progress.message(note)
-            launcher = launcher_of(recipe, threads, folder, relay.hear, places)
+            launcher = launcher_of(recipe, threads, status, relay.hear, places, output_dir=folder)
             with saying_what_is_left(progress, job, directory):
                 return _run(launcher, job, directory, nodes, status)
 

@@ -100,12 +100,12 @@ class Worker:
         return None
 
     def measure(self) -> Evaluation:
-        """What the leader does in place of `run` where nothing is trained."""
+        """What the leader does in place of `run` where nothing is trained. Figures alone: rows stay here."""
         self._status.tick()
         with self._status.doing("prepare"):
             kept = Kept(self._job.plan, self._job.plan)
             prepared = prepare(for_measuring(self._job.recipe), trains=False, kept=kept)
-        return measured(of_asked(prepared), self, self.progress())
+        return measured(of_asked(prepared), self, self.progress()).in_short()
 
     def progress(self) -> RelayedProgress:
         """Shown by the process that started the run."""
