@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
+import mpmath
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from plait.algorithms.dpo import AVERAGED, SMOOTHED, WITH_MARGIN, DPOLoss, DPOOptions, dpo
+from plait.algorithms.dpo import AVERAGED, SMOOTHED, WITH_MARGIN, DPOLoss, DPOOptions, dpo, pair_losses
 from plait.algorithms.reward_model import RewardModelOptions, reward_model
 from plait.dataflow import trace
 from plait.errors import FlowError, RunError
@@ -145,11 +148,67 @@ def test_losses_of_relatives_by_hand():
     assert averaged == {DPOLoss.SIGMOID_NORM, DPOLoss.IPO, DPOLoss.ORPO}
 
 
+log_ratios = st.floats(-1e5, 1e5) | st.floats(-1.0, 1.0) | st.sampled_from([0.0, 1e-7, -1e-7, 30.0, -200.0])
+
+
+@given(
+    st.sampled_from(list(DPOLoss)),
+    st.sampled_from([0.01, 0.1, 2.0]),
+    st.sampled_from([torch.float32, torch.float64]),
+    log_ratios,
+    log_ratios,
+)
+def test_losses_are_exact_however_far_policy_and_reference_are(how, beta, dtype, chosen, rejected):
+    """Loss and gradient in the run's dtype against the oracle's formulas with 60 digits: finite, and within some
+    roundings of what is subtracted. `orpo` takes log-probs, down to probabilities of 1 − 1e-6."""
+    options = DPOOptions(
+        beta=beta,
+        loss_type=how,
+        label_smoothing=0.1 if how in SMOOTHED else 0.0,
+        margin=0.7 if how in WITH_MARGIN else 0.0,
+        reference_free=how is DPOLoss.ORPO,
+    )
+    given_P = [-abs(x) - 2e-6 if how is DPOLoss.ORPO else x for x in (chosen, rejected)]
+    leaves = [torch.tensor([x], dtype=dtype, requires_grad=True) for x in given_P]
+    loss = pair_losses(*leaves, options)
+    loss.sum().backward()
+    with mpmath.workdps(60), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(oracle, "math", mpmath)
+        exact = [mpmath.mpf(leaf.item()) for leaf in leaves]
+        numbers = (mpmath.mpf(x) for x in (beta, options.label_smoothing, options.margin))
+        expected, *slopes = oracle.dpo(*exact, (1, 1), how.value, *numbers)
+        slopes = [float(slope) for slope in slopes]
+    rounding, size = 16 * torch.finfo(dtype).eps, abs(leaves[0].item()) + abs(leaves[1].item())
+    size += 1 / (2 * beta) if how in (DPOLoss.IPO, DPOLoss.SPPO_HARD) else (20.0 if how is DPOLoss.ORPO else 1 / beta)
+    squared = how in (DPOLoss.IPO, DPOLoss.SPPO_HARD)
+    assert loss.item() == pytest.approx(float(expected), abs=rounding * (size**2 if squared else beta * size))
+    if how is DPOLoss.HINGE and abs(1 - beta * (leaves[0] - leaves[1]).item()) < rounding * beta * size:
+        return  # at its kink
+    for leaf, slope in zip(leaves, slopes, strict=True):
+        steepest = size if squared else abs(slope) * (1 + size) if how is DPOLoss.ORPO else beta * (1 + beta * size)
+        assert leaf.grad.item() == pytest.approx(slope, abs=rounding * steepest)
+
+
 def test_odds_of_a_certain_response_are_finite():
-    outputs = Outputs([1, 1], logprobs=np.array([0.0, -1.0]), samples=pair_ids(1))
-    found = run_loss(loss_of(dpo, DPOOptions(loss_type="orpo", reference_free=True)), outputs)
-    assert math.isfinite(found.loss)
-    assert np.isfinite(found.gradients["logprobs"]).all()
+    """Probabilities of 1, also above it by rounding, and of next to nothing, in float32."""
+    options = DPOOptions(loss_type="orpo", reference_free=True)
+    for both in itertools.product([1e-7, 0.0, -1e-8, -1e-6, -1.0, -1e4], repeat=2):
+        leaf = torch.tensor(both, requires_grad=True)
+        loss = pair_losses(leaf[:1], leaf[1:], options)
+        loss.sum().backward()
+        assert loss.isfinite().all()
+        assert leaf.grad.isfinite().all()
+        chosen, rejected = leaf.grad.tolist()
+        assert chosen <= 0 <= rejected
+
+
+def test_a_tie_of_averages_is_judged_by_averages():
+    """Without a reference 10,000 tokens of −2 are higher than as many of −2.001, which is little of their sum."""
+    logprobs = np.repeat([-2.0, -2.001], 10_000)
+    outputs = Outputs([10_000, 10_000], logprobs=logprobs, samples=pair_ids(1))
+    for options in ({"loss_type": "sigmoid_norm", "reference_free": True}, {"reference_free": True}):
+        found = run_loss(loss_of(dpo, DPOOptions.model_validate(options)), outputs)
+        assert found.metrics["rewards/accuracies"] == 1.0
 
 
 def test_calls_of_dpo():

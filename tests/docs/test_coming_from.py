@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from plait.algorithms.dpo import DPOOptions
 from plait.algorithms.options import PolicyOptions
 from plait.cli.help import options_of
 from plait.errors import ConfigError
@@ -139,15 +140,20 @@ def test_no_name_of_theirs_is_a_key_of_ours() -> None:
         assert name in theirs[name].keys
 
 
-def test_every_name_of_trl_is_in_the_table_and_exists() -> None:
+def test_every_name_of_trl_is_in_the_table_and_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     import peft
     import trl
+    from trl.experimental.cpo import CPOConfig
     from trl.experimental.gkd import GKDConfig
+    from trl.experimental.orpo import ORPOConfig
 
     classes = (
         trl.SFTConfig,
         trl.RewardConfig,
         trl.DPOConfig,
+        CPOConfig,
+        ORPOConfig,
         trl.GRPOConfig,
         trl.RLOOConfig,
         trl.KTOConfig,
@@ -209,6 +215,14 @@ def test_values_have_other_names_too() -> None:
         load_flow("gae")
     with pytest.raises(ConfigError, match=r"^key `algorithm`: no algorithm `dapo`; it is `grpo` with other options \("):
         load_flow("dapo")
+    with pytest.raises(
+        ConfigError, match=r"found 'simpo'; TRL's `simpo` is `options\.loss_type: sigmoid_norm` of `dpo`"
+    ):
+        validate_options(DPOOptions, {"loss_type": "simpo"})
+    with pytest.raises(
+        ConfigError, match=r"found \['sigmoid', 'sft'\]; TRL's `sft` is `options\.nll_coef` of `dpo` here"
+    ):
+        validate_options(DPOOptions, {"loss_type": ["sigmoid", "sft"]})
     assert answer_value("options.kl_estimator", "k9") == answer_value("options.kl_estimator", 3) == ""
 
 
@@ -235,6 +249,8 @@ def test_values_have_other_names_too() -> None:
         ("peft_config.x", ": TRL's `peft_config` is `lora.rank` and `lora.alpha` and `lora.target_modules` here"),
         ("lr_scheduler_kwargs.min_lr_rate", ": TRL's `lr_scheduler_kwargs` is `optimizer.min_lr_ratio` and"),
         ("num_ppo_epochs", ": TRL's is `options.epochs` here (theirs is 4 unless set, ours 1)"),
+        ("cpo_alpha", ": TRL's is `options.nll_coef` here (of `dpo` with `options.reference_free: true`"),
+        ("options.simpo_gamma", ": TRL's `simpo_gamma` is `options.margin` here (of `dpo` with"),
         ("desirable_weight", ": TRL's is `options.desirable_weight` here (of `kto`"),
         ("undesirable_loss_weight", ": OpenRLHF's is `options.undesirable_weight` here (of `kto`"),
         ("config", ", TRL's, has no equivalent here: a recipe is given as it is: `plait train RECIPE`"),

@@ -245,6 +245,13 @@ def test_what_a_flow_has_no_use_for_is_refused_by_name(name: str, keys: dict[str
     checks.check_unused(flow, recipe_of())
 
 
+def test_a_loss_without_a_reference_names_the_option_that_makes_it_so() -> None:
+    recipe = recipe_of(**{"reference.sync_every": 5, "options.reference_free": True})
+    said = r"^`reference` is set, but the flow `dpo` asks no reference \(`options.reference_free` is true\); remove the"
+    with pytest.raises(ConfigError, match=said):
+        checks.check_unused(built_in("dpo", reference_free=True), recipe)
+
+
 def four_of_each(prompts, actor):
     actor.train(actor.generate(prompts, samples_per_prompt=4), loss=loss)
 

@@ -35,8 +35,14 @@ CASES: dict[str, tuple[Flow, dict[str, str]]] = {
         {"actor.generate": "0,1 dp2", "actor.train": "1,0 dp2", "ref.logprobs": "0,1 dp2"},
     ),
     "sft-lora-tp2": (("sft", ON_EXAMPLES | EVALUATED | {"lora.rank": 2}), {"actor.train": "1,0 tp2"}),
-    "dpo-lora-dp2-tp2": (
-        ("dpo", DPO[1] | {"options": {"mini_batches": 2}} | EVALUATED | {"lora.rank": 2}),
+    "dpo-lora-dp2-tp2": (  # what is averaged over tokens, and then over pairs, wherever they are
+        (
+            "dpo",
+            DPO[1]
+            | {"options": {"mini_batches": 2, "loss_type": "sigmoid_norm", "margin": 0.5, "nll_coef": 0.3}}
+            | EVALUATED
+            | {"lora.rank": 2},
+        ),
         {"actor.train": "1,0,2,3 dp2 tp2", "ref.logprobs": "1,0,2,3 dp2 tp2"},
     ),
     "grpo-lora-tp2": (

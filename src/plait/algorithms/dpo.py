@@ -18,6 +18,9 @@ from plait.algorithms.options import UpdateOptions
 from plait.dataflow import Given, Role
 from plait.errors import FlowError
 
+Pair = tuple[Tensor, Tensor]
+"""[P], [P]: numbers of the chosen and of the rejected response of each pair."""
+
 
 class DPOLoss(StrEnum):
     """The loss of a pair of responses, c chosen and r rejected. ρ is a response's log-ratio Σ_t log π − log π_ref,
@@ -140,7 +143,10 @@ def dpo_loss(batch: LossBatch, *, options: DPOOptions, ref_logprobs: Tensor | No
     lengths_N = batch.per_sequence(batch.mask).clamp(min=1)
     sums_P = batch.pairs(ratios_N)
     compared_P = batch.pairs(ratios_N / lengths_N) if options.loss_type in AVERAGED else sums_P
-    _log_pairs(batch, logprobs_N, *(compared_P if ref_logprobs is None else sums_P), options.beta)
+    logprobs_P = batch.pairs(logprobs_N)
+    # Log-ratios to a reference that the policy still equals are differences of log-probs, and zero but for rounding.
+    rewards_P, sizes_P = (compared_P, compared_P) if ref_logprobs is None else (sums_P, logprobs_P)
+    _log_pairs(batch, logprobs_P, rewards_P, sizes_P, options.beta)
     loss_P = pair_losses(*compared_P, options)
     if options.nll_coef:
         nll_P = -batch.pairs(logprobs_N / lengths_N)[0]
@@ -191,12 +197,16 @@ def _log_odds(logprobs: Tensor) -> Tensor:
     return logprobs - (-logprobs.clamp(max=-1e-6).expm1()).log()
 
 
-def _log_pairs(batch: LossBatch, logprobs_N: Tensor, chosen_P: Tensor, rejected_P: Tensor, beta: float) -> None:
-    rewards = {"rewards/chosen": beta * chosen_P, "rewards/rejected": beta * rejected_P}
-    rewards["rewards/margins"] = beta * (chosen_P - rejected_P)
-    of_chosen_P, of_rejected_P = batch.pairs(logprobs_N)
-    # Log-ratios to a reference that the policy still equals are differences of these, and zero but for rounding.
-    rewards["rewards/accuracies"] = is_higher(chosen_P, rejected_P, of_chosen_P.abs() + of_rejected_P.abs())
-    rewards["logps/chosen"], rewards["logps/rejected"] = of_chosen_P, of_rejected_P
-    for name, values_P in rewards.items():
+def _log_pairs(batch: LossBatch, logprobs_P: Pair, rewards_P: Pair, sizes_P: Pair, beta: float) -> None:
+    """Log what is watched of pairs. Two rewards, before β, are a tie within the rounding of numbers of these sizes."""
+    (chosen_P, rejected_P), (of_chosen_P, of_rejected_P) = rewards_P, sizes_P
+    logged = {
+        "rewards/chosen": beta * chosen_P,
+        "rewards/rejected": beta * rejected_P,
+        "rewards/margins": beta * (chosen_P - rejected_P),
+        "rewards/accuracies": is_higher(chosen_P, rejected_P, of_chosen_P.abs() + of_rejected_P.abs()),
+        "logps/chosen": logprobs_P[0],
+        "logps/rejected": logprobs_P[1],
+    }
+    for name, values_P in logged.items():
         batch.log(name, values_P, per="pair")

@@ -133,7 +133,9 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
         if not used and section != plain:
             what = f"has no role `{name}`" if name in _CALLS else "generates nothing"
             if name == "reference":
-                what = "asks no reference (`options.kl_coef` above 0 makes most of them)"
+                free = recipe.options.get("reference_free")
+                why = "`options.reference_free` is true" if free else "`options.kl_coef` above 0 makes most of them"
+                what = f"asks no reference ({why})"
             if name == "pretraining":
                 what = "reads no examples beside its prompts (safe_rlhf does with `options.ptx_coef` above 0)"
             raise ConfigError(

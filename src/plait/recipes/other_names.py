@@ -103,11 +103,13 @@ def answer(key: str, value: Any = None) -> str:
 
 
 def answer_value(key: str, value: Any) -> str:
-    """What to say of a value that a key of ours does not take, where another system calls something so; else empty."""
+    """What to say of a value that a key of ours does not take, or of the first such in a list, where another system
+    calls something so; else empty."""
+    asked = [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
     for system in systems():
-        for entry in system.entries():
-            if key in entry.keys and isinstance(value, str) and value in entry.values:
-                return f"; {system.title}'s `{value}` is {entry.values[value]} here (docs/coming-from-{system.id}.md)"
+        for entry in (entry for entry in system.entries() if key in entry.keys):
+            for name in (name for name in asked if name in entry.values):
+                return f"; {system.title}'s `{name}` is {entry.values[name]} here (docs/coming-from-{system.id}.md)"
     return ""
 
 
