@@ -38,6 +38,12 @@ STEPS = 2
 WARM_UP: Flow = ("ppo", {"options": {"kl_coef": 0.05, "mini_batches": 2, "epochs": 2, "critic_warmup_steps": 1}})
 DEEP: Flow = ("ppo", PPO[1] | {"model": "PLACE/deep"})
 """A model of four layers."""
+BALANCED: Flow = (
+    "ppo",
+    PPO[1]
+    | {"model": "PLACE/experts", "optimizer.router_aux_loss_coef": 0.1, "critic.optimizer.router_aux_loss_coef": 0.2},
+)
+"""Mixtures of experts: what is known of their routers goes from stage to stage behind the hidden states."""
 
 ACTOR_CRITIC = {
     "actor.generate": "0,1 dp2",
@@ -78,6 +84,7 @@ CASES: dict[str, tuple[Flow, dict[str, str], str]] = {
     "many": (PPO, ACTOR_CRITIC, schedule_of((2, 2), (4, 8))),
     "critic warm-up": (WARM_UP, ACTOR_CRITIC, schedule_of((2, 2), (2, 4))),
     "adapters": (("ppo", PPO[1] | {"lora.rank": 2}), ACTOR_CRITIC, schedule_of((2, 2), (2, 3))),
+    "balanced experts": (BALANCED, ACTOR_CRITIC, schedule_of((2, 2), (2, 3))),
     "two critics": (SAFE, CRITICS, schedule_of((2, 2), (2, 3), ("critic", "cost_critic"))),
     "actor twice": (SAFE, ACTOR_CRITIC | {"cost_critic.train": "0,1 dp2"}, schedule_of((2, 2), (2, 2))),
     "a critic of one stage": (
@@ -104,6 +111,7 @@ CASES: dict[str, tuple[Flow, dict[str, str], str]] = {
 @pytest.fixture(scope="module", autouse=True)
 def deep(place: Path) -> None:
     save_tiny(place / "deep", num_hidden_layers=4)
+    save_tiny(place / "experts", family="qwen3_moe")
 
 
 def fused_run(
