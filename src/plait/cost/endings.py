@@ -17,7 +17,7 @@ SHARES = (16, 4)
 
 
 class Endings:
-    """Of the generations of a workload."""
+    """The ends of the generations of a workload."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload

@@ -3,52 +3,39 @@ and what instances have to spare at its end. Torch-free."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 
 from plait.cost.beginning import Beginning
 from plait.cost.captures import capturing
-from plait.cost.cluster import ClusterSpec
-from plait.cost.costs import Apart, CallCost
+from plait.cost.costs import CallCost
 from plait.cost.decoding import Decoding, Pieces, coarse, levelled, profile
 from plait.cost.endings import Endings
-from plait.cost.generating_apart import GeneratingApart
 from plait.cost.generation_bytes import GenerationBytes
 from plait.cost.instances import Instances
 from plait.cost.layer_times import Terms, added, scaled, total
 from plait.cost.passes import Passes
-from plait.cost.profile import Profile
 from plait.cost.workload import Samples, Workload
-from plait.layout.mesh import Layout, Parallelism
-from plait.models.shape import ModelShape
+from plait.layout.mesh import Layout
 
 
 class Generating:
     """What generations of a workload take.
 
     Args:
-        shapes: role → the shape of its model.
         passes: of a role over the layout of an instance, and that of all instances.
-        held_bytes: of a role's weights on a device of each stage.
-        profile: as of `ModelCosts`.
     """
 
     def __init__(
         self,
         workload: Workload,
-        cluster: ClusterSpec,
-        shapes: Mapping[str, ModelShape],
         passes: Callable[[str, Layout, Layout], Passes],
-        held_bytes: Callable[[str, Parallelism], tuple[int, ...]],
-        profile: Profile | None,
+        instances: Instances,
+        beginning: Beginning,
+        taken: GenerationBytes,
     ) -> None:
-        self._workload, self._passes = workload, passes
-        self._bytes, self._endings = GenerationBytes(workload, cluster, shapes), Endings(workload)
-        self._beginning = Beginning(workload, shapes, held_bytes, profile)
-        self._instances = Instances(workload, cluster, passes, held_bytes, profile, self._bytes)
-        self._apart = GeneratingApart(
-            workload, cluster, passes, self._instances, self._beginning, self._endings, self._bytes
-        )
+        self._workload, self._passes, self._endings = workload, passes, Endings(workload)
+        self._instances, self._beginning, self._bytes = instances, beginning, taken
         self._pieces = cache(lambda samples, count, running: Pieces.of(self._instances.shares(samples, count), running))
 
     def cost(self, role: str, samples: Samples, layout: Layout, *, held_bytes: int | None = None) -> CallCost:
@@ -89,14 +76,6 @@ class Generating:
         first_s, most = self._endings.first_s(terms, samples, shares, running), max(map(len, shares))
         cost = CallCost(total(terms), terms, 0, (), seconds + idle, spare, first_s)
         return self._bytes.told(cost, role, layout, running, min(most, workload.max_running))
-
-    def drawing(self, role: str, samples: Samples, layout: Layout, apart: Apart) -> CallCost:
-        """As `cost`, where prompts are computed apart, of instances that draw."""
-        return self._apart.drawing(role, samples, layout, apart)
-
-    def prompts(self, role: str, samples: Samples, layout: Layout, apart: Apart) -> CallCost:
-        """The same of instances that compute the prompts."""
-        return self._apart.prompts(role, samples, layout, apart)
 
     def step_line(self, role: str, samples: Samples, layout: Layout) -> tuple[float, float, float]:
         """Seconds of an instance with one sample until that has a token more, and more for each further one, about;

@@ -24,7 +24,12 @@ from plait.layout.mesh import Layout
 
 @dataclass(frozen=True)
 class _Drawn:
-    """terms: of each instance that draws, in their order; running: samples of each at a time; most: that one has"""
+    """What instances that draw do, in their order.
+
+    terms:   of each; tails: of all
+    running: samples of each at a time
+    shares:  response lengths of the samples of each
+    """
 
     terms: Sequence[Terms]
     tails: tuple[Tail, ...]
@@ -33,7 +38,8 @@ class _Drawn:
 
 
 class GeneratingApart:
-    """
+    """What generations of a workload take whose prompts are computed on instances of their own.
+
     Args:
         passes: as of `Generating`.
     """
@@ -45,15 +51,15 @@ class GeneratingApart:
         passes: Callable[[str, Layout, Layout], Passes],
         instances: Instances,
         beginning: Beginning,
-        endings: Endings,
         taken: GenerationBytes,
     ) -> None:
         self._workload, self._cluster, self._passes = workload, cluster, passes
-        self._instances, self._beginning, self._endings, self._bytes = instances, beginning, endings, taken
+        self._instances, self._beginning, self._bytes = instances, beginning, taken
+        self._endings = Endings(workload)
         self._drawn = cache(self._drawn_by_all)
 
     def drawing(self, role: str, samples: Samples, layout: Layout, apart: Apart) -> CallCost:
-        """Of the instances of a layout that draw, from the first prompt to the last token of any."""
+        """What the instances of a layout take that draw, from the first prompt to the last token of any."""
         found, dp = self._drawn(role, samples, apart), layout.parallelism.dp
         first = _before(layout, apart.samples)
         mine = found.terms[first : first + dp]
@@ -68,7 +74,7 @@ class GeneratingApart:
         return self._bytes.told(cost, role, layout, running, min(most, self._workload.max_running), sent=sent)
 
     def prompts(self, role: str, samples: Samples, layout: Layout, apart: Apart) -> CallCost:
-        """Of the instances of a layout that compute prompts."""
+        """What the instances of a layout take that compute prompts."""
         first = _before(layout, apart.prompts)
         sources = self._sources(role, samples, apart.samples[0], apart)[first : first + layout.parallelism.dp]
         seconds = tuple(source.seconds for source in sources)

@@ -36,7 +36,7 @@ class GenerationBytes:
     """
 
     def __init__(self, workload: Workload, cluster: ClusterSpec, shapes: Mapping[str, ModelShape]) -> None:
-        self._workload, self._cluster, self.shapes = workload, cluster, shapes
+        self._workload, self._cluster, self._shapes = workload, cluster, shapes
 
     def told(
         self,
@@ -56,7 +56,7 @@ class GenerationBytes:
             sent: tokens whose keys and values are on their way to another instance, or from there.
             draws: whether it draws samples; else `running` are prompts that it computes for others.
         """
-        workload, shape = self._workload, self.shapes[role]
+        workload, shape = self._workload, self._shapes[role]
         # Where a pool takes a share of what nothing else does, the rest has room for all that is beside it.
         beside = not self._cluster.software.pool_share
         nothing = (0,) * layout.parallelism.pp
@@ -72,7 +72,7 @@ class GenerationBytes:
 
     def of_prompt(self, role: str, num_tokens: float) -> float:
         """Keys and values of so many tokens in all layers."""
-        return num_tokens * kv_bytes_per_token(self.shapes[role], self._workload.dtype)
+        return num_tokens * kv_bytes_per_token(self._shapes[role], self._workload.dtype)
 
     def of_cache(self, role: str, layout: Layout, running: int, *, draws: bool = True) -> tuple[int, ...]:
         """What a device of each stage holds: keys and values, states, a draft model's, and weights that are packed;
@@ -81,7 +81,7 @@ class GenerationBytes:
         if workload.elsewhere:
             return (0,) * sizes.pp
         context = workload.lengths.prompts.longest + (workload.lengths.responses.longest if draws else 0)
-        shape = self.shapes[role]
+        shape = self._shapes[role]
         tokens = asked_tokens(running, context, 0 if shape.recurrent else workload.held_root)
         if workload.kv_tokens is not None and not self._cluster.software.pool_share:
             tokens = pool_tokens(tokens, workload.kv_tokens, workload.device)
@@ -95,11 +95,11 @@ class GenerationBytes:
         workload, sizes = self._workload, layout.parallelism
         if workload.elsewhere or not workload.packed:
             return (0,) * sizes.pp
-        return packed_stages(self.shapes[role], workload.dtype, workload.lora, sizes)
+        return packed_stages(self._shapes[role], workload.dtype, workload.lora, sizes)
 
     def of_token(self, role: str, layout: Layout) -> tuple[int, ...]:
         """Keys and values of a token on a device of each stage."""
-        shape, sizes = self.shapes[role], layout.parallelism
+        shape, sizes = self._shapes[role], layout.parallelism
         heads = Heads(shape.heads, shape.kv_heads, shared=True)
         most = max(stop - first for first, stop in (heads.part_range(i, sizes.tp) for i in range(sizes.tp)))
         bounds = stage_bounds(shape.layers, sizes)

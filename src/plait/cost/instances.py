@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import ceil
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.decoding import Decoding, Guessing, dealt
-from plait.cost.generation_bytes import GenerationBytes
 from plait.cost.layer_times import LayerTimes, total
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Passes
 from plait.cost.profile import Profile
 from plait.cost.workload import Samples, Workload
 from plait.layout.mesh import Layout, Mesh, Parallelism
+from plait.models.shape import ModelShape
 from plait.policy.decode_ring import COSTS, GroupRule
 
 
 class Instances:
     """
     Args:
-        passes, held_bytes, profile: as of `Generating`.
-        taken: what generations take in bytes.
+        shapes: role → the shape of its model.
+        passes: of a role over the layout of an instance, and that of all instances.
+        held_bytes: of a role's weights on a device of each stage.
+        token_bytes: of a token's keys and values there.
+        profile: as of `ModelCosts`.
     """
 
     def __init__(
         self,
         workload: Workload,
         cluster: ClusterSpec,
+        shapes: Mapping[str, ModelShape],
         passes: Callable[[str, Layout, Layout], Passes],
         held_bytes: Callable[[str, Parallelism], tuple[int, ...]],
+        token_bytes: Callable[[str, Layout], tuple[int, ...]],
         profile: Profile | None,
-        taken: GenerationBytes,
     ) -> None:
-        self._workload, self._cluster, self._profile = workload, cluster, profile
-        self._passes, self._held, self._bytes = passes, held_bytes, taken
+        self._workload, self._cluster, self._shapes, self._profile = workload, cluster, shapes, profile
+        self._passes, self._held, self._token_bytes = passes, held_bytes, token_bytes
         self._measured_groups = cache(self._measured_groups_of)
         self.shares = cache(self._shares_of)
         """See `_shares_of`."""
@@ -100,7 +104,7 @@ class Instances:
     def running(self, role: str, layout: Layout, share: int, held_bytes: int | None = None) -> int:
         """Samples that an instance decodes at a time. `held_bytes` as of `cost`."""
         workload, sizes = self._workload, layout.parallelism
-        root = 0 if self._bytes.shapes[role].recurrent else workload.held_root
+        root = 0 if self._shapes[role].recurrent else workload.held_root
         own_tokens = ceil(workload.lengths.prompts.mean + workload.lengths.responses.mean) - root
         running = min(share, workload.max_running)
         if workload.kv_tokens is not None:
@@ -109,7 +113,7 @@ class Instances:
             if held_bytes is None:
                 held_bytes = max(self._held(role, Parallelism(1, sizes.tp, sizes.pp, sizes.stages)))
             room = pool * self._cluster.among(layout.mesh.ranks).device.memory_bytes - held_bytes
-            of_token = max(1, *self._bytes.of_token(role, layout))
+            of_token = max(1, *self._token_bytes(role, layout))
             running = min(running, int((room / of_token - root) / own_tokens))
         return max(1, running)
 

@@ -8,6 +8,7 @@ from functools import cache
 from math import ceil
 from typing import Literal
 
+from plait.cost.beginning import Beginning
 from plait.cost.cluster import ClusterSpec
 from plait.cost.connections import Connections, heads_of_keys
 from plait.cost.corrections import Corrections
@@ -15,6 +16,9 @@ from plait.cost.costs import Apart, CallCost, MoveCost
 from plait.cost.cutting import Cutting
 from plait.cost.forward_memory import ForwardMemory, forward_memory
 from plait.cost.generating import Generating
+from plait.cost.generating_apart import GeneratingApart
+from plait.cost.generation_bytes import GenerationBytes
+from plait.cost.instances import Instances
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.layer_times import added, scaled, total
 from plait.cost.micro_batch import Cut, LargestBatch, share_of
@@ -85,14 +89,12 @@ class ModelCosts:
         self._memory = RoleMemory(workload, self.shapes, self._parameters)
         role_passes = RolePasses(work_of_roles(workload, shapes, flow), cluster, profile)
         self._passes, self._copies = role_passes.of, role_passes.copies
-        self._generating = Generating(
-            workload,
-            cluster,
-            self.shapes,
-            self._passes,
-            lambda role, sizes: self._memory.held(role, sizes, False),
-            profile,
-        )
+        taken = GenerationBytes(workload, cluster, self.shapes)
+        held = lambda role, sizes: self._memory.held(role, sizes, False)
+        instances = Instances(workload, cluster, self.shapes, self._passes, held, taken.of_token, profile)
+        beginning = Beginning(workload, self.shapes, held, profile)
+        self._generating = Generating(workload, self._passes, instances, beginning, taken)
+        self._apart = GeneratingApart(workload, cluster, self._passes, instances, beginning, taken)
 
     def _call(
         self,
@@ -115,7 +117,7 @@ class ModelCosts:
                 cost = self._score(node, layout, budget)
             case "prefill":
                 there = apart or Apart((layout,), (layout,))
-                cost = self._generating.prompts(str(node.role), self._samples[node.id], layout, there)
+                cost = self._apart.prompts(str(node.role), self._samples[node.id], layout, there)
             case _:
                 cost = self._generate(node, layout, apart=apart)
         return self._corrected(cost, "decode" if mode == "prefill" else mode, layout)
@@ -244,7 +246,7 @@ class ModelCosts:
     ) -> CallCost:
         role, samples = str(node.role), self._samples[node.id]
         if apart is not None:
-            cost = self._generating.drawing(role, samples, layout, apart)
+            cost = self._apart.drawing(role, samples, layout, apart)
         else:
             cost = self._generating.cost(role, samples, layout, held_bytes=held_bytes)
         rows = rows_traffic(self.cluster, layout, generated_bytes(self.workload.lengths, samples), copies=1)

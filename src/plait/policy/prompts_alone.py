@@ -42,14 +42,15 @@ def due(sequences: Sequences, room: Room, budget: int) -> list[int]:
         budget: as of `prompt_chunks`.
     """
     uids: list[int] = []
-    num_blocks, holds = 0, any(prompt.table for prompt in sequences.prompts.values())
+    admitted: list[Prompt] = []
+    holds = any(prompt.table for prompt in sequences.prompts.values())
     for prompt in sequences.prompts.values():
         if is_computed(prompt):
             continue
         if not prompt.table:
-            if holds and not room.may_admit(prompt, num_blocks):
+            if holds and not room.may_admit(prompt, admitted):
                 break
-            num_blocks += room.num_asked(prompt)
+            admitted.append(prompt)
         holds = True
         budget -= prompt.num_tokens - prompt.num_computed_tokens
         if budget < 0:

@@ -47,18 +47,15 @@ class Room:
         self.name(item)
         return len(shared) * block_tokens
 
-    def num_asked(self, item: Started | Prompt) -> int:
-        """Blocks for all its tokens, shared or not."""
-        return num_blocks_for(item.num_tokens, self._limits.block_tokens)
-
-    def may_admit(self, item: Started | Prompt, others: int = 0) -> bool:
+    def may_admit(self, item: Started | Prompt, before: Iterable[Started | Prompt] = ()) -> bool:
         """Whether `admit` would give it blocks beside those that run; it may also where this is False, as blocks may be
         shared.
 
         Args:
-            others: blocks that are to be given away before.
+            before: that are to get blocks first.
         """
-        return self.blocks.num_free - others - self.num_asked(item) > len(self._sequences.running)
+        count = sum(num_blocks_for(one.num_tokens, self._limits.block_tokens) for one in (*before, item))
+        return self.blocks.num_free - count > len(self._sequences.running)
 
     def admit(self, item: Started | Prompt, idle: bool) -> bool:
         """Give it blocks for all its tokens, if that leaves one for each running sample, or nothing else runs."""
@@ -66,7 +63,7 @@ class Room:
         # The newest token is computed in any case: its logits are asked for.
         shared = blocks.find(item.names[: (item.num_tokens - 1) // block_tokens])
         blocks.hold(shared)
-        count = self.num_asked(item) - len(shared)
+        count = num_blocks_for(item.num_tokens, block_tokens) - len(shared)
         spare = 0 if idle else len(self._sequences.running) + 1
         # Samples that have come from elsewhere stand ahead of prompts that are older.
         while idle and blocks.num_free < count and (self._evict_younger(item.order) or self._evict_younger(OLDEST)):
