@@ -26,14 +26,12 @@ from plait.layout.mesh import Layout
 class _Drawn:
     """What instances that draw do, in their order.
 
-    terms:   of each; tails: of all
-    running: samples of each at a time
-    shares:  response lengths of the samples of each
+    terms:  of each that has samples; tails: of all
+    shares: response lengths of the samples of each
     """
 
     terms: Sequence[Terms]
     tails: tuple[Tail, ...]
-    running: Sequence[int]
     shares: Sequence[Sequence[int]]
 
 
@@ -65,11 +63,11 @@ class GeneratingApart:
         mine = found.terms[first : first + dp]
         seconds = [total(terms) for terms in mine]
         terms = max(mine, key=total, default={})
-        running = max(found.running[first : first + dp], default=1)
+        most = max(map(len, found.shares))
+        running = self._instances.running(role, layout, most)
         first_s = self._endings.first_s(terms, samples, found.shares, running)
         idle = (0.0,) * (dp - len(mine))
         cost = CallCost(total(terms), terms, 0, (), (*seconds, *idle), found.tails, first_s)
-        most = max(map(len, found.shares))
         sent = self._sent(_num_instances(apart.prompts), ceil(samples.prompts / _num_instances(apart.samples)))
         return self._bytes.told(cost, role, layout, running, min(most, self._workload.max_running), sent=sent)
 
@@ -121,7 +119,7 @@ class GeneratingApart:
             seconds, _ = levelled(seconds, {}, decodings[slowest], longest, speeds)
             terms = [_ending(some, end_s) for some, end_s in zip(terms, seconds, strict=True)]
         tails = self._endings.tails(seconds, shares, decodings[slowest], of_instances[slowest])
-        return _Drawn(terms, tails, of_instances, shares)
+        return _Drawn(terms, tails, shares)
 
     def _sent(self, instances: int, prompts: int) -> int:
         """Tokens of so many prompts that are on their way to, or from, so many other instances at most."""
