@@ -438,6 +438,15 @@ def test_a_move_is_that_of_the_planner() -> None:
     assert costs.move("actor", Layout.on(range(2), tp=2), Layout.on(range(2), tp=2)).seconds == 0
 
 
+def test_where_no_layer_gets_an_adapter_nothing_moves() -> None:
+    """A shape of a mixture, whose MLPs get none: a model would be refused."""
+    lora = LoraSettings(rank=2, target_modules=("up_proj",))
+    mixture = replace(SHAPE, experts=4, experts_per_token=2, expert_layers=4, expert_intermediate=32)
+    costs = ModelCosts(replace(WORK, lora=lora), {"actor": mixture}, a_flow("grpo"), a_cluster(2))
+    moved = costs.move("actor", Layout.on(range(2), pp=2), Layout.on(range(2), dp=2))
+    assert (moved.seconds, moved.bytes) == (0.0, 0)
+
+
 def test_a_move_of_a_role_with_an_adapter_is_of_that_alone() -> None:
     """A is [2, in], B [out, 2]. B of q, k, v, gate, up is cut, and A of o and down: their halves go the other way."""
     lora = LoraSettings(rank=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from plait.cost.calibration import VENDORS, Calibration
+from plait.cost.call_memory import ON_THEIR_WAY
 from plait.cost.cluster_file import read_cluster
 from plait.cost.device_memory import READING, DeviceMemory, memory_by_device
 from plait.cost.generation_memory import packed_bytes
@@ -279,6 +281,59 @@ def test_what_leaves_is_counted_while_it_is_there() -> None:
 def test_adapters_are_small() -> None:
     for memory, device in both(facts_for(lambda flow, planned: named_plan("colocated", flow, planned, 2), lora=8)):
         assert memory.peak_bytes == pytest.approx(device.most_bytes, abs=2)
+
+
+def apart(prompts: str, draws: str):
+    """Prompts and samples of generations on devices of their own, each instance a placement of so many ranks; all else
+    on all of them."""
+
+    def make(flow, planned):
+        sizes = [
+            *((int(size), "prefill") for size in prompts.split()),
+            *((int(size), "decode") for size in draws.split()),
+        ]
+        starts = list(itertools.accumulate((size for size, _ in sizes), initial=0))
+        where = [
+            (mode, {"ranks": tuple(range(start, start + size)), "tp": size})
+            for (size, mode), start in zip(sizes, starts, strict=False)
+        ]
+        everywhere = {"ranks": tuple(range(starts[-1])), "dp": starts[-1]}
+        placed: list[Placement] = []
+        for node in (node for node in flow.nodes if node.role in planned):
+            if node.asks == "generate":
+                placed += [Placement(node.call, mode, **there) for mode, there in where]
+            else:
+                placed.append(Placement(node.call, "train" if node.asks == "train" else "score", **everywhere))
+        return Plan("mine", starts[-1], tuple(placed))
+
+    return make
+
+
+APART = [("1", "1"), ("1 1", "1 1"), ("1 1 1", "1"), ("1", "1 1 1"), ("3", "1"), ("1 3", "1"), ("1", "1 3"), ("3", "3")]
+"""Of tp 3, as the model has three heads of keys."""
+
+
+@pytest.mark.parametrize("recipe", ["cpu", "cuda", "adapters", "drafts", "giving samples", "few prompts"])
+@pytest.mark.parametrize(("prompts", "draws"), APART)
+def test_where_prompts_are_computed_on_devices_of_their_own(prompts, draws, recipe) -> None:
+    """Several instances on either side, of several sizes; more of them than prompts. Who computes prompts alone guesses
+    nothing, and has no draft model."""
+    more = {
+        "drafts": {"sampling": DRAFTED},
+        "giving samples": {"rebalance": "auto"},
+        "few prompts": {"prompts_per_step": 2},
+    }
+    if recipe == "drafts" and "3" in draws:
+        pytest.skip("a simulation takes each rank of an instance for the one that guesses")
+    keys = more[recipe] if recipe in more else dict(RECIPES[recipe])
+    alone = {*range(sum(map(int, prompts.split())))}
+    for memory, device in both(facts_for(apart(prompts, draws), "grpo", **keys)):
+        assert memory.peak_bytes == pytest.approx(device.most_bytes, abs=ZERO_UNIT)
+        assert sum(memory.terms.values()) == pytest.approx(memory.peak_bytes, abs=8)
+        rows = dict(device.rows)
+        assert any(what.startswith(f"actor: {ON_THEIR_WAY}") for what in rows)
+        if recipe == "drafts":
+            assert ("draft model: weights (bfloat16)" in rows) == (memory.rank not in alone)
 
 
 @pytest.mark.parametrize("algorithm", ["sft", "dpo", "kto", "distill", "reward_model"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 import pytest
 
 from plait.cost.generation_memory import packed_bytes, widened_bytes
@@ -10,6 +13,7 @@ from plait.cost.shape_parameters import (
     adapter_inputs,
     adapter_parameters,
     packed_adapter_parameters,
+    parameters_of_shape,
 )
 from plait.layout.adapters import adapter_of
 from plait.layout.mesh import Parallelism
@@ -55,6 +59,23 @@ def test_the_parameters_of_an_adapter_follow_from_those_of_the_model(family: str
     except ModelError:
         pytest.skip("its layers have other names")
     assert set(adapter_of(parameters, settings.rank, settings.target_modules).params) == set(own.params)
+
+
+MIXTURE = replace(SHAPE, experts=4, experts_per_token=2, expert_layers=4, expert_intermediate=32)
+
+
+@pytest.mark.parametrize(
+    "targets", ["all-linear", ("q_proj",), ("qkv_proj", "o_proj"), ("query",), ("q_proj", "up_proj"), ("up_proj",)]
+)
+@pytest.mark.parametrize("shape", [SHAPE, MIXTURE], ids=["dense", "mixture"])
+def test_what_moves_of_a_model_that_is_known_by_its_shape_has_as_many_numbers_as_its_adapter(
+    shape: ModelShape, targets: Literal["all-linear"] | tuple[str, ...]
+) -> None:
+    """All layers, where a setting has names of another family; none of the MLPs of a mixture, and then maybe none."""
+    settings = LoraSettings(rank=2, target_modules=targets)
+    own = adapter_of(parameters_of_shape(shape), 2, targets)
+    assert own.num_elements == adapter_parameters(shape, settings)
+    assert (own.num_elements > 0) == (shape is SHAPE or targets != ("up_proj",))
 
 
 def test_the_head_of_a_scalar_model_is_trained_beside_its_adapter() -> None:

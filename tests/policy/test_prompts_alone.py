@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.policy.batching import Scheduler
-from plait.policy.prompts_alone import may_compute
+from plait.policy.prompts_alone import due, may_compute
 from plait.policy.shares import num_wanted
 from plait.policy.step import Limits, StepPlan
 
@@ -61,6 +61,47 @@ def test_a_prompt_that_fills_the_pool_is_computed_when_nothing_else_is_there() -
     batch.remove([(1, index) for index in range(3)])
     assert chunks(batch.plan()) == [(2, 0, 5)]
     assert may_compute(batch.sequences, batch.room), "it is begun"
+
+
+def due_in(batch: Scheduler) -> list[int]:
+    return due(batch.sequences, batch.room, batch.limits.max_prefill_tokens)
+
+
+def test_what_a_step_will_have_computed_is_known_before_it() -> None:
+    """Ten tokens a step: 4 and 6 of 9, the other 3 with 3 of the next."""
+    batch = scheduler()
+    for uid, num_tokens in ((7, 4), (8, 9), (9, 3)):
+        add(batch, uid, num_tokens)
+    assert due_in(batch) == [7]
+    assert due_in(batch) == [7], "nothing has changed by it"
+    batch.plan()
+    assert due_in(batch) == [8, 9]
+    batch.plan()
+    assert due_in(batch) == []
+
+
+def test_no_prompt_is_due_that_has_no_room_in_the_next_step() -> None:
+    """Two of two blocks fill a pool of five but for one, the third is due when one of them has gone; the first is due
+    in any pool."""
+    batch = scheduler(num_blocks=5, budget=100)
+    for uid in (1, 2, 3):
+        add(batch, uid, 8)
+    assert due_in(batch) == [1, 2]
+    batch.plan()
+    assert due_in(batch) == []
+    batch.remove([(1, index) for index in range(3)])
+    assert due_in(batch) == [3]
+    full = scheduler(num_blocks=2, budget=100)
+    add(full, 1, 8)
+    assert due_in(full) == [1]
+
+
+def test_where_prompts_share_blocks_more_may_be_computed_than_was_due() -> None:
+    batch = scheduler(budget=12)
+    add(batch, 1, 9, head=0)
+    add(batch, 2, 10, head=0)
+    assert due_in(batch) == [1]
+    assert chunks(batch.plan()) == [(1, 0, 9), (2, 8, 10)]
 
 
 def test_what_prompts_begin_with_is_computed_once() -> None:

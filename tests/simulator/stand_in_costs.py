@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from plait.cost.costs import CallCost, MoveCost, Tail
+from plait.cost.costs import Apart, CallCost, MoveCost, Tail
 from plait.cost.generation_memory import EngineBytes
 from plait.cost.working_memory import PROCESS
 from plait.layout.mesh import Cluster, Layout
@@ -72,7 +72,7 @@ class StandIn:
         *,
         micro_batch_tokens: int | None = None,
         schedule: str = "",
-        apart: tuple[Layout, ...] = (),
+        apart: Apart | None = None,
     ) -> CallCost:
         sizes = layout.parallelism
         compute = self.work[call] / sizes.size
@@ -95,7 +95,9 @@ class StandIn:
         several = mode == "decode" and sizes.dp > 1
         first_s = self.first_s if mode == "decode" else 0.0
         tails = self.tails if several else ()
-        return CallCost(sum(terms.values()), terms, 0, working, tails=tails, first_s=first_s, activation_bytes=working)
+        seconds = sum(terms.values())
+        by_instance = (seconds,) * sizes.dp if apart else ()
+        return CallCost(seconds, terms, 0, working, by_instance, tails, first_s, activation_bytes=working)
 
     @property
     def pool_takes_rest(self) -> bool:

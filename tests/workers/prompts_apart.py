@@ -55,8 +55,9 @@ def apart(worker: Any, draws: Sequence[Any], computes: Sequence[Any], ahead: boo
             if mover.place == source:
                 engine.add(one)
         while engine.has_work and mover.may_step:
+            followed.computed += mover.due()
             engine.step()
-            followed.computed += mover.computed()
+            assert not mover.computed(), "it was known before the step"
         if mover.place == 0:
             engine.add(OTHER)
             steps(followed.seen, engine, 1)

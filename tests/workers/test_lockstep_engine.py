@@ -324,6 +324,9 @@ class Prompts:
     def news(self, wait_s: float) -> list[Any]:
         return []
 
+    def due(self) -> list[int]:
+        return []
+
     def computed(self) -> list[int]:
         return []
 

@@ -152,9 +152,18 @@ def _calls(report: Report, width: int) -> Iterator[str]:
     )
     for name, where, how, record in rows:
         largest = max(record.terms.items(), key=lambda item: item[1], default=("", 0.0))[0]
-        start_s = round(record.start_s, 9) + 0.0  # without what floats of a few steps are off, and its sign
-        line = f"{_short(name, wide):<{wide}}  {where:<{ranks}}  {how:<{cut}}{start_s:>8.3g}{record.seconds:>10.4g}"
+        largest = "prompts" if how.endswith("prefill") else largest
+        start = start_text(record.start_s)
+        line = f"{_short(name, wide):<{wide}}  {where:<{ranks}}  {how:<{cut}}{start:>8}{record.seconds:>10.4g}"
         yield f"{line}  {largest}".rstrip() if most else line
+
+
+def start_text(start_s: float) -> str:
+    """Seconds in three digits, or as many as leave a place between columns of eight."""
+    start_s = round(start_s, 9) + 0.0  # without what floats of a few steps are off, and its sign
+    if start_s >= 1000:
+        return f"{start_s:.0f}"
+    return f"{start_s:.3g}" if start_s >= 0.001 else f"{start_s:.1g}"
 
 
 def _memory(report: Report, width: int) -> Iterator[str]:

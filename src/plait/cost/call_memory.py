@@ -68,10 +68,11 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
         if recipe.device == "cuda":
             stage = instance.coordinates(rank).pp
             is_last = stage == instance.parallelism.pp - 1
-            graphs = graph_bytes(shape, recipe.dtype, pool.running, contexts, most_new_tokens, is_last=is_last)
-            graphs += prompt_graph_bytes(shape, recipe.dtype, is_first=stage == 0)
+            graphs = prompt_graph_bytes(shape, recipe.dtype, is_first=stage == 0)
+            if pool.draws:
+                graphs += graph_bytes(shape, recipe.dtype, pool.running, contexts, most_new_tokens, is_last=is_last)
             rows_by_use[model.role, "decode"].append((GRAPHS, graphs))
-        if drafts_on(recipe, rank, instance):
+        if pool.draws and drafts_on(recipe, rank, instance):
             rows_by_use[model.role, "decode"] += draft_cache(recipe, facts.shapes, pool.tokens)
             if recipe.device == "cuda" and (draft := recipe.sampling.draft_model) is not None:
                 graphs = graph_bytes(facts.shapes[draft], recipe.dtype, pool.running, contexts, DRAFT_MODEL_TOKENS)

@@ -23,6 +23,17 @@ Amount = int | NDArray[np.float64]
 
 
 @dataclass(frozen=True)
+class Apart:
+    """The layouts of a generation whose prompts are computed on other devices than its samples are drawn on.
+
+    prompts: of instances that compute prompts; samples: of those that draw
+    """
+
+    prompts: tuple[Layout, ...]
+    samples: tuple[Layout, ...]
+
+
+@dataclass(frozen=True)
 class Tail:
     """One way in which a generation may end.
 
@@ -160,7 +171,7 @@ class Costs(Protocol):
         *,
         micro_batch_tokens: int | None = None,
         schedule: str = "",
-        apart: tuple[Layout, ...] = (),
+        apart: Apart | None = None,
     ) -> CallCost:
         """One call of the flow in one step.
 
@@ -169,8 +180,8 @@ class Costs(Protocol):
             mode: `decode` stands for all of a generation, its prompts included; `prefill` for the prompts alone.
             micro_batch_tokens: of a forward; None: the workload's.
             schedule: of a training's pipeline; empty: 1F1B.
-            apart: of `decode`, where its prompts are computed, if that is elsewhere; of `prefill`, where their samples
-                are drawn.
+            apart: of `decode` whose prompts are computed elsewhere, and of `prefill` whose samples are drawn elsewhere;
+                the layout is one of these.
         """
         ...
 

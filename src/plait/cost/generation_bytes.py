@@ -46,41 +46,47 @@ class GenerationBytes:
         running: int,
         most_running: int,
         *,
-        context: int | None = None,
         sent: int = 0,
+        draws: bool = True,
     ) -> CallCost:
         """The cost of a generation, with what it takes.
 
         Args:
             running: samples whose keys and values an instance holds at a time; most_running: of which graphs are made.
-            context: tokens of each; None: of a prompt and a response.
             sent: tokens whose keys and values are on their way to another instance, or from there.
+            draws: whether it draws samples; else `running` are prompts that it computes for others.
         """
         workload, shape = self._workload, self._shapes[role]
         # Where a pool takes a share of what nothing else does, the rest has room for all that is beside it.
         beside = not self._cluster.software.pool_share
         nothing = (0,) * layout.parallelism.pp
-        graphs = held_by_graphs(workload, shape, most_running, layout.parallelism.pp) if beside else nothing
+        graphs = (
+            held_by_graphs(workload, shape, most_running, layout.parallelism.pp, draws=draws) if beside else nothing
+        )
         passing = self._step_bytes(shape, layout, most_running) if beside else nothing
-        cached = self.of_cache(role, layout, running, context)
+        cached = self.of_cache(role, layout, running, draws=draws)
         on_way = tuple(sent * token_bytes for token_bytes in self.of_token(role, layout))
         working = tuple(map(sum, zip(cached, graphs, passing, on_way, strict=True)))
         widened = tuple(widened_bytes(packed, workload.dtype) for packed in self._packed(role, layout))
         return replace(cost, working_bytes=working, passing_bytes=passing, widened_bytes=widened)
 
-    def of_cache(self, role: str, layout: Layout, running: int, context: int | None = None) -> tuple[int, ...]:
-        """What a device of each stage holds: keys and values, states, a draft model's, and weights that are packed."""
+    def of_prompt(self, role: str, num_tokens: float) -> float:
+        """Keys and values of so many tokens in all layers."""
+        return num_tokens * kv_bytes_per_token(self._shapes[role], self._workload.dtype)
+
+    def of_cache(self, role: str, layout: Layout, running: int, *, draws: bool = True) -> tuple[int, ...]:
+        """What a device of each stage holds: keys and values, states, a draft model's, and weights that are packed;
+        `draws` as of `told`."""
         workload, sizes = self._workload, layout.parallelism
         if workload.elsewhere:
             return (0,) * sizes.pp
-        if context is None:
-            context = workload.lengths.prompts.longest + workload.lengths.responses.longest
+        context = workload.lengths.prompts.longest + (workload.lengths.responses.longest if draws else 0)
         shape = self._shapes[role]
         tokens = asked_tokens(running, context, 0 if shape.recurrent else workload.held_root)
         if workload.kv_tokens is not None and not self._cluster.software.pool_share:
             tokens = pool_tokens(tokens, workload.kv_tokens, workload.device)
         beside = state_bytes(shape, workload.dtype, running)
-        if workload.draft_model is not None:
+        if draws and workload.draft_model is not None:
             beside += tokens * kv_bytes_per_token(workload.draft_model, workload.dtype)
         stages = zip(self.of_token(role, layout), self._packed(role, layout), strict=True)
         return tuple(tokens * token_bytes + packed + beside for token_bytes, packed in stages)
@@ -110,22 +116,27 @@ class GenerationBytes:
         return step_bytes(shape, workload.dtype, step, layout.parallelism)
 
 
-def held_by_graphs(workload: Workload, shape: ModelShape, share: int, stages: int = 1) -> tuple[int, ...]:
+def held_by_graphs(
+    workload: Workload, shape: ModelShape, share: int, stages: int = 1, *, draws: bool = True
+) -> tuple[int, ...]:
     """`graph_bytes` on a device of each stage of an instance of a workload, with those of a draft model, which is whole
     on one of its devices.
 
     Args:
         share: samples that it generates.
+        draws: as of `GenerationBytes.told`.
     """
     if workload.device != "cuda" or workload.elsewhere:
         return (0,) * stages
+    of_prompts = partial(prompt_graph_bytes, shape, workload.dtype)
+    if not draws:
+        return tuple(of_prompts(is_first=stage == 0) for stage in range(stages))
     prompts, responses = workload.lengths.prompts, workload.lengths.responses
     contexts = first_context(prompts), prompts.longest + responses.longest
     running, draft, of_draft = min(share, workload.max_running), workload.draft_model, 0
     if draft is not None:
         of_draft = graph_bytes(draft, workload.dtype, running, contexts, DRAFT_MODEL_TOKENS)
     of_stage = partial(graph_bytes, shape, workload.dtype, running, contexts, workload.most_new_tokens)
-    of_prompts = partial(prompt_graph_bytes, shape, workload.dtype)
     return tuple(
         of_draft + of_stage(is_last=stage == stages - 1) + of_prompts(is_first=stage == 0) for stage in range(stages)
     )

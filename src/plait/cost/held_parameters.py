@@ -109,7 +109,7 @@ def with_engine(rank: int, placed: Placed) -> list[str]:
     """Roles whose engines on a device take something beside the models of roles: one that guesses, or another
     program."""
     recipe = placed.recipe
-    instances = {role: place.instance_on(rank) for role, place in placed.places.items()}
+    instances = {role: place.drawing_on(rank) for role, place in placed.places.items()}
     is_elsewhere = abilities(recipe).computes_elsewhere
     return [
         role

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from math import ceil
 from typing import Literal
 
+from plait.cost.beginning import Beginning
 from plait.cost.cluster import ClusterSpec
 from plait.cost.connections import Connections, heads_of_keys
 from plait.cost.corrections import Corrections
-from plait.cost.costs import CallCost, MoveCost
+from plait.cost.costs import Apart, CallCost, MoveCost
 from plait.cost.cutting import Cutting
 from plait.cost.forward_memory import ForwardMemory, forward_memory
 from plait.cost.generating import Generating
+from plait.cost.generating_apart import GeneratingApart
+from plait.cost.generation_bytes import GenerationBytes
+from plait.cost.instances import Instances
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.layer_times import added, scaled, total
 from plait.cost.micro_batch import Cut, LargestBatch, share_of
@@ -85,14 +89,12 @@ class ModelCosts:
         self._memory = RoleMemory(workload, self.shapes, self._parameters)
         role_passes = RolePasses(work_of_roles(workload, shapes, flow), cluster, profile)
         self._passes, self._copies = role_passes.of, role_passes.copies
-        self._generating = Generating(
-            workload,
-            cluster,
-            self.shapes,
-            self._passes,
-            lambda role, sizes: self._memory.held(role, sizes, False),
-            profile,
-        )
+        taken = GenerationBytes(workload, cluster, self.shapes)
+        held = lambda role, sizes: self._memory.held(role, sizes, False)
+        instances = Instances(workload, cluster, self.shapes, self._passes, held, taken.of_token, profile)
+        beginning = Beginning(workload, self.shapes, held, profile)
+        self._generating = Generating(workload, self._passes, instances, beginning, taken)
+        self._apart = GeneratingApart(workload, cluster, self._passes, instances, beginning, taken)
 
     def _call(
         self,
@@ -102,7 +104,7 @@ class ModelCosts:
         *,
         micro_batch_tokens: int | None = None,
         schedule: str = "",
-        apart: tuple[Layout, ...] = (),
+        apart: Apart | None = None,
     ) -> CallCost:
         node = self._nodes[call]
         if node.role not in self.shapes:
@@ -114,7 +116,8 @@ class ModelCosts:
             case "score":
                 cost = self._score(node, layout, budget)
             case "prefill":
-                cost = self._generating.prompts(str(node.role), self._samples[node.id], layout, apart)
+                there = apart or Apart((layout,), (layout,))
+                cost = self._apart.prompts(str(node.role), self._samples[node.id], layout, there)
             case _:
                 cost = self._generate(node, layout, apart=apart)
         return self._corrected(cost, "decode" if mode == "prefill" else mode, layout)
@@ -239,11 +242,11 @@ class ModelCosts:
         return memory.cost(terms, steps * (moved + update_bytes))
 
     def _generate(
-        self, node: Node, layout: Layout, *, held_bytes: int | None = None, apart: Sequence[Layout] = ()
+        self, node: Node, layout: Layout, *, held_bytes: int | None = None, apart: Apart | None = None
     ) -> CallCost:
         role, samples = str(node.role), self._samples[node.id]
-        if apart:
-            cost = self._generating.apart(role, samples, layout, apart)
+        if apart is not None:
+            cost = self._apart.drawing(role, samples, layout, apart)
         else:
             cost = self._generating.cost(role, samples, layout, held_bytes=held_bytes)
         rows = rows_traffic(self.cluster, layout, generated_bytes(self.workload.lengths, samples), copies=1)

@@ -27,7 +27,7 @@ def move_cost(parameters: Parameters, source: Layout, target: Layout, dtype: str
     its messages' latencies, and the copies of the rank with most of them. Whoever sends, receives all the while. Where
     the software says so, packing of the rank that sends and receives most, and what any move takes beside.
     """
-    if source == target:
+    if source == target or not parameters.params:  # an adapter of a model without a layer that gets one
         return MoveCost(0.0, {}, 0)
     stacked, origin, goal = _stacked(parameters, source, target)
     held, needed = weights(stacked, origin, dtype, "source"), weights(stacked, goal, dtype, "target")

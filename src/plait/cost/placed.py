@@ -144,7 +144,7 @@ def _kind(rank: int, placed: Placed) -> tuple[object, ...]:
                 start, stop = zero_range(once, at.dp, sizes.dp)
                 kinds.append(stop - start)
         kinds += [place.after.get((mode, rank)) for mode in ("train", "score", "decode")]
-        if (instance := place.instance_on(rank)) is not None:
+        if (instance := place.drawing_on(rank)) is not None:
             kinds.append(drafts_on(placed.recipe, rank, instance))
         if (needed := placed.moved[role].get(rank)) is not None:
             kinds.append(frozenset(numbers[key] for key in needed))

@@ -15,7 +15,7 @@ from plait.layout.mesh import Layout
 
 WAITING = "waiting for prompts"
 """The term of seconds in which an instance has nothing to draw yet."""
-STEPS_OF_A_WAY = 3
+STEPS_OF_A_WAY = 2
 """Steps of the instance that draws until a prompt that is there has its first token."""
 
 
@@ -42,24 +42,28 @@ class Source:
     """An instance that computes prompts.
 
     prompts: how many; seconds: of all of them
-    steps:   in which it computes them, one after the other
+    tokens:  of one; most: of a step
     sent_s:  until keys and values of one are where samples are drawn
     """
 
     prompts: int
     seconds: float
-    steps: int
+    tokens: float
+    most: int
     sent_s: float
 
 
 def arrivals(sources: Sequence[Source]) -> list[float]:
-    """When each prompt is where its samples are drawn, ascending. An instance has begun its next step before it is told
-    to send what the one before has computed; what is there then goes together."""
+    """When each prompt is where its samples are drawn, ascending. What a step has computed goes together, behind what
+    was sent before."""
     there_s = []
     for source in sources:
-        ends = [ceil((place + 1) * source.steps / source.prompts) for place in range(source.prompts)]
-        for step, count in Counter(min(end + 1, source.steps) for end in ends).items():
-            there_s += [step * source.seconds / source.steps + count * source.sent_s] * count
+        ends = Counter(ceil((place + 1) * source.tokens / source.most) for place in range(source.prompts))
+        before_s = 0.0
+        for step, count in sorted(ends.items()):
+            computed = min(1.0, step * source.most / (source.prompts * source.tokens))
+            before_s = max(before_s, computed * source.seconds) + count * source.sent_s
+            there_s += [before_s] * count
     return sorted(there_s)
 
 

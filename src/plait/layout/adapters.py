@@ -17,12 +17,15 @@ def adapter_of(parameters: Parameters, rank: int, targets: tuple[str, ...] | Lit
     (`models.lora`).
 
     Args:
-        targets: names of layers; `all-linear`: all in the decoder layers, in a mixture of experts but for its MLPs.
+        targets: names of layers; `all-linear`: all in the decoder layers, in a mixture of experts but for its MLPs. So
+            it is where they name others: of a model that is known by its shape, these may be called otherwise.
     """
-    layers = [param for param in parameters.params if param.layer is not None and len(param.shape) == 2]
+    layers = [param for param in parameters.params if param.layer is not None and _is_linear(param)]
     mixtures = tuple({_before_experts(param.name) for param in parameters.params if ".experts." in param.name})
     left_out = EXPERTS | {_leaf(param) for param in layers if param.name.startswith(mixtures)} if mixtures else set()
-    names = {_leaf(param) for param in layers} if targets == "all-linear" else set(targets)
+    names = {_leaf(param) for param in layers}
+    if targets != "all-linear" and (names | left_out).issuperset(targets):
+        names = set(targets)
     adapted = [param for param in layers if _leaf(param) in names - left_out]
     params = [part for param in adapted for part in low_rank(param.name.removesuffix(".weight"), param, rank)]
     return Parameters((*params, *(param for param in parameters.params if param.name == HEAD)))
@@ -44,6 +47,10 @@ def low_rank(at: str, weight: Param, rank: int, *, is_transposed: bool = False) 
     if weight.cut == 0:
         return plain_a, replace(weight, name=name_b, shape=shape_b)
     return replace(weight, name=name_a, shape=shape_a), plain_b
+
+
+def _is_linear(param: Param) -> bool:
+    return len(param.shape) == 2 and param.name.endswith(".weight")
 
 
 def _leaf(param: Param) -> str:

@@ -34,6 +34,31 @@ def prompt_chunks(sequences: Sequences, room: Room, budget: int) -> list[Chunk]:
     return chunks
 
 
+def due(sequences: Sequences, room: Room, budget: int) -> list[int]:
+    """Prompts that the next step will have computed, known before it begins. It may have computed more, where prompts
+    share blocks.
+
+    Args:
+        budget: as of `prompt_chunks`.
+    """
+    uids: list[int] = []
+    admitted: list[Prompt] = []
+    holds = any(prompt.table for prompt in sequences.prompts.values())
+    for prompt in sequences.prompts.values():
+        if is_computed(prompt):
+            continue
+        if not prompt.table:
+            if holds and not room.may_admit(prompt, admitted):
+                break
+            admitted.append(prompt)
+        holds = True
+        budget -= prompt.num_tokens - prompt.num_computed_tokens
+        if budget < 0:
+            break
+        uids.append(prompt.uid)
+    return uids
+
+
 def is_computed(prompt: Prompt) -> bool:
     """Whether all its tokens are."""
     return prompt.num_computed_tokens == prompt.num_tokens

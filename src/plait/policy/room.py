@@ -47,10 +47,14 @@ class Room:
         self.name(item)
         return len(shared) * block_tokens
 
-    def may_admit(self, item: Started | Prompt) -> bool:
+    def may_admit(self, item: Started | Prompt, before: Iterable[Started | Prompt] = ()) -> bool:
         """Whether `admit` would give it blocks beside those that run; it may also where this is False, as blocks may be
-        shared."""
-        count = num_blocks_for(item.num_tokens, self._limits.block_tokens)
+        shared.
+
+        Args:
+            before: that are to get blocks first.
+        """
+        count = sum(num_blocks_for(one.num_tokens, self._limits.block_tokens) for one in (*before, item))
         return self.blocks.num_free - count > len(self._sequences.running)
 
     def admit(self, item: Started | Prompt, idle: bool) -> bool:

@@ -94,6 +94,11 @@ class RolePlacement:
         """The instance that generates on a rank."""
         return next((layout for layout in self.layouts_on(rank) if layout in self._instances), None)
 
+    def drawing_on(self, rank: int) -> Layout | None:
+        """The instance that draws samples on a rank."""
+        instance = self.instance_on(rank)
+        return None if instance in self.prefill else instance
+
     @cached_property
     def _instances(self) -> frozenset[Layout]:
         return frozenset(self.generate)

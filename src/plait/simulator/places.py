@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.cost.costs import CallCost, Costs, Tail
+from plait.cost.costs import Apart, CallCost, Costs, Tail
 from plait.layout.mesh import Layout
 from plait.schedule.pipeline import micro_batches_of
 from plait.schedule.plan import After, Placement
@@ -19,6 +19,7 @@ from plait.simulator.step_graph import StepGraph
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 AFTERS: tuple[After, ...] = ("keep", "offload", "drop")
 """In the order of precedence; arrays hold indices into it."""
@@ -49,7 +50,6 @@ class Place:
     placements: of the slot's first call; several only of generation, those of instances that compute prompts alone last
     asked:      of each of them
     mask:       bit r: rank r computes
-    is_whole:   whether each of them has all of the model
     costs:      of each call of the slot
     seconds:    of each call of the slot
     parts:      [ranks] which part of the model a rank has (equal numbers are one part), −1 where it has none
@@ -79,7 +79,7 @@ class Place:
         self.parts, self.after = np.full(num_ranks, -1), np.zeros(num_ranks, np.int64)
         self.weights = np.zeros(num_ranks)
         self.state = np.zeros(num_ranks) if any(asked[0].state) else None
-        self.mask, self.is_whole = 0, all(p.tp * p.pp == 1 for p in placements)
+        self.mask = 0
         for p, answer in zip(placements, asked, strict=True):
             self._fill(p, answer, numbers)
         self._answer(asked)
@@ -100,9 +100,14 @@ class Place:
     def _answer(self, asked: Sequence[PlacementCosts]) -> None:
         """Set what calls take, from the costs of each placement."""
         self.asked, self.costs = tuple(asked), asked[0].calls
-        self.seconds = tuple(
-            _together([answer.calls[number].seconds for answer in self._drawing]) for number in range(len(self.costs))
-        )
+        drawing = [
+            [answer.calls[number] for answer in self.asked[: self.num_drawing]] for number in range(len(self.costs))
+        ]
+        if self.is_apart:
+            self.costs = tuple(max(of_call, key=lambda cost: cost.seconds) for of_call in drawing)
+            self.seconds = tuple(cost.seconds for cost in self.costs)
+        else:
+            self.seconds = tuple(_together([cost.seconds for cost in of_call]) for of_call in drawing)
         self.working, self.activations, self.plain, self.widened, self.passing = np.zeros((5, len(self.weights)))
         for p, answer in zip(self.placements, asked, strict=True):
             at, stages = _at(p), _stages(len(p.ranks), p.tp, p.pp)
@@ -122,32 +127,37 @@ class Place:
         Args:
             number: of the call, among those of the slot.
         """
-        costs = [answer.calls[number] for answer in self._drawing]
+        costs = [answer.calls[number] for answer in self.asked[: self.num_drawing]]
         if len(costs) == 1:
             return costs[0].tails
+        if self.is_apart:
+            return costs[0].tails[:1]
         seconds = self.seconds[number]
         idle_s = sum(seconds / cost.seconds * cost.tails[0].idle_s for cost in costs if cost.tails)
         return (Tail(seconds, idle_s),)
 
     @property
-    def num_instances(self) -> int:
-        """Copies of the model that compute, of a generation those that draw."""
-        return sum(p.dp for p in self.placements if p.mode != "prefill")
-
-    def prompts_s(self, number: int) -> Mapping[int, float]:
-        """Rank that computes prompts alone → its seconds; all instances have equally many.
-
-        Args:
-            number: of the call, among those of the slot.
-        """
-        placed = [(p, answer) for p, answer in zip(self.placements, self.asked, strict=True) if p.mode == "prefill"]
-        count = sum(p.dp for p, _ in placed)
-        return {rank: of.calls[number].seconds * p.dp / count for p, of in placed for rank in p.ranks}
+    def num_drawing(self) -> int:
+        """Placements without those of instances that compute prompts alone."""
+        return sum(p.mode != "prefill" for p in self.placements)
 
     @property
-    def _drawing(self) -> Sequence[PlacementCosts]:
-        """Without instances that compute prompts alone."""
-        return [answer for p, answer in zip(self.placements, self.asked, strict=True) if p.mode != "prefill"]
+    def is_apart(self) -> bool:
+        """Whether it generates, and prompts are computed on instances of their own."""
+        return self.num_drawing < len(self.placements)
+
+    @property
+    def num_instances(self) -> int:
+        """Copies of the model that compute, of a generation those that draw."""
+        return sum(p.dp for p in self.placements[: self.num_drawing])
+
+    @cached_property
+    def draws(self) -> Bools:
+        """[ranks] which of them compute, without those that compute prompts alone."""
+        draws = np.zeros(len(self.parts), bool)
+        for p in self.placements[: self.num_drawing]:
+            draws[_at(p)] = True
+        return draws
 
     def with_calls(self, calls: Sequence[tuple[CallCost, ...]]) -> Place:
         """The same place with other costs of its calls.
@@ -184,17 +194,15 @@ class Places:
         """
         key = (slot, tuple((p.ranks, p.dp, p.tp, p.pp, p.stages, *_manner(p)) for p in placements))
         if key not in self._made:
-            modes = {p.mode for p in placements}
-            others = {mode: tuple(p.layout for p in placements if p.mode != mode) for mode in modes}
-            asked = asked or [self.ask(slot, p, others[p.mode]) for p in placements]
+            prompts = tuple(p.layout for p in placements if p.mode == "prefill")
+            samples = tuple(p.layout for p in placements if p.mode != "prefill")
+            apart = Apart(prompts, samples) if prompts else None
+            asked = asked or [self.ask(slot, p, apart) for p in placements]
             self._made[key] = Place(self.graph, slot, tuple(placements), asked, self.num_ranks, self._numbers)
         return self._made[key]
 
-    def ask(self, slot: int, p: Placement, apart: tuple[Layout, ...] = ()) -> PlacementCosts:
-        """
-        Args:
-            apart: where the other half of a generation is, prompts or samples, if that is elsewhere.
-        """
+    def ask(self, slot: int, p: Placement, apart: Apart | None = None) -> PlacementCosts:
+        """`apart` as of `Costs.call`."""
         role, mode, layout = self.graph.slots[slot].role, p.mode, p.layout
         calls = tuple(
             self.costs.call(

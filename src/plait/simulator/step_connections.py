@@ -34,7 +34,7 @@ def connection_bytes(
     sharing = [
         place.layouts
         for place in places
-        if (graph.gathers or graph.rebalances)
+        if (graph.gathers or graph.rebalances or place.is_apart)
         and graph.slots[place.slot].mode == "decode"
         and sum(layout.parallelism.dp for layout in place.layouts) > 1
     ]

@@ -112,13 +112,14 @@ def standing_bytes(
 def on_engines(
     graph: StepGraph, places: Sequence[Place], costs: Costs, num_bytes: Callable[[EngineBytes], int]
 ) -> Amount:
-    """[ranks] of what engines take beside the models of roles, of each role's on the ranks where it generates; 0 where
-    none takes anything."""
+    """[ranks] of what engines take beside the models of roles, of each role's on the ranks where it draws samples; 0
+    where none takes anything."""
     total: Amount = 0
     for slot, place in zip(graph.slots, places, strict=True):
         engine = costs.engine_bytes.get(slot.role) if slot.mode == "decode" else None
-        if engine is not None and (place.is_whole or not engine.is_whole) and (count := num_bytes(engine)):
-            total = total + count * (place.parts >= 0).astype(np.float64)
+        if engine is not None and (count := num_bytes(engine)):
+            has_one = place.draws & (place.parts == WHOLE) if engine.is_whole else place.draws
+            total = total + count * has_one.astype(np.float64)
     return total
 
 

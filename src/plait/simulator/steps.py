@@ -81,7 +81,7 @@ def predict(plan: Plan, graph: StepGraph, costs: Costs, *, steps: int = STEPS) -
     spans = tuple(
         span
         for action in played.actions
-        for span in _spans(action, ranks[action.mask], _terms(action, graph, places), _ends(action, graph, places))
+        for span in _spans(action, ranks[action.mask], _terms(action, graph, places), _busy_s(action, graph, places))
     )
     points = tuple(_points(played, graph, places, weights, ranks, costs))
     return Prediction(
@@ -116,30 +116,40 @@ def places_of(plan: Plan, places: Places) -> list[Place]:
     return placed
 
 
-def _ends(action: Action, graph: StepGraph, places: Sequence[Place]) -> Mapping[int, float]:
-    """Rank that computes prompts alone → when it has."""
-    if action.kind != "DECODE":
-        return {}
-    slot = graph.calls[action.call].slot
-    of_prompts = places[slot].prompts_s(graph.calls_of[slot].index(action.call))
-    return {rank: min(action.end_s, action.start_s + seconds) for rank, seconds in of_prompts.items()}
+def _busy_s(action: Action, graph: StepGraph, places: Sequence[Place]) -> Mapping[int, tuple[float, float]] | None:
+    """Rank → when it begins to compute, and when it has, where prompts have devices of their own: ranks that draw wait
+    for them, the others end sooner, and who has no prompt does nothing. None: all ranks compute all the time."""
+    slot = graph.calls[action.call].slot if action.kind == "DECODE" else None
+    if slot is None or not (place := places[slot]).is_apart:
+        return None
+    number, busy = graph.calls_of[slot].index(action.call), dict[int, tuple[float, float]]()
+    for p, answer in zip(place.placements, place.asked, strict=True):
+        cost = answer.calls[number]
+        for instance, seconds in zip(p.layout.instances(), cost.instance_seconds, strict=True):
+            begins_s, ends_s = action.start_s + cost.terms.get(WAITING, 0.0), action.end_s
+            if p.mode == "prefill":
+                ends_s = min(ends_s, action.start_s + seconds)
+            if seconds > 0:
+                busy |= dict.fromkeys(instance.mesh.ranks, (begins_s, ends_s))
+    return busy
 
 
 def _spans(
-    action: Action, ranks: Sequence[int], terms: Mapping[str, float], prompts: Mapping[int, float]
+    action: Action,
+    ranks: Sequence[int],
+    terms: Mapping[str, float],
+    busy_s: Mapping[int, tuple[float, float]] | None,
 ) -> Iterator[Span]:
-    """The action on each of its ranks; of training, the optimizer steps apart, all behind the last of its
-    micro-batches. Ranks that draw wait for those that compute prompts, which end sooner."""
+    """The action on each of its ranks, while it computes; of training, the optimizer steps apart, all behind the last
+    of its micro-batches."""
     lane = COMPUTE if action.kind in ("DECODE", "SCORE", "TRAIN") else LINK
     share, steps_s = action.bytes // max(1, len(ranks)), 0.0
     if action.kind == "TRAIN" and (whole_s := sum(terms.values())) > 0:
         of_steps = sum(seconds for name, seconds in terms.items() if name in STEP_TERMS) / whole_s
         steps_s = of_steps * (action.end_s - action.start_s)
     until_s, step = action.end_s - steps_s, action.step + 1
-    waited_s = terms.get(WAITING, 0.0)
-    for rank in ranks:
-        start_s = action.start_s if rank in prompts else action.start_s + waited_s
-        end_s = prompts.get(rank, until_s)
+    for rank in ranks if busy_s is None else sorted(busy_s):
+        start_s, end_s = (action.start_s, until_s) if busy_s is None else busy_s[rank]
         yield Span(action.name, action.kind, rank, start_s, end_s, share, 0, lane, action.role, step)
         if steps_s > 0:
             yield Span(f"{action.name}/step", "STEP", rank, until_s, action.end_s, 0, 0, lane, action.role, step)

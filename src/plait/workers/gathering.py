@@ -149,7 +149,8 @@ class Left(Plain):
 
 @dataclass(frozen=True)
 class Computed(Plain):
-    """Prompts that an instance has computed for others, and holds until they are given away."""
+    """Prompts that an instance has computed for others before it takes up another command, and holds until they are
+    given away."""
 
     uids: Sequence[int]
 
@@ -237,8 +238,12 @@ class MovesPrompts(Protocol):
         """
         ...
 
+    def due(self) -> list[int]:
+        """Prompts for others that the next step will have computed; each is said once, here or by `computed`."""
+        ...
+
     def computed(self) -> list[int]:
-        """Prompts that were computed for other instances, each said once."""
+        """Prompts for others that are computed; each is said once, here or by `due`."""
         ...
 
     def forget(self) -> None:

@@ -73,6 +73,8 @@ class LockstepEngine:
         None."""
         self._tells_first = False
         """Whether something of prompts is to be told before anything is computed: a step of prompts is long."""
+        self._is_due = False
+        """Whether it was told which prompts the next step will have computed: so it does, whatever comes meanwhile."""
         self._quiet = 0
         """Steps since a sample ended."""
         self._giving: int | None = None
@@ -156,9 +158,12 @@ class LockstepEngine:
         began, waited_s = time.perf_counter(), self._waited.seconds
         self.last_step, self._moved, self._tells_first = None, None, False
         samples = self._take(self._agreed(read))
+        if self._prompts is not None and not self._is_due:
+            self._tell_what_is_due(self._prompts)
         before = self._engine.model.team.received_bytes
         if self._may_compute and self._moved is None and not self._tells_first:
             samples += self._engine.step()
+            self._is_due = False
             self.last_step = self._engine.last_step
             self.last_bytes = self._engine.model.team.received_bytes - before
         if self.last_step is not None:
@@ -186,14 +191,23 @@ class LockstepEngine:
         told, self._told = self._told, []
         return [*((number, self._delivered(of_command)) for number, of_command in finished.items()), *told]
 
+    def _tell_what_is_due(self, prompts: MovesPrompts) -> None:
+        """Before a step of prompts: what it will have computed. So the command to give it away may come meanwhile."""
+        if due := prompts.due():
+            self._tell_computed(due)
+            self._tells_first = self._is_due = True
+
     def _tell_of_prompts(self, prompts: MovesPrompts) -> None:
         """What is new: those that were computed for others, and those that have come from others."""
         is_idle = self._moved is None and not self._tells_first and not self._may_compute
         self._told += prompts.news(WAIT_FOR_PROMPTS_S if is_idle else 0.0)
-        computed: dict[int, list[int]] = defaultdict(list)
-        for uid in prompts.computed():
-            computed[self._asked[uid]].append(uid)
-        self._told += [(number, Computed(uids)) for number, uids in computed.items()]
+        self._tell_computed(prompts.computed())
+
+    def _tell_computed(self, uids: Sequence[int]) -> None:
+        by_number: dict[int, list[int]] = defaultdict(list)
+        for uid in uids:
+            by_number[self._asked[uid]].append(uid)
+        self._told += [(number, Computed(some)) for number, some in by_number.items()]
 
     def _delivered(self, samples: Sequence[Sample]) -> Delivered:
         return Delivered(samples, self._engine.said, self._engine.speculation)
@@ -214,6 +228,9 @@ class LockstepEngine:
     def _take(self, newest: int) -> list[Sample]:
         """Begin with the commands up to this one; the samples that they have stopped."""
         halted: list[Sample] = []
+        if self._is_due:  # nothing else is taken up, but to forget all that came before
+            newest = max((n for n, word in self._heard if n <= newest and isinstance(word, Forget)), default=-1)
+            self._heard = deque(heard for heard in self._heard if heard[0] >= newest)
         while self._heard and self._heard[0][0] <= newest:
             number, word = self._heard.popleft()
             match word:
@@ -229,6 +246,7 @@ class LockstepEngine:
                     for uid in self._asked:
                         self._engine.abort(uid)
                     self._asked.clear()
+                    self._is_due = False
                     if self._prompts is not None:
                         self._prompts.forget()
         return halted

@@ -6,14 +6,14 @@ No two instances ever meet at a step: what leaves is sent by threads, while both
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from plait.errors import RunError
 from plait.generation.engine import Engine
 from plait.generation.transfer import Place
 from plait.layout.mesh import Layout
 from plait.models.parallel.team import Peers
-from plait.policy.prompts_alone import is_computed, may_compute
+from plait.policy.prompts_alone import due, is_computed, may_compute
 from plait.schedule.work import to_the_end
 from plait.workers.gathering import Gathering, Left, MoveWord, Pair, Said, Stage, Through
 from plait.workers.sample_mover import End, SampleMover
@@ -47,7 +47,7 @@ class PromptMoverOfRank:
         self._under_way: set[Pair] = set()
         """Pairs whose prompts this rank gives or takes, until their samples may begin."""
         self._told: set[int] = set()
-        """Prompts that were said to be computed, and are still here."""
+        """Prompts that were said to be computed, or to be so with the next step, and are still here."""
         self.received_bytes = 0
         """Keys and values that came to the rank by the last `Stage.ENTER`."""
 
@@ -126,13 +126,23 @@ class PromptMoverOfRank:
             time.sleep(left_s())
         return [(number, Through()) for number in numbers]
 
+    def due(self) -> list[int]:
+        """See MovesPrompts.due."""
+        scheduler = self._engine.state.scheduler
+        if scheduler.limits.starts:
+            return []
+        return self._new(due(scheduler.sequences, scheduler.room, scheduler.limits.max_prefill_tokens))
+
     def computed(self) -> list[int]:
         """See MovesPrompts.computed."""
         scheduler = self._engine.state.scheduler
         if scheduler.limits.starts:
             return []
-        new = [uid for uid, prompt in scheduler.sequences.prompts.items() if is_computed(prompt)]
-        new = [uid for uid in new if uid not in self._told]
+        return self._new(uid for uid, prompt in scheduler.sequences.prompts.items() if is_computed(prompt))
+
+    def _new(self, uids: Iterable[int]) -> list[int]:
+        """Those that were not said yet."""
+        new = [uid for uid in uids if uid not in self._told]
         self._told |= set(new)
         return new
 

@@ -1,0 +1,167 @@
+"""Seconds and bytes of generations whose prompts are computed on instances of their own. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import ceil
+
+from plait.cost.beginning import Beginning
+from plait.cost.captures import capturing
+from plait.cost.cluster import ClusterSpec
+from plait.cost.costs import Apart, CallCost, Tail
+from plait.cost.decoding import Decoding, levelled, profile
+from plait.cost.endings import Endings
+from plait.cost.generation_bytes import GenerationBytes
+from plait.cost.instances import Instances
+from plait.cost.layer_times import Terms, scaled, total
+from plait.cost.passes import Passes
+from plait.cost.prompts_apart import WAITING, Source, arrivals, drawn, sent_s, tokens_sent
+from plait.cost.workload import Samples, Workload
+from plait.layout.mesh import Layout
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What instances that draw do, in their order.
+
+    terms:  of each that has samples; tails: of all
+    shares: response lengths of the samples of each
+    """
+
+    terms: Sequence[Terms]
+    tails: tuple[Tail, ...]
+    shares: Sequence[Sequence[int]]
+
+
+class GeneratingApart:
+    """What generations of a workload take whose prompts are computed on instances of their own.
+
+    Args:
+        passes: as of `Generating`.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: ClusterSpec,
+        passes: Callable[[str, Layout, Layout], Passes],
+        instances: Instances,
+        beginning: Beginning,
+        taken: GenerationBytes,
+    ) -> None:
+        self._workload, self._cluster, self._passes = workload, cluster, passes
+        self._instances, self._beginning, self._bytes = instances, beginning, taken
+        self._endings = Endings(workload)
+        self._drawn = cache(self._drawn_by_all)
+
+    def drawing(self, role: str, samples: Samples, layout: Layout, apart: Apart) -> CallCost:
+        """What the instances of a layout take that draw, from the first prompt to the last token of any."""
+        found, dp = self._drawn(role, samples, apart), layout.parallelism.dp
+        first = _before(layout, apart.samples)
+        mine = found.terms[first : first + dp]
+        seconds = [total(terms) for terms in mine]
+        terms = max(mine, key=total, default={})
+        most = max(map(len, found.shares))
+        running = self._instances.running(role, layout, most)
+        first_s = self._endings.first_s(terms, samples, found.shares, running)
+        idle = (0.0,) * (dp - len(mine))
+        cost = CallCost(total(terms), terms, 0, (), (*seconds, *idle), found.tails, first_s)
+        sent = self._sent(_num_instances(apart.prompts), ceil(samples.prompts / _num_instances(apart.samples)))
+        return self._bytes.told(cost, role, layout, running, min(most, self._workload.max_running), sent=sent)
+
+    def prompts(self, role: str, samples: Samples, layout: Layout, apart: Apart) -> CallCost:
+        """What the instances of a layout take that compute prompts."""
+        first = _before(layout, apart.prompts)
+        sources = self._sources(role, samples, apart.samples[0], apart)[first : first + layout.parallelism.dp]
+        seconds = tuple(source.seconds for source in sources)
+        held = ceil(samples.prompts / _num_instances(apart.prompts))
+        sent = self._sent(_num_instances(apart.samples), held)
+        cost = CallCost(max(seconds), {"prompts": max(seconds)}, 0, (), seconds)
+        return self._bytes.told(cost, role, layout, held, held, sent=sent, draws=False)
+
+    def _drawn_by_all(self, role: str, samples: Samples, apart: Apart) -> _Drawn:
+        """By all instances that draw: prompts go round."""
+        workload = self._workload
+        count = min(_num_instances(apart.samples), samples.prompts)
+        shares = self._instances.shares(samples, count)
+        most = max(map(len, shares))
+        terms: list[Terms] = []
+        decodings: list[Decoding] = []
+        of_instances: list[int] = []
+        for layout in apart.samples:
+            running = self._instances.running(role, layout, most)
+            there_s = arrivals(self._sources(role, samples, layout, apart))
+            groups, first = self._instances.groups(role, layout, running), len(terms)
+            dp = min(layout.parallelism.dp, count - first)
+            own = {n: instance for instance, numbers in self._instances.kinds(layout, dp) for n in numbers}
+            for number in range(dp):
+                passes, guessing = (
+                    self._passes(role, own[number], layout),
+                    self._instances.guessing(own[number], layout),
+                )
+                decoding = self._instances.decoding(role, own[number], layout, groups)
+                share, mine = shares[first + number], there_s[first + number :: count]
+                begun = self._beginning.elsewhere(role, passes, len(mine), guessing)
+                begun = begun | capturing(workload, (passes.times, *guessing.times), profile(share, running))
+                terms.append(drawn(share, mine, running, decoding, begun))
+                decodings.append(decoding)
+                of_instances.append(running)
+        seconds = tuple(map(total, terms))
+        slowest = max(range(count), key=seconds.__getitem__)
+        if workload.rebalances and count > 1:
+            longest = workload.lengths.responses.longest
+            speeds = [
+                decoding.tokens / total(decoding.step(running, running * longest / 2))
+                for decoding, running in zip(decodings, of_instances, strict=True)
+            ]
+            seconds, _ = levelled(seconds, {}, decodings[slowest], longest, speeds)
+            terms = [_ending(some, end_s) for some, end_s in zip(terms, seconds, strict=True)]
+        tails = self._endings.tails(seconds, shares, decodings[slowest], of_instances[slowest])
+        return _Drawn(terms, tails, shares)
+
+    def _sent(self, instances: int, prompts: int) -> int:
+        """Tokens of so many prompts that are on their way to, or from, so many other instances at most."""
+        return tokens_sent(
+            self._workload.lengths.prompts.longest, prompts, self._workload.max_prefill_tokens, instances
+        )
+
+    def _sources(self, role: str, samples: Samples, target: Layout, apart: Apart) -> list[Source]:
+        """All instances that compute prompts, which go round; what they send to instances of a layout."""
+        workload, prompts = self._workload, self._workload.lengths.prompts
+        copies: list[tuple[Layout, Layout]] = []
+        for layout in apart.prompts:
+            dp = layout.parallelism.dp
+            own = {n: instance for instance, numbers in self._instances.kinds(layout, dp) for n in numbers}
+            copies += [(layout, own[number]) for number in range(dp)]
+        sources = []
+        for number, (layout, instance) in enumerate(copies):
+            count = len(range(number, samples.prompts, len(copies)))
+            seconds, passes, sizes = 0.0, self._passes(role, instance, layout), layout.parallelism
+            if count:
+                groups = self._instances.groups(role, layout, count)(count)
+                begun = self._beginning.packing(role, passes.times)
+                seconds = total(begun) + self._beginning.prompts_s(passes, count, groups)
+            senders = min(sizes.tp * sizes.pp, target.parallelism.tp * target.parallelism.pp)
+            prompt_bytes = self._bytes.of_prompt(role, prompts.mean) / senders
+            way_s = sent_s(self._cluster, instance, target, prompt_bytes)
+            sources.append(Source(count, seconds, prompts.mean, workload.max_prefill_tokens, way_s))
+        return sources
+
+
+def _before(layout: Layout, layouts: Sequence[Layout]) -> int:
+    """Instances of the layouts in front of one."""
+    return _num_instances(layouts[: layouts.index(layout)])
+
+
+def _num_instances(layouts: Sequence[Layout]) -> int:
+    return sum(layout.parallelism.dp for layout in layouts)
+
+
+def _ending(terms: Terms, end_s: float) -> Terms:
+    """With another end; what is waited before stays."""
+    waited_s, whole_s = terms.get(WAITING, 0.0), total(terms)
+    if whole_s <= waited_s:
+        return terms
+    return {**scaled(terms, (end_s - waited_s) / (whole_s - waited_s)), WAITING: waited_s}
