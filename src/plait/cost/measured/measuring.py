@@ -80,12 +80,13 @@ def measure(
     copy_rate = 2 * COPIED_BYTES[device] / measured["copying"][ALONE][0]
     least_s = ModelWork(models.shape, dtype, 1).read(1) / copy_rate
     forward, backward, prompts, by_layers = (
-        by_layer(measured[family], least_s) for family in ("forward", "backward", "prompts", "decode by layers")
+        by_layer(measured[family], least_s, models.rows.few_layers)
+        for family in ("forward", "backward", "prompts", "decode by layers")
     )
     if device == "cuda":
         decode, drawing = of_steps(measured["decode"], models.steps.layers, least_s)
     else:
-        decoded = by_layer(measured["decode"], least_s)
+        decoded = by_layer(measured["decode"], least_s, models.steps.few_layers)
         decode, drawing = steps_of(decoded), drawing_of(decoded)
     if device == "cpu":
         links = _links_of_cpu(config, dtype, forward, backward, 1 if quick else LINK_ROUNDS)
