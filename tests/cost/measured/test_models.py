@@ -155,12 +155,10 @@ def test_what_is_captured_again_is_measured(monkeypatch: pytest.MonkeyPatch) -> 
 def test_layers_that_keep_a_state_are_measured_beside_those_that_attend(
     family: str, kinds: str, least: list[str], many: int
 ) -> None:
-    """A model of one kind alone is none that is admitted. One configuration is the part for texts of another."""
+    """A model of one kind alone is none that is admitted."""
     names = {"S": "conv" if family == "lfm2" else "linear_attention", "A": "full_attention"}
     types = [names[kind] for kind in kinds]
     config = tiny_config(family, num_hidden_layers=len(kinds), layer_types=types).to_dict()
-    if family == "lfm2":
-        config = {"model_type": "of images and texts", "text_config": config}
     rows = Models.of("it", config, "float32", "cpu", 100).rows
     assert (rows.few_layers, rows.layers) == (len(least), many)
     for model, layers in ((rows.few, len(least)), (rows.many, many)):

@@ -68,11 +68,13 @@ def measure(
     """
     Args:
         name: of the model.
-        config: its configuration, as `config.json` has it; its layers are left away but for a few.
+        config: its configuration, as `config.json` has it; its layers are left away but for a few. Of a model of images
+            and texts the part for texts is measured.
         quick: few sizes, once beside what warms up, and none to tell the error by, which is then taken as
             `QUICK_ERROR`.
     """
     torch.set_num_threads(threads)
+    config = config.get("text_config") or config
     links, sizes = measure_gpu_links() if device == "cuda" else Links(), sizes_of(device, quick=quick)
     models = Models.of(name, config, dtype, device, sizes.most_tokens)
     works, compiles = _works(models, sizes), device == "cuda"

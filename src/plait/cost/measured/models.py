@@ -77,7 +77,7 @@ class Models:
         shape = ModelShape.from_config(config, name)
         work = ModelWork(shape, dtype, 1)
         model = lambda layers: random_model(config, layers, dtype, device)
-        few = len(least_mix(config.get("text_config") or config)) if shape.recurrent else FEW
+        few = len(least_mix(config)) if shape.recurrent else FEW
         layers = max(2, max(MANY, min(MOST, int(MANY_BYTES / work.read(shape.experts)))) // few) * few
         rows = Pair(model(few), few, model(layers), layers)
         if device == "cpu":

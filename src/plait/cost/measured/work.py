@@ -36,7 +36,6 @@ def random_model(config: Mapping[str, Any], layers: int, dtype: str, device: str
     """With random weights, and so many layers in place of the configuration's."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    config = config.get("text_config") or config
     read = {**config, "num_hidden_layers": layers}
     for key, kinds in (("layer_types", least_mix(config)), ("mlp_layer_types", config.get("mlp_layer_types"))):
         if kinds:
