@@ -22,6 +22,7 @@ from plait.cost.measured.links import Links, measure_gpu_links, measure_links
 from plait.cost.measured.models import (
     Layers,
     Models,
+    Pair,
     by_layer,
     drawing_of,
     layers_of,
@@ -45,7 +46,7 @@ from plait.cost.measured.work import (
     response_tokens,
 )
 from plait.cost.model_work import ModelWork
-from plait.cost.profile import Points, Profile
+from plait.cost.profile import Points, Profile, Steps
 from plait.memory_limits import machine_bytes
 from plait.models.compute import widened
 from plait.models.language_model import LanguageModel
@@ -85,11 +86,7 @@ def measure(
         by_layer(measured[family], least_s, models.rows.few_layers)
         for family in ("forward", "backward", "prompts", "decode by layers")
     )
-    if device == "cuda":
-        decode, drawing = of_steps(measured["decode"], models.steps.layers, least_s)
-    else:
-        decoded = by_layer(measured["decode"], least_s, models.steps.few_layers)
-        decode, drawing = steps_of(decoded), drawing_of(decoded)
+    decode, drawing = _decoding(measured["decode"], models.steps, least_s, device)
     if device == "cpu":
         links = _links_of_cpu(config, dtype, forward, backward, 1 if quick else LINK_ROUNDS)
     profile = Profile(
@@ -151,6 +148,14 @@ def _works(models: Models, sizes: Sizes) -> dict[str, dict[Size, Work]]:
     if device == "cuda":
         works["capturing"] = {ALONE: lambda: (capture_s(deep.many) / deep.layers,)}
     return works
+
+
+def _decoding(measured: Mapping[Size, Seconds], models: Pair, least_s: float, device: str) -> tuple[Steps, Points]:
+    """Seconds of a layer in steps of decoding, and of all beside layers."""
+    if device == "cuda":
+        return of_steps(measured, models.layers, least_s)
+    layers = by_layer(measured, least_s, models.few_layers)
+    return steps_of(layers), drawing_of(layers)
 
 
 def _links_of_cpu(config: Mapping[str, Any], dtype: str, forward: Layers, backward: Layers, rounds: int) -> Links:
