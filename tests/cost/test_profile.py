@@ -283,7 +283,7 @@ def test_prompts_take_what_generation_compiles() -> None:
 
 def test_a_layer_takes_at_least_the_reading_of_its_weights() -> None:
     faster_with_more = (-0.05, 1.0)  # something else ran meanwhile
-    assert by_layer({(1,): faster_with_more, (2,): (0.5, 1.0)}, 0.25) == {(1,): (0.25, 0.75), (2,): (0.5, 0.5)}
+    assert by_layer({(1,): faster_with_more, (2,): (0.5, 1.0)}, 0.25, few=1) == {(1,): (0.25, 0.75), (2,): (0.5, 0.5)}
 
 
 def test_what_is_measured_is_measured_by_turns() -> None:

@@ -97,6 +97,29 @@ def test_parameters_of_layers_that_keep_a_state_are_counted_exactly(family: str)
     assert {at: sizes for at, *sizes in shape.mixer.linear} == {at: [*sizes] for at, sizes in linear.items()}
 
 
+@pytest.mark.parametrize(
+    ("family", "stated", "attending"),
+    [
+        ("qwen3_next", {"full_attention_interval": 4}, (3, 7)),  # as Qwen3-Next-80B-A3B is published
+        ("qwen3_next", {}, (3, 7)),
+        ("qwen3_5_text", {"full_attention_interval": 3}, (2, 5)),
+        ("qwen3_5_moe_text", {}, (3, 7)),
+        ("olmo_hybrid", {}, (3, 7)),
+        ("olmo_hybrid", {"num_hidden_layers": 3}, (2,)),
+        ("lfm2", {"full_attn_idxs": [2, 5]}, (2, 5)),
+        ("lfm2", {}, range(8)),
+    ],
+)
+def test_layers_that_keep_a_state_are_found_where_no_kinds_are_named(
+    family: str, stated: dict[str, Any], attending: Sequence[int]
+) -> None:
+    config = LLAMA | {"model_type": family, "num_hidden_layers": 8, **stated}
+    theirs = AutoConfig.for_model(**config).layer_types
+    assert [layer for layer, kind in enumerate(theirs) if kind == "full_attention"] == list(attending)
+    states = tuple(layer for layer in range(len(theirs)) if layer not in attending)
+    assert ModelShape.from_config(config).recurrent == states
+
+
 def test_layers_without_experts_are_told_apart() -> None:
     mixture = LLAMA | {"num_experts": 8, "moe_intermediate_size": 20}
     assert ModelShape.from_config(mixture | {"first_k_dense_replace": 1}).expert_layers == 2

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from plait.launch.interface import Group
+from plait.models.loading import load_model
+from plait.models.lora import add_lora
+from plait.models.lora_files import save_adapter
+from plait.models.lora_settings import LoraSettings
 from plait.recipes.recipe import Recipe
 from plait.runtime.prepare import prepare
+from plait.runtime.processes.measured import of_asked
 from plait.workers.loading import build_models, room_for
 from plait.workers.rank_state import RankState, Setting
+from plait.workers.role_builder import make_rank_state
 from tests.runs.plans import write_plan
 
 PLACES = {"actor.generate": "0,1 dp2", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 dp2"}
@@ -44,3 +52,30 @@ def test_what_an_adapter_is_brought_to_has_no_weights_under_it(make_recipe: Call
     whole = room_for(actor, make_recipe())
     assert whole.trained.weights.device.type == "cpu"
     assert whole.trained.layout == read.layout
+
+
+def rank_of_own(worker: Any, setting: tuple[Any, ...]) -> int | None:
+    """In a worker process: the rank of the adapter that its part of the actor has beside the weights."""
+    actor = make_rank_state(Setting(*setting, worker.rank, lambda what: nullcontext())).roles["actor"].model
+    settings = None if actor.own is None else actor.own.settings
+    return None if settings is None else settings.rank
+
+
+@pytest.mark.process
+def test_parts_of_what_is_only_measured_have_its_adapter_beside_them(
+    make_recipe: Callable[..., Recipe], tiny_folder: Path, tmp_path: Path, two: Group
+) -> None:
+    """As a whole model has, of an evaluation; where roles are trained without `lora`, it is merged."""
+    pytest.importorskip("peft")
+    base = load_model(str(tiny_folder), dtype="float32")
+    save_adapter(add_lora(base, LoraSettings(rank=3), name="sft", seed=0), tmp_path / "adapter")
+    places = dict.fromkeys(("actor.generate", "actor.train", "ref.logprobs"), "0,1 tp2")
+    keys = {"model": str(tmp_path / "adapter"), "plan": str(write_plan(tmp_path, "cut", places))}
+    found = {}
+    for trains in (True, False):
+        one = prepare(make_recipe(**keys), trains=trains)
+        one = one if trains else of_asked(one)
+        setting = (one.recipe, one.flow, one.models, one.plan)
+        asked = two.submit(range(2), "run", "tests.workers.test_rank_state", "rank_of_own", setting)
+        found[trains] = asked.result(120.0)
+    assert found == {True: [None, None], False: [3, 3]}

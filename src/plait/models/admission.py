@@ -31,9 +31,10 @@ from plait.models.compute.attention import ATTENTION, PackedContext
 from plait.models.compute.row_attention import pieces_plan
 from plait.models.files.pretrained import code_refusal, needs_code
 from plait.models.layer_calls import LayerCalls, layer_types
+from plait.models.mixer_shape import RECURRENT_LAYERS
 from plait.models.module_names import wildcard
 from plait.models.reach import any_reached, reached, unreached
-from plait.models.shape import RECURRENT_LAYERS, config_fields
+from plait.models.shape import config_fields
 
 TAKEN_LAYERS = {"full_attention", "sliding_attention"} | RECURRENT_LAYERS
 

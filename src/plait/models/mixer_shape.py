@@ -1,13 +1,21 @@
-"""The numbers of layers that keep a state, and of MLPs beside them, read from a model's configuration. Torch-free."""
+"""Layers that keep a state: which they are, and their numbers and those of MLPs beside them. Read from a model's
+configuration. Torch-free."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 KEEPS_STATE = "some of its layers keep a state"
 """Why a compiled forward does not serve a model, in words for a person."""
+
+RECURRENT_LAYERS = frozenset({"linear_attention", "conv"})
+"""Kinds of layers (`layer_types`) that keep a state of one size in place of keys and values."""
+
+_ATTENDS_EVERY = ("qwen3_next", "qwen3_5", "olmo_hybrid")
+"""Families of which every fourth layer attends (`full_attention_interval`) and the others keep a state, where the
+configuration names no kinds."""
 
 CHUNK_TOKENS = 64
 """Tokens of a sequence that the delta rule takes together: within them it computes as attention does."""
@@ -55,6 +63,30 @@ class MixerShape:
             width: bytes of a number of the compute dtype.
         """
         return width * self.channels * self.taps + max(4, width) * self.heads * self.key_dim * self.value_dim
+
+
+def kinds_of_layers(config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
+    """The kind of each layer of a `config.json`; where it names none, of families with layers that keep a state the
+    kinds that Transformers gives them. Empty: nobody says."""
+    if kinds := config.get("layer_types"):
+        return tuple(kinds)
+    family = str(config.get("model_type"))
+    if family.startswith(_ATTENDS_EVERY):
+        every = int(config.get("full_attention_interval") or 4)
+        attending = set(range(every - 1, layers, every))
+        if family == "olmo_hybrid" and not attending:
+            attending = {layers - 1}
+        state = "linear_attention"
+    elif family == "lfm2" and (stated := config.get("full_attn_idxs")) is not None:
+        attending, state = set(stated), "conv"
+    else:
+        return ()
+    return tuple("full_attention" if layer in attending else state for layer in range(layers))
+
+
+def recurrent_layers(kinds: Sequence[str] | None) -> tuple[int, ...]:
+    """Those of the layers of these kinds that keep a state in place of keys and values."""
+    return tuple(layer for layer, kind in enumerate(kinds or ()) if kind in RECURRENT_LAYERS)
 
 
 def mixer_shape(config: Mapping[str, Any], hidden: int, attention_parameters: int) -> MixerShape:

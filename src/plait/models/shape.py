@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from plait.errors import ModelError
-from plait.models.mixer_shape import MixerShape, mixer_shape, mlp_width
+from plait.models.mixer_shape import MixerShape, kinds_of_layers, mixer_shape, mlp_width, recurrent_layers
 
 KEPT_SCORES = 32 * 1024 * 1024
 """Attention probabilities of one layer that are kept for the backward; a batch with more recomputes them."""
@@ -31,9 +31,6 @@ _WINDOWED = ("ministral", "mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2
 _GATED = ("qwen3_next", "qwen3_5")
 """Families whose attention has a gate for each query."""
 _CHANGING_ROPES = ("longrope", "su", "dynamic")
-
-RECURRENT_LAYERS = frozenset({"linear_attention", "conv"})
-"""Kinds of layers (`layer_types`) that keep a state of one size in place of keys and values."""
 
 NO_MIXER = MixerShape(0)
 
@@ -137,7 +134,7 @@ class ModelShape:
             attention_extras=_attention_extras(config, heads, kv_heads, head_dim, hidden),
             mixtures=mixtures if len(mixtures) < layers else (),
             windows=_windows(config, layers),
-            recurrent=(recurrent := recurrent_layers(config.get("layer_types"))),
+            recurrent=(recurrent := recurrent_layers(kinds_of_layers(config, layers))),
             mixer=mixer_shape(config, hidden, attention) if recurrent else NO_MIXER,
         )
 
@@ -224,11 +221,6 @@ def usable_positions(config: Mapping[str, Any], name: str) -> int:
 def config_fields(config: Any) -> dict[str, Any]:
     """A Transformers configuration of a text model as a mapping, under the names that all families share."""
     return config.to_dict() | {shared: getattr(config, own, None) for shared, own in config.attribute_map.items()}
-
-
-def recurrent_layers(layer_types: Sequence[str] | None) -> tuple[int, ...]:
-    """Those of the layers of these kinds that keep a state in place of keys and values."""
-    return tuple(layer for layer, kind in enumerate(layer_types or ()) if kind in RECURRENT_LAYERS)
 
 
 def _number(config: Mapping[str, Any], key: str) -> int:

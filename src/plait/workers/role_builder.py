@@ -16,6 +16,7 @@ from plait.layout.mesh import Layout
 from plait.layout.move import plan_move
 from plait.layout.move_plan import MovePlan
 from plait.layout.params import Parameters
+from plait.models.files.adapter_folder import adapter_of
 from plait.models.flat_weights import FlatWeights
 from plait.models.language_model import LanguageModel
 from plait.models.parallel.peers import Peers
@@ -167,7 +168,8 @@ class RoleBuilder:
         Args:
             whole: see `_memory_of`.
         """
-        if self.recipe.lora.rank > 0:
+        is_measured = not any(other.trained for other in self.setting.models)  # adapters stay beside the weights then
+        if self.recipe.lora.rank > 0 or (is_measured and adapter_of(role_model.name) is not None):
             uses = self.offload_policy.uses(role_model.role, self.rank, part_key(layout, self.rank))
             return self._adapted.part(role_model, team, is_trained=any(mode == "train" for _, mode in uses))
         memory = self._memory_of(role_model, layout, whole)

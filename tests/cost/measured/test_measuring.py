@@ -46,3 +46,19 @@ def test_links_between_gpus_are_measured_before_this_process_takes_one(monkeypat
         with pytest.raises(InterruptedError):
             measuring.measure("m", {}, "bfloat16", device, 1)
     assert done == ["links", "models", "models"]
+
+
+def test_of_a_model_of_images_the_part_for_texts_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer layers were asked of the whole configuration, which names none: both models of a pair had all of them."""
+    found: list[object] = []
+
+    def models_of(name: str, config: object, *of: object) -> None:
+        found.append(config)
+        raise InterruptedError
+
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(measuring.Models, "of", models_of)
+    for config in ({"text_config": {"num_hidden_layers": 4}, "vision_config": {}}, {"num_hidden_layers": 4}):
+        with pytest.raises(InterruptedError):
+            measuring.measure("m", config, "bfloat16", "cpu", 1)
+    assert found == [{"num_hidden_layers": 4}] * 2

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from plait.cost.measured import stopwatch, work
-from plait.cost.measured.models import Pair, deep_layers, of_steps
+from plait.cost.measured.models import Models, Pair, deep_layers, of_steps
 from plait.cost.measured.work import capture_s
 from plait.cost.model_work import ModelWork
 from plait.generation.request import Request
 from tests.cost.test_model_costs import SHAPE
-from tests.models.tiny import tiny_model
+from tests.models.tiny import tiny_config, tiny_model
 
 LAYER_US = {(1, 64): 40, (1, 1024): 44, (256, 64): 90, (256, 1024): 190}
 """Of the device, by samples and context."""
@@ -146,3 +146,20 @@ def test_what_is_captured_again_is_measured(monkeypatch: pytest.MonkeyPatch) -> 
     assert capture_s(model) == 2.0
     forward.module.captured = None
     assert capture_s(model) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("family", "kinds", "least", "many"),
+    [("qwen3_5_text", "SSSA", ["S", "S", "S", "A"], 8), ("lfm2", "SAASA", ["A", "A", "S"], 9)],
+)
+def test_layers_that_keep_a_state_are_measured_beside_those_that_attend(
+    family: str, kinds: str, least: list[str], many: int
+) -> None:
+    """A model of one kind alone is none that is admitted."""
+    names = {"S": "conv" if family == "lfm2" else "linear_attention", "A": "full_attention"}
+    types = [names[kind] for kind in kinds]
+    config = tiny_config(family, num_hidden_layers=len(kinds), layer_types=types).to_dict()
+    rows = Models.of("it", config, "float32", "cpu", 100).rows
+    assert (rows.few_layers, rows.layers) == (len(least), many)
+    for model, layers in ((rows.few, len(least)), (rows.many, many)):
+        assert model.config.layer_types == [names[kind] for kind in least] * (layers // len(least))

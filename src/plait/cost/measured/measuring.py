@@ -22,6 +22,7 @@ from plait.cost.measured.links import Links, measure_gpu_links, measure_links
 from plait.cost.measured.models import (
     Layers,
     Models,
+    Pair,
     by_layer,
     drawing_of,
     layers_of,
@@ -45,7 +46,7 @@ from plait.cost.measured.work import (
     response_tokens,
 )
 from plait.cost.model_work import ModelWork
-from plait.cost.profile import Points, Profile
+from plait.cost.profile import Points, Profile, Steps
 from plait.memory_limits import machine_bytes
 from plait.models.compute import widened
 from plait.models.language_model import LanguageModel
@@ -68,11 +69,13 @@ def measure(
     """
     Args:
         name: of the model.
-        config: its configuration, as `config.json` has it; its layers are left away but for a few.
+        config: its configuration, as `config.json` has it; its layers are left away but for a few. Of a model of images
+            and texts the part for texts is measured.
         quick: few sizes, once beside what warms up, and none to tell the error by, which is then taken as
             `QUICK_ERROR`.
     """
     torch.set_num_threads(threads)
+    config = config.get("text_config") or config
     links, sizes = measure_gpu_links() if device == "cuda" else Links(), sizes_of(device, quick=quick)
     models = Models.of(name, config, dtype, device, sizes.most_tokens)
     works, compiles = _works(models, sizes), device == "cuda"
@@ -80,13 +83,10 @@ def measure(
     copy_rate = 2 * COPIED_BYTES[device] / measured["copying"][ALONE][0]
     least_s = ModelWork(models.shape, dtype, 1).read(1) / copy_rate
     forward, backward, prompts, by_layers = (
-        by_layer(measured[family], least_s) for family in ("forward", "backward", "prompts", "decode by layers")
+        by_layer(measured[family], least_s, models.rows.few_layers)
+        for family in ("forward", "backward", "prompts", "decode by layers")
     )
-    if device == "cuda":
-        decode, drawing = of_steps(measured["decode"], models.steps.layers, least_s)
-    else:
-        decoded = by_layer(measured["decode"], least_s)
-        decode, drawing = steps_of(decoded), drawing_of(decoded)
+    decode, drawing = _decoding(measured["decode"], models.steps, least_s, device)
     if device == "cpu":
         links = _links_of_cpu(config, dtype, forward, backward, 1 if quick else LINK_ROUNDS)
     profile = Profile(
@@ -148,6 +148,14 @@ def _works(models: Models, sizes: Sizes) -> dict[str, dict[Size, Work]]:
     if device == "cuda":
         works["capturing"] = {ALONE: lambda: (capture_s(deep.many) / deep.layers,)}
     return works
+
+
+def _decoding(measured: Mapping[Size, Seconds], models: Pair, least_s: float, device: str) -> tuple[Steps, Points]:
+    """Seconds of a layer in steps of decoding, and of all beside layers."""
+    if device == "cuda":
+        return of_steps(measured, models.layers, least_s)
+    layers = by_layer(measured, least_s, models.few_layers)
+    return steps_of(layers), drawing_of(layers)
 
 
 def _links_of_cpu(config: Mapping[str, Any], dtype: str, forward: Layers, backward: Layers, rounds: int) -> Links:

@@ -16,14 +16,15 @@ from typing import Any, Self
 import torch
 
 from plait.cost.measured.stopwatch import Seconds, Size
-from plait.cost.measured.work import layers_alone, random_model
+from plait.cost.measured.work import layers_alone, least_mix, random_model
 from plait.cost.model_work import ModelWork
 from plait.cost.profile import Points, Steps
 from plait.models.language_model import LanguageModel
 from plait.models.shape import ModelShape
 
 FEW, MANY, MOST = 1, 3, 9
-"""Layers of the two models that rows pass: FEW, and MANY to MOST, as fit into MANY_BYTES."""
+"""Layers of the two models that rows pass: FEW, and MANY to MOST, as fit into MANY_BYTES. Where some layers keep a
+state and some attend, both have whole numbers of `work.least_mix`."""
 MANY_BYTES = 1 << 30
 DEEP_SHARE = 0.4
 """The share of a GPU's free memory that the layers of the deepest model take, with the keys and values of the largest
@@ -60,7 +61,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Models:
-    """rows: of FEW layers and some more; steps: of the steps of decoding, on a CPU the same"""
+    """rows: of few layers and some more; steps: of the steps of decoding, on a CPU the same"""
 
     shape: ModelShape
     rows: Pair
@@ -76,14 +77,16 @@ class Models:
         shape = ModelShape.from_config(config, name)
         work = ModelWork(shape, dtype, 1)
         model = lambda layers: random_model(config, layers, dtype, device)
-        layers = max(MANY, min(MOST, int(MANY_BYTES / work.read(shape.experts))))
-        rows = Pair(model(FEW), FEW, model(layers), layers)
+        few = len(least_mix(config)) if shape.recurrent else FEW
+        layers = max(2, max(MANY, min(MOST, int(MANY_BYTES / work.read(shape.experts)))) // few) * few
+        rows = Pair(model(few), few, model(layers), layers)
         if device == "cpu":
             return cls(shape, rows, rows)
-        deep = deep_layers(work, most_tokens, torch.cuda.mem_get_info()[0])
+        whole = lambda layers: layers // few * few
+        deep = whole(deep_layers(work, most_tokens, torch.cuda.mem_get_info()[0]))
         if deep <= layers:
             return cls(shape, rows, rows)
-        return cls(shape, rows, Pair(model(deep // 2), deep // 2, model(deep), deep))
+        return cls(shape, rows, Pair(model(whole(deep // 2)), whole(deep // 2), model(deep), deep))
 
     def packing_rate(self, seconds: float) -> float | None:
         """Bytes of weights that a new engine packs in a second; None where they are not packed."""
@@ -98,15 +101,16 @@ def deep_layers(work: ModelWork, most_tokens: int, free_bytes: int) -> int:
     return min(work.shape.layers, int(DEEP_SHARE * free_bytes / each))
 
 
-def by_layer(measured: Mapping[Size, Seconds], least_s: float) -> Layers:
+def by_layer(measured: Mapping[Size, Seconds], least_s: float, few: int) -> Layers:
     """
     Args:
-        measured: (a layer's seconds, those of FEW layers and all beside them) of each size.
+        measured: (a layer's seconds, those of few layers and all beside them) of each size.
         least_s: what reading a layer's weights takes, and so a layer at least: those of few layers stay in caches,
             those of a whole model do not; and on a busy machine a difference of two times may be anything.
+        few: how many they are.
     """
     layers = {size: (max(least_s, layer), whole) for size, (layer, whole, *_) in measured.items()}
-    return {size: (layer, max(0.0, whole - FEW * layer)) for size, (layer, whole) in layers.items()}
+    return {size: (layer, max(0.0, whole - few * layer)) for size, (layer, whole) in layers.items()}
 
 
 def of_steps(measured: Mapping[Size, Seconds], layers: int, least_s: float) -> tuple[Steps, Points]:

@@ -18,6 +18,7 @@ from plait.kernels.noise import NoiseKey
 from plait.models.files.pretrained import new_module
 from plait.models.language_loading import from_module
 from plait.models.language_model import LanguageModel
+from plait.models.mixer_shape import RECURRENT_LAYERS, kinds_of_layers
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.training.optimizer import MasterOptimizer
 from plait.training.settings import OptimizerSettings
@@ -36,8 +37,8 @@ def random_model(config: Mapping[str, Any], layers: int, dtype: str, device: str
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     read = {**config, "num_hidden_layers": layers}
-    for key in ("layer_types", "mlp_layer_types"):
-        if isinstance(kinds := read.get(key), list) and kinds:
+    for key, kinds in (("layer_types", least_mix(config)), ("mlp_layer_types", config.get("mlp_layer_types"))):
+        if kinds:
             read[key] = [kinds[layer % len(kinds)] for layer in range(layers)]
     # On the device itself, where drawing billions of numbers takes no time.
     with torch.random.fork_rng(devices=[]), torch.device(device):
@@ -46,6 +47,19 @@ def random_model(config: Mapping[str, Any], layers: int, dtype: str, device: str
     model = from_module(module, None, dtype, device, name=f"{layers} layers")
     model.tokenizer = _NoTexts()
     return model
+
+
+def least_mix(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Kinds of layers of which any number of times as many have the mix of the configuration's. Where some keep a state
+    and some attend, those are one of the rarer kind with as many of the other as there are for each, rounded: none of
+    these families is admitted with one kind alone. Empty: the configuration names none."""
+    kinds = kinds_of_layers(config, int(config.get("num_hidden_layers") or 0))
+    recurrent = [kind for kind in kinds if kind in RECURRENT_LAYERS]
+    attending = [kind for kind in kinds if kind not in RECURRENT_LAYERS]
+    if not recurrent or not attending:
+        return kinds
+    rarer, other = sorted((attending, recurrent), key=len)
+    return (*other[: round(len(other) / len(rarer))], rarer[0])
 
 
 class _NoTexts:

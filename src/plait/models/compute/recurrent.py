@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from plait.models.shape import recurrent_layers
+from plait.models.mixer_shape import recurrent_layers
 
 States = Mapping[tuple[str, int], Tensor]
 """Kind ("conv", "recurrent") and number of a state → [B, …]; none: all are zero."""
