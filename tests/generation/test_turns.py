@@ -14,7 +14,8 @@ from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.generation.engine import Engine, drain
 from plait.generation.request import GoingOn, Request
 from plait.generation.sampler import NUM_CANDIDATES
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.policy.blocks import num_blocks_for
 from tests.generation import oracle
@@ -26,9 +27,10 @@ MOST, LIMIT = 3, 60
 
 def asked() -> list[Request]:
     """Prompts that begin alike; turns end at many a token, or with `an`."""
-    sampling = Sampling(max_tokens=LIMIT, stop_token_ids=tuple(range(3, 300, 11)), stop=("an",))
+    plain = Sampling(max_tokens=LIMIT, stop_token_ids=tuple(range(3, 300, 11)), stop=("an",))
+    samplings = [plain, replace(plain, top_p=0.95, keeps_support=True), plain]
     head = [(7 * at) % 290 + 5 for at in range(20)]
-    return [Request(Prompt(uid, "", (*head, 9 + uid)), 3, sampling, NoiseKey(5)) for uid in range(3)]
+    return [Request(Prompt(uid, "", (*head, 9 + uid)), 3, samplings[uid], NoiseKey(5)) for uid in range(3)]
 
 
 def reply_to(sample: Sample) -> Reply | None:
@@ -105,6 +107,7 @@ def plain_turn(module: Any, request: Request, sample: Sample) -> Sample:
         logprobs=(*sample.logprobs, *said[1]),
         text=tokenizer.decode([*sample.all_ids, *said[0]], skip_special_tokens=True),
         finish_reason=said[2],
+        supports=(*(sample.supports or ()), *map(oracle.as_bytes, said[3])) if said[3] else None,
     )
 
 

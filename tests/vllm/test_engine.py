@@ -17,7 +17,8 @@ from plait.data.records import Prompt, Sample
 from plait.errors import CallError, ConfigError, DataError, RunError
 from plait.generation.engine import Engine, drain
 from plait.generation.request import GoingOn, Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.launch.local import LocalProcesses
 from plait.models.loading import load_model

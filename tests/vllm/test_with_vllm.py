@@ -14,7 +14,8 @@ from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.errors import RunError
 from plait.generation.engine import Engine, drain
 from plait.generation.request import GoingOn, Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.language_model import LanguageModel
 from plait.models.loading import load_model
