@@ -86,6 +86,23 @@ def test_any_way_to_draw_and_train(make_recipe: MakeRecipe, keys: dict[str, Any]
     assert all(row["support_size/max"] < VOCABULARY for row in rows)
 
 
+def test_turns_keep_what_each_was_drawn_from(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """Replies stand between drawn tokens, and have no sets."""
+    (tmp_path / "reply.py").write_text(
+        'GO_ON = {"role": "user", "content": "go on"}\n\n'
+        "def reply(messages, **columns):\n    return GO_ON if len(messages) < 5 else None\n"
+    )
+    keys = FILTERS["top_p"] | {"turns.reply": f"{tmp_path}/reply.py:reply", "sampling.max_response_tokens": 60}
+    recipe = make_recipe(dtype="float64", **keys, **{"sampling.stop_token_ids": [*range(3, 300, 8)]})
+    assert run(recipe).finished
+    samples = samples_of(recipe, 1)
+    assert any(len(sample["replies"]) > 1 for sample in samples)
+    assert all(len(sample["support_sizes"]) == len(sample["token_ids"]) for sample in samples)
+    for row in logged(recipe):
+        assert row["training/rollout_logprobs_diff_max"] < 1e-9
+        assert row["actor/ppo_kl"] == 0
+
+
 @pytest.mark.slow
 def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """With batches that were drawn ahead, whose sets are in the checkpoint."""
