@@ -25,10 +25,11 @@ from tests.training.exact import ExactFloat64
 MOST, LIMIT = 3, 60
 
 
-def asked() -> list[Request]:
-    """Prompts that begin alike; turns end at many a token, or with `an`."""
+def asked(*, whole: bool = False) -> list[Request]:
+    """Prompts that begin alike; turns end at many a token, or with `an`. Samples of one are drawn from a part of the
+    vocabulary, unless all are from the `whole`."""
     plain = Sampling(max_tokens=LIMIT, stop_token_ids=tuple(range(3, 300, 11)), stop=("an",))
-    samplings = [plain, replace(plain, top_p=0.95, keeps_support=True), plain]
+    samplings = [plain, plain if whole else replace(plain, top_p=0.95, keeps_support=True), plain]
     head = [(7 * at) % 290 + 5 for at in range(20)]
     return [Request(Prompt(uid, "", (*head, 9 + uid)), 3, samplings[uid], NoiseKey(5)) for uid in range(3)]
 
@@ -60,11 +61,12 @@ def rounds(draw: Callable[[list[Request]], Iterable[Sample]], requests: list[Req
     return ended
 
 
-def rounds_of(engine: Engine, *, in_turns: bool = True) -> dict[str, Sample]:
+def rounds_of(engine: Engine, *, in_turns: bool = True, whole: bool = False) -> dict[str, Sample]:
     """What is asked, drawn by plait's own engine.
 
     Args:
         in_turns: whether it is told that samples may go on, and when none does.
+        whole: as of `asked`.
     """
 
     def draw(requests: list[Request]) -> Iterator[Sample]:
@@ -72,7 +74,7 @@ def rounds_of(engine: Engine, *, in_turns: bool = True) -> dict[str, Sample]:
             engine.add(request)
         return drain(engine)
 
-    ended = rounds(draw, [replace(request, in_turns=in_turns) for request in asked()])
+    ended = rounds(draw, [replace(request, in_turns=in_turns) for request in asked(whole=whole)])
     engine.state.scheduler.turns.end()
     engine.rest()
     return ended
