@@ -39,17 +39,17 @@ class Sampling:
     """Keep the k most probable tokens; 0 keeps all."""
     top_p: float = 1.0
     """Keep the fewest of these whose renormalised mass reaches top_p."""
-    min_p: float = 0.0
-    """Keep of these the tokens that are at least so many times as probable as the most probable one."""
-    keeps_support: bool = False
-    """Each token of a sample has with it what these left of the vocabulary (`Sample.supports`), and its log-prob is of
-    that. Nothing is kept where greedy."""
     max_tokens: int = 256
     """Tokens of the response at most; the model's positions may allow fewer."""
     stop_token_ids: tuple[int, ...] | None = None
     """Tokens that end a response and are part of it. None: the model's own end-of-sequence tokens."""
     stop: tuple[str, ...] = ()
     """Strings that end a response with the token that completes one of them."""
+    min_p: float = 0.0
+    """Keep of what top-p keeps the tokens that are at least so many times as probable as the most probable one."""
+    keeps_support: bool = False
+    """Each token of a sample has with it what these left of the vocabulary (`Sample.supports`), and its log-prob is of
+    that. Nothing is kept where greedy."""
 
     def __post_init__(self) -> None:
         for key, check in (("temperature", check_temperature), ("stop", check_stop)):
