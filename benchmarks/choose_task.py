@@ -21,7 +21,8 @@ from plait.data.settings import DataSettings
 from plait.data.sources import open_splits
 from plait.generation.engine import Engine, drain
 from plait.generation.request import Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel

@@ -24,7 +24,8 @@ from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens
 from plait.generation.request import Request
 from plait.generation.sampler import SamplingRows, sample
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels import noise
 from plait.kernels.noise import NoiseKey
 from plait.models.language_loading import load_model

@@ -23,7 +23,8 @@ from sides import positive
 from plait.data.records import Prompt
 from plait.generation.engine import Engine, drain
 from plait.generation.request import Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel

@@ -39,7 +39,8 @@ from random_llama import word_tokenizer, write_llama
 from plait.data.records import Prompt, Sample
 from plait.generation.engine import Engine, drain
 from plait.generation.request import Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.generation.speculator import Speculator
 from plait.generation.steady_drafts import WhereSteady
 from plait.kernels.noise import NoiseKey

@@ -26,7 +26,7 @@ from sides import positive
 from plait.data.records import Prompt, Reply, Sample
 from plait.generation.engine import Engine
 from plait.generation.request import GoingOn, Request
-from plait.generation.settings import Sampling
+from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.models.language_model import LanguageModel
 from plait.recipes.recipe import Recipe

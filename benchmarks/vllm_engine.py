@@ -28,7 +28,8 @@ from plait.data.records import Prompt, Sample
 from plait.errors import ConfigError
 from plait.generation.engine import Engine, drain
 from plait.generation.request import Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.files import hub
 from plait.models.loading import load_model

@@ -13,7 +13,8 @@ from plait.cost.estimate import model_shape
 from plait.data.records import Prompt
 from plait.generation.engine import Engine
 from plait.generation.request import Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.language_loading import load_model
 from plait.models.shape import ModelShape

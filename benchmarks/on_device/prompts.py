@@ -21,7 +21,8 @@ from plait.data.records import Prompt, Sample
 from plait.generation import prompt_captures
 from plait.generation.engine import Engine
 from plait.generation.request import Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel

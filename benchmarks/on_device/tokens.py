@@ -16,7 +16,8 @@ from on_device.job import SHAPES, Job, random_ids
 from plait.data.records import Prompt, Sample
 from plait.generation.engine import Engine, drain
 from plait.generation.request import Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.language_loading import load_model
 

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from plait.data.records import Prompt
 from plait.generation.engine import Engine
 from plait.generation.request import Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.launch.interface import WorkerContext
 from plait.layout.mesh import Layout

@@ -30,6 +30,7 @@ RESERVED_COLUMNS = (
     "prompt_ids",
     "token_ids",
     "sampling_logprobs",
+    "support_sizes",
     "turns",
     "replies",
     "reply_error",

@@ -9,7 +9,7 @@ import pytest
 
 from plait.data.records import Prompt
 from plait.generation.request import Request
-from plait.generation.settings import Sampling
+from plait.generation.sampling import Sampling
 from plait.generation.speculator import Speculator
 from plait.kernels.noise import NoiseKey
 from plait.speculation.counts import Counts

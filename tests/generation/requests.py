@@ -8,7 +8,7 @@ from typing import Any
 from plait.data.records import Prompt
 from plait.generation.engine import Engine
 from plait.generation.request import Request
-from plait.generation.settings import Sampling
+from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
 
 FREE = Sampling(max_tokens=40, stop_token_ids=())

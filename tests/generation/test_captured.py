@@ -34,7 +34,8 @@ from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged
 from plait.generation.ragged_context import RaggedContext
 from plait.generation.request import Request
-from plait.generation.settings import MOST_REPLAYED, Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import MOST_REPLAYED, SamplingSettings
 from plait.generation.speculator import Speculator, speculator_of
 from plait.generation.speculator import model_drafter as drafter_of
 from plait.kernels import on_devices

@@ -19,7 +19,8 @@ from plait.generation.proof import prove
 from plait.generation.ragged import NewTokens, ragged
 from plait.generation.refused import Refused
 from plait.generation.request import Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels import decoder, paged_attention
 from plait.kernels.noise import NoiseKey
 from plait.kernels.paged_attention import KEYS

@@ -24,7 +24,8 @@ from plait.generation.forward import ChunkTokens
 from plait.generation.ragged import NewTokens
 from plait.generation.request import Request
 from plait.generation.sampler import SamplingRows, sample_plain
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.generation.speculates import Speculates
 from plait.generation.speculator import Speculator, model_drafter
 from plait.kernels import device_draw, noise
@@ -306,7 +307,7 @@ def test_a_download_waits_for_what_was_asked_before_alone() -> None:
 
 def test_filters_and_tails_of_a_device_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ways that ask for nothing, on a CPU, against the ways that it takes."""
-    from plait.generation import sampler
+    from plait.generation import candidates, sampler
 
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(64, 3_000, generator=generator, dtype=torch.float64) * 3
@@ -324,8 +325,8 @@ def test_filters_and_tails_of_a_device_are_those_of_a_cpu(monkeypatch: pytest.Mo
     torch.testing.assert_close(sampler.whole_top_p(logits, weights, rows.top_p_B, of_k), bound, rtol=0, atol=0)
     tail = torch.rand(64, 3_000, generator=generator)
     uniform = torch.rand(64, generator=generator, dtype=torch.float64)
-    whole, some = sampler.tail_pick(tail, uniform), torch.arange(0, 64, 3)
-    assert sampler.tail_pick(tail[some], uniform[some]).equal(whole[some])
+    whole, some = candidates.tail_pick(tail, uniform), torch.arange(0, 64, 3)
+    assert candidates.tail_pick(tail[some], uniform[some]).equal(whole[some])
     assert expected[0].shape == (64,)
 
 

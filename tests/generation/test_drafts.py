@@ -18,7 +18,8 @@ from plait.generation.ragged import SHORT_ROWS, ragged
 from plait.generation.request import Request
 from plait.generation.response import PendingPrompt, Response
 from plait.generation.rows import DecodeBatch
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels import paged_attention
 from plait.kernels.noise import NoiseKey
 from plait.policy.step import Key

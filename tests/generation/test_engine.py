@@ -19,7 +19,8 @@ from plait.generation.engine import Engine, drain
 from plait.generation.forward import Forward
 from plait.generation.request import Request
 from plait.generation.sampler import NUM_CANDIDATES
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.language_model import LanguageModel
 from plait.policy.step import StepKind
@@ -39,7 +40,7 @@ TEXTS = (
 ASKED = (
     (3, Sampling(max_tokens=9)),
     (2, Sampling(temperature=0.6, top_k=5, max_tokens=12, stop_token_ids=tuple(range(60)))),
-    (4, Sampling(temperature=1.3, top_p=0.7, max_tokens=8, stop=("e", "a", "1", " ", "s"))),
+    (4, Sampling(temperature=1.3, top_p=0.7, keeps_support=True, max_tokens=8, stop=("e", "a", "1", " ", "s"))),
     (1, Sampling(temperature=0.0, max_tokens=10)),
     (3, Sampling(top_k=40, top_p=0.9, max_tokens=14, stop_token_ids=tuple(range(0, 320, 9)), stop=("an",))),
     (2, Sampling(max_tokens=1)),

@@ -19,7 +19,8 @@ from plait.generation.exact import ExactForward
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens
 from plait.generation.request import GoingOn
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.models.language_model import LanguageModel
 from tests.cases import examples, slow_but
 from tests.generation.requests import with_head

@@ -12,7 +12,8 @@ from plait.generation.compiled_forward import CompiledForward
 from plait.generation.engine import Engine, drain
 from plait.generation.refused import Refused
 from plait.generation.request import Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels import paged_attention
 from plait.kernels.noise import NoiseKey
 from tests.cases import slow_but

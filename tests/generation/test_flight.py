@@ -8,7 +8,7 @@ from plait.data.records import Prompt
 from plait.generation.flight import InFlight
 from plait.generation.request import Request
 from plait.generation.response import PendingPrompt
-from plait.generation.settings import Sampling
+from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.policy.step import Start
 

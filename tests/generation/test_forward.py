@@ -8,7 +8,8 @@ import torch
 from plait.data.records import Prompt
 from plait.generation.engine import Engine, drain
 from plait.generation.request import Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels import paged_attention
 from plait.kernels.noise import NoiseKey
 from plait.models.lora import add_lora

@@ -18,7 +18,8 @@ from plait.generation.model_drafter import ModelDrafter
 from plait.generation.pool import KVPool
 from plait.generation.ragged import RaggedBatch
 from plait.generation.request import Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.generation.speculator import Speculator, model_drafter
 from plait.kernels.draft_lookup import CELLS
 from plait.layout.mesh import Layout

@@ -14,7 +14,8 @@ from plait.generation.checks import check_new
 from plait.generation.engine import Engine, drain
 from plait.generation.moves import SampleMoves
 from plait.generation.request import GoingOn, Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.language_model import LanguageModel
 from plait.policy.prompts_alone import may_compute

@@ -21,7 +21,8 @@ from plait.generation import joint, step_clock
 from plait.generation.engine import Engine, drain
 from plait.generation.response import Response
 from plait.generation.rows import NO_DRAFTS, Drafts
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.generation.speculates import NoSpeculation, Speculates
 from plait.generation.speculator import Speculator
 from plait.models.language_model import LanguageModel

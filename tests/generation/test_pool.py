@@ -14,7 +14,8 @@ from plait.errors import ConfigError
 from plait.generation import pool as pool_module
 from plait.generation.engine import Engine, drain
 from plait.generation.pool import KVPool
-from plait.generation.settings import GPU_SHARE, Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import GPU_SHARE, SamplingSettings
 from tests.generation.test_engine import request_of
 from tests.models.tiny import tiny_model
 

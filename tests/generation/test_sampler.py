@@ -13,10 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.data.supports import Supports, encoded
 from plait.errors import ConfigError
-from plait.generation import sampler
-from plait.generation.sampler import SamplingRows, filter_threshold, sample, sample_plain
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation import candidates
+from plait.generation.sampler import SamplingRows, filter_threshold, sample, sample_kept, sample_plain
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels import noise, paged_attention
 from tests.cases import examples, slow_but
 from tests.generation import oracle
@@ -56,7 +58,7 @@ def chi_square_z(tokens: torch.Tensor, probs: list[float]) -> float:
 def law(logits: torch.Tensor, sampling: Sampling) -> list[float]:
     """The filtered softmax, in plain Python."""
     logprobs = oracle.log_softmax(logits.tolist(), sampling.temperature)
-    kept = oracle.kept_tokens(logprobs, sampling.top_k, sampling.top_p)
+    kept = oracle.kept_tokens(logprobs, sampling.top_k, sampling.top_p, sampling.min_p)
     mass = math.fsum(math.exp(logprobs[i]) for i in kept)
     return [math.exp(lp) / mass if i in set(kept) else 0.0 for i, lp in enumerate(logprobs)]
 
@@ -74,6 +76,7 @@ LOGITS = torch.randn(60, generator=torch.Generator().manual_seed(3), dtype=torch
         Sampling(top_k=12),
         Sampling(top_p=0.8),
         Sampling(temperature=1.5, top_k=30, top_p=0.9),
+        Sampling(temperature=0.7, top_p=0.95, min_p=0.05),
     ],
     ids=str,
 )
@@ -85,6 +88,53 @@ def test_frequencies_follow_the_filtered_softmax(sampling: Sampling, num_candida
 def test_the_chi_square_notices_a_slightly_wrong_law() -> None:
     tokens = draws(LOGITS, Sampling(temperature=1.05), 40_000, 4)
     assert chi_square_z(tokens, law(LOGITS, Sampling())) > 4
+
+
+KEPT = [
+    Sampling(top_p=0.8, keeps_support=True),
+    Sampling(temperature=0.7, top_k=12, keeps_support=True),
+    Sampling(temperature=1.5, min_p=0.05, keeps_support=True),
+    Sampling(temperature=1.2, top_k=30, top_p=0.9, min_p=0.02, keeps_support=True),
+    Sampling(top_k=60, keeps_support=True),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_what_a_token_was_drawn_from_is_kept(dtype: torch.dtype) -> None:
+    """The oracle's set and its log-prob over that; the tokens are those that are drawn without keeping it; rows beside
+    it that do not keep, or are greedy, say what they said."""
+    others = [
+        Sampling(),
+        Sampling(temperature=0.0, top_p=0.5, keeps_support=True),
+        Sampling(top_p=0.8),
+        Sampling(min_p=0.1),
+    ]
+    samplings = [*KEPT, *others] * 20
+    logits = LOGITS.to(dtype).repeat(len(samplings), 1)
+    numbers = noise.DrawNoise(torch.arange(len(samplings)), torch.arange(len(samplings)) % 7)
+    tokens, logprobs, bits = sample_kept(logits, numbers, rows_of(*samplings, vocab_size=60))
+    without = [replace(sampling, keeps_support=False) for sampling in samplings]
+    assert torch.equal(sample(logits, numbers, rows_of(*without, vocab_size=60))[0], tokens)
+    sets = Supports(tuple(encoded(bits.numpy(), 60)))
+    for row, sampling in enumerate(samplings):
+        whole = oracle.log_softmax(logits[row].tolist(), sampling.temperature or 1.0)
+        kept = [*range(60)]
+        if sampling.keeps_support and sampling.temperature:
+            kept = sorted(oracle.kept_tokens(whole, sampling.top_k, sampling.top_p, sampling.min_p))
+        mass = math.fsum(math.exp(whole[token]) for token in kept)
+        assert float(logprobs[row]) == pytest.approx(whole[tokens[row]] - math.log(mass), abs=1e-5)
+        found = sets.ids_n[sets.starts_R1[row] : sets.starts_R1[row + 1]].tolist()
+        assert (found or [*range(60)]) == kept
+
+
+def test_logits_that_are_no_numbers_are_found_where_some_are_left_out() -> None:
+    logits = LOGITS.float().repeat(2, 1)
+    logits[0, 7] = torch.nan
+    logits[1, 7] = torch.inf
+    numbers = noise.DrawNoise(torch.arange(2), torch.arange(2))
+    for sampling in KEPT:
+        _, logprobs, _ = sample_kept(logits, numbers, rows_of(sampling, sampling, vocab_size=60))
+        assert not logprobs.isfinite().any()
 
 
 def test_float32_and_equal_logits() -> None:
@@ -123,7 +173,7 @@ def test_each_draw_is_the_oracles(asked: list[Sampling], seed: int, spread: floa
     tokens, logprobs = sample(logits, keys, rows_of(*asked, vocab_size=40), num_candidates=num_candidates)
     assert torch.equal(logits, before)
     for row, sampling in enumerate(asked):
-        token_id, logprob = oracle.draw(logits[row].tolist(), int(keys.keys[row]), sampling, num_candidates)
+        token_id, logprob, _ = oracle.draw(logits[row].tolist(), int(keys.keys[row]), sampling, num_candidates)
         assert tokens[row] == token_id
         assert logprobs[row].item() == pytest.approx(logprob, abs=1e-12)
 
@@ -215,6 +265,8 @@ def test_a_rounding_of_the_logits_flips_fewer_tokens_than_an_inverse_cdf() -> No
         {"top_k": -1},
         {"top_p": 0.0},
         {"top_p": 1.1},
+        {"min_p": 1.0},
+        {"min_p": -0.1},
         {"max_tokens": 0},
         {"stop": ("a", "")},
     ],
@@ -247,7 +299,7 @@ def test_the_top_of_the_vocabulary_is_that_of_a_full_search(vocab_size: int) -> 
     logits_BV[6] = torch.arange(vocab_size)
     logits_BV[7] = -torch.arange(vocab_size).float()
     for count in (1, 8, 65):
-        found_BW, ids_BW = sampler.largest(logits_BV, count)
+        found_BW, ids_BW = candidates.largest(logits_BV, count)
         torch.testing.assert_close(found_BW, logits_BV.topk(count).values, rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(logits_BV.gather(1, ids_BW), found_BW, rtol=0, atol=0, equal_nan=True)
         assert all(len(set(ids)) == count for ids in ids_BW.tolist())

@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from plait.errors import ConfigError
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 
 
 @pytest.mark.parametrize(

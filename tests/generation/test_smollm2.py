@@ -21,7 +21,8 @@ from plait.generation.engine import Engine, drain
 from plait.generation.joint import Alone
 from plait.generation.request import Request
 from plait.generation.sampler import sample as draw
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import DrawNoise, NoiseKey
 from plait.models.files import hub
 from plait.models.language_loading import load_model

@@ -16,7 +16,8 @@ from plait.generation.engine import Engine, drain
 from plait.generation.moves import SampleMoves
 from plait.generation.request import Request
 from plait.generation.sampler import NUM_CANDIDATES
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.generation.speculates import NoSpeculation
 from plait.generation.states import StatePool
 from plait.kernels.noise import NoiseKey

@@ -14,7 +14,8 @@ from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.generation.engine import Engine, drain
 from plait.generation.request import GoingOn, Request
 from plait.generation.sampler import NUM_CANDIDATES
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.policy.blocks import num_blocks_for
 from tests.generation import oracle
@@ -24,11 +25,13 @@ from tests.training.exact import ExactFloat64
 MOST, LIMIT = 3, 60
 
 
-def asked() -> list[Request]:
-    """Prompts that begin alike; turns end at many a token, or with `an`."""
-    sampling = Sampling(max_tokens=LIMIT, stop_token_ids=tuple(range(3, 300, 11)), stop=("an",))
+def asked(*, whole: bool = False) -> list[Request]:
+    """Prompts that begin alike; turns end at many a token, or with `an`. Samples of one are drawn from a part of the
+    vocabulary, unless all are from the `whole`."""
+    plain = Sampling(max_tokens=LIMIT, stop_token_ids=tuple(range(3, 300, 11)), stop=("an",))
+    samplings = [plain, plain if whole else replace(plain, top_p=0.95, keeps_support=True), plain]
     head = [(7 * at) % 290 + 5 for at in range(20)]
-    return [Request(Prompt(uid, "", (*head, 9 + uid)), 3, sampling, NoiseKey(5)) for uid in range(3)]
+    return [Request(Prompt(uid, "", (*head, 9 + uid)), 3, samplings[uid], NoiseKey(5)) for uid in range(3)]
 
 
 def reply_to(sample: Sample) -> Reply | None:
@@ -58,11 +61,12 @@ def rounds(draw: Callable[[list[Request]], Iterable[Sample]], requests: list[Req
     return ended
 
 
-def rounds_of(engine: Engine, *, in_turns: bool = True) -> dict[str, Sample]:
+def rounds_of(engine: Engine, *, in_turns: bool = True, whole: bool = False) -> dict[str, Sample]:
     """What is asked, drawn by plait's own engine.
 
     Args:
         in_turns: whether it is told that samples may go on, and when none does.
+        whole: as of `asked`.
     """
 
     def draw(requests: list[Request]) -> Iterator[Sample]:
@@ -70,7 +74,7 @@ def rounds_of(engine: Engine, *, in_turns: bool = True) -> dict[str, Sample]:
             engine.add(request)
         return drain(engine)
 
-    ended = rounds(draw, [replace(request, in_turns=in_turns) for request in asked()])
+    ended = rounds(draw, [replace(request, in_turns=in_turns) for request in asked(whole=whole)])
     engine.state.scheduler.turns.end()
     engine.rest()
     return ended
@@ -105,6 +109,7 @@ def plain_turn(module: Any, request: Request, sample: Sample) -> Sample:
         logprobs=(*sample.logprobs, *said[1]),
         text=tokenizer.decode([*sample.all_ids, *said[0]], skip_special_tokens=True),
         finish_reason=said[2],
+        supports=(*(sample.supports or ()), *map(oracle.as_bytes, said[3])) if said[3] else None,
     )
 
 

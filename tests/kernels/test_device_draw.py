@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from plait.generation.sampler import SamplingRows, sample, sample_plain
-from plait.generation.settings import Sampling
+from plait.generation.sampling import Sampling
 from plait.kernels import noise
 from tests import warm
 from tests.cases import slow_but

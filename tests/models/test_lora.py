@@ -18,7 +18,8 @@ from plait.data.records import Prompt
 from plait.errors import ModelError
 from plait.generation.engine import Engine, drain
 from plait.generation.request import Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.backbone_model import copy_of
 from plait.models.compute import widened

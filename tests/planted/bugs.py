@@ -27,6 +27,20 @@ SAMPLING = (
         doctor="temperature",
     ),
     Bug(
+        "log-probs of samples of a part over the whole vocabulary",
+        "plait.models.language_model:LanguageModel.logprobs_of",
+        "supports=batch.supports",
+        "supports=None",
+        ("runs/test_supports.py::test_engine_and_trainer_agree_on_what_is_left[top_p]",),
+    ),
+    Bug(
+        "tokens that could not be drawn get a gradient",
+        "plait.models.compute.head_chunks:_linear_grads",
+        "buffers.within_(at, buffers.logits_at(at, hidden_CH))",
+        "buffers.logits_at(at, hidden_CH)",
+        ("models/compute/test_logprobs.py::test_a_token_that_could_not_be_drawn_gets_no_gradient",),
+    ),
+    Bug(
         "stale sampler weights",
         "plait.workers.instances:engine_of",
         "return Engine(model, settings, keep_memory",

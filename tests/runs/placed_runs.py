@@ -59,6 +59,8 @@ FOLLOWED = ("grpo", GRPO[1] | {"reference.sync_every": 2, "reference.mixup": 0.5
 """The reference follows the policy."""
 BONUS = ("grpo", {"options": {**GRPO[1]["options"], "weigh_kl_by_ratio": True, "entropy_coef": 0.05}})
 """A loss of which every part has a gradient: surrogate, KL with its weight, entropy."""
+KEPT = ("grpo", {"options": {**GRPO[1]["options"], "entropy_coef": 0.05}, "sampling.top_p": 0.9, "sampling.min_p": 0.1})
+"""Draws from a part of the vocabulary, which samples have with them."""
 PPO = ("ppo", {"options": {"kl_coef": 0.05, "mini_batches": 2}})
 SAFE = ("safe_rlhf", {"options": {"ptx_coef": 0.5, "kl_coef": 0.02, "cost_window": 8}})
 OWN = ("own", {"options": {}})
@@ -288,6 +290,17 @@ PLANS |= {
     "bonus-mixed-2": (BONUS, {"actor.generate": "0,1 dp2", "actor.train": "0,1 tp2", "ref.logprobs": "0,1 pp2"}),
     "bonus-dp2pp2": (BONUS, {"actor.generate": "0", "actor.train": "0,1,2,3 dp2 pp2", "ref.logprobs": "1"}),
     "bonus-tp2pp2": (BONUS, {"actor.generate": "0", "actor.train": "0,1,2,3 tp2 pp2", "ref.logprobs": "1"}),
+    "kept-tp2": (KEPT, {"actor.generate": "0,1 tp2", "actor.train": "1,0 tp2", "ref.logprobs": "0,1 pp2"}),
+    "kept-pp2": (KEPT, {"actor.generate": "1,0 pp2", "actor.train": "0,1 pp2", "ref.logprobs": "0,1 dp2"}),
+    "kept-dp2tp2": (
+        KEPT,
+        {
+            "actor.generate": "0,1,2,3 tp2 pp2",
+            "actor.train": "0,1,2,3 dp2 tp2",
+            "actor.logprobs": "2,3 dp2",
+            "ref.logprobs": "2",
+        },
+    ),
     "dpo-tp2": (DPO, {"actor.train": "0,1 tp2", "ref.logprobs": "0"}),
     "kto-dp2": (KTO, {"actor.train": "0,1 dp2", "ref.logprobs": "0,1 tp2"}),
     "kto-split-2": (KTO, "split 2"),

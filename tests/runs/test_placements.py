@@ -16,7 +16,7 @@ from tests.cases import slow_but
 from tests.runs.placed_runs import GRPO, LONG, PLANS, PPO, Flow, where
 from tests.runs.plans import assert_equal_columns, assert_equal_runs, write_plan
 
-QUICK_STEPS = {"grpo-followed-2": 3}
+QUICK_STEPS = {"grpo-followed-2": 3, "kept-tp2": 2}
 """In the third step the reference has followed."""
 
 

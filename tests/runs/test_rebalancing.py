@@ -42,6 +42,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "plain": {},
     "speculation": {"sampling.speculation": 3},
     "samples wait": {"sampling.max_running": 4},
+    "from a part": {"sampling.top_p": 0.9},
 }
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from plait.generation.drawing import accepted
 from plait.generation.sampler import SamplingRows, sample
-from plait.generation.settings import Sampling
+from plait.generation.sampling import Sampling
 from plait.kernels import noise
 from plait.speculation.drafter import Asked, Guesses, PoolDrafter, drafted_cells
 from plait.speculation.pool import FloatArray, IntArray

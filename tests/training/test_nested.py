@@ -10,7 +10,8 @@ from plait.data.records import Prompt
 from plait.dataflow import Score
 from plait.generation.engine import Engine
 from plait.generation.request import Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Parallelism
 from plait.layout.shards import shard

@@ -17,7 +17,8 @@ import torch
 from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.generation.engine import Engine
 from plait.generation.request import GoingOn, Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.models.loading import load_model
 from plait.runtime.prepare import SET_UP
 from plait.vllm.messages import Ended, Loading, StoredWeights, Wanted

@@ -17,7 +17,8 @@ from plait.data.records import Prompt, Sample
 from plait.errors import CallError, ConfigError, DataError, RunError
 from plait.generation.engine import Engine, drain
 from plait.generation.request import GoingOn, Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.launch.local import LocalProcesses
 from plait.models.loading import load_model
@@ -82,10 +83,10 @@ def test_samples_are_those_of_our_own_engine(tiny_folder: Path) -> None:  # noqa
 
 def test_turns_are_those_of_our_own_engine(tiny_folder: Path) -> None:  # noqa: F811
     engine, group = here(tiny_folder, max_tokens=128)
-    own = rounds_of(Engine(load_model(str(tiny_folder), dtype="float32"), SamplingSettings(max_running=8)))
+    own = rounds_of(Engine(load_model(str(tiny_folder), dtype="float32"), SamplingSettings(max_running=8)), whole=True)
     assert {len(sample.replies) for sample in own.values()} == {0, 1, 2}
     engine.update_weights(3)
-    turns = rounds(functools.partial(draw, engine), [replace(request, in_turns=True) for request in asked()])
+    turns = rounds(functools.partial(draw, engine), [replace(request, in_turns=True) for request in asked(whole=True)])
     assert turns.keys() == own.keys()
     assert "rest" not in group.worker.said, "keys and values stay while samples may go on"
     engine.end_turns()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from plait.generation.sampler import SamplingRows, sample
+from plait.generation.sampling import Sampling
 from plait.kernels.noise import DrawNoise
 
 Direction = Enum("Direction", ["UNIDIRECTIONAL", "SWAP"])
@@ -38,7 +39,7 @@ def row(index: int, said: list[int], **keys: Any) -> tuple[int, Any, None, list[
 
 def drawn(processor: Any, *rows: tuple[int, int, float]) -> None:
     """It lets through what the sampler draws for rows of (noise key, place, temperature), with its log-prob."""
-    samplings: Any = [SimpleNamespace(temperature=temperature, top_k=0, top_p=1.0) for *_, temperature in rows]
+    samplings: Any = [Sampling(temperature=temperature) for *_, temperature in rows]
     logits = LOGITS[: len(rows)]
     numbers = DrawNoise(torch.tensor([key for key, *_ in rows]), torch.tensor([place for _, place, _ in rows]))
     token_ids, logprobs = sample(logits, numbers, SamplingRows.of(samplings, 50, torch.device("cpu")))

@@ -14,7 +14,8 @@ from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.errors import RunError
 from plait.generation.engine import Engine, drain
 from plait.generation.request import GoingOn, Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.language_model import LanguageModel
 from plait.models.loading import load_model
@@ -109,9 +110,9 @@ def test_samples_are_those_of_our_own_engine(pair: tuple[VllmEngine, LanguageMod
 
 def test_turns_are_those_of_our_own_engine(pair: tuple[VllmEngine, LanguageModel]) -> None:
     engine, model = pair
-    ours = rounds(lambda requests: by_plait(model, requests).values(), turns())
+    ours = rounds(lambda requests: by_plait(model, requests).values(), turns(whole=True))
     assert max(len(sample.replies) for sample in ours.values()) == 2
-    agree(ours, rounds(lambda requests: by_vllm(engine, requests).values(), turns()))
+    agree(ours, rounds(lambda requests: by_vllm(engine, requests).values(), turns(whole=True)))
 
 
 def test_a_sample_goes_on_up_to_the_last_token_that_there_is_room_for(pair: tuple[VllmEngine, LanguageModel]) -> None:

@@ -6,7 +6,7 @@ import pickle
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.generation.request import GoingOn, Request
-from plait.generation.settings import Sampling
+from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.workers.dealing import Dealer
 

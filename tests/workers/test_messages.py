@@ -11,7 +11,7 @@ from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level
 from plait.generation.request import GoingOn, Request
-from plait.generation.settings import Sampling
+from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.workers.messages import (
     Message,
@@ -31,7 +31,7 @@ def samples_of() -> tuple[Sample, ...]:
         Sample(prompts[0], 0, (4, 5), (-0.5, -1e-300), "four five", FinishReason.STOP, 3, (2, 3)),
         Sample(prompts[0], 2, (6,), (-0.1,), "six", FinishReason.LENGTH, 3),
         Sample(prompts[1], 1, (), (), "", FinishReason.ABORTED),
-        Sample(prompts[1], 0, (8, 9), (-0.2, -0.3), "", FinishReason.STOP, replies=REPLIES),
+        Sample(prompts[1], 0, (8, 9), (-0.2, -0.3), "", FinishReason.STOP, replies=REPLIES, supports=(b"\0\x05", b"")),
     )
 
 
@@ -46,8 +46,8 @@ def test_rows_travel_bit_by_bit() -> None:
     assert [(s.uid, s.prompt.token_ids, s.token_ids, s.logprobs) for s in found.samples] == [
         (s.uid, s.prompt.token_ids, s.token_ids, s.logprobs) for s in rows.samples
     ]
-    assert [(s.finish_reason, s.policy_version, s.token_versions, s.replies) for s in found.samples] == [
-        (s.finish_reason, s.policy_version, s.token_versions, s.replies) for s in rows.samples
+    assert [(s.finish_reason, s.policy_version, s.token_versions, s.replies, s.supports) for s in found.samples] == [
+        (s.finish_reason, s.policy_version, s.token_versions, s.replies, s.supports) for s in rows.samples
     ]
     assert all(s.text == s.prompt.text == "" for s in found.samples), "texts stay behind"
     for column in (token, sample):
@@ -67,5 +67,6 @@ def test_requests_travel_whole() -> None:
     sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9, max_tokens=8, stop_token_ids=(2, 3), stop=("end",))
     request = Request(Prompt(7, "", (1, 2)), 2, sampling, NoiseKey(1, 2, 3), lengths=(3, 5))
     begun = Sample(request.prompt, 1, (5, 6), (-0.5, -1.5), "", FinishReason.OPEN, 4, (3, 4), REPLIES)
-    goes_on = replace(request, going_on=GoingOn((begun,), frozenset({0})))
+    kept = replace(begun, index=0, supports=(b"\0\x01\x7f", b""))
+    goes_on = replace(request, going_on=GoingOn((begun, kept), frozenset()))
     assert unpack_requests(json.loads(json.dumps(pack_requests([request, goes_on])))) == [request, goes_on]

@@ -10,7 +10,7 @@ from typing import Any
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.generation.request import Request
-from plait.generation.settings import Sampling
+from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
 from plait.workers.messages import Message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plait.data.records import Prompt
 from plait.generation.request import Request
-from plait.generation.settings import Sampling
+from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.policy.migration import Bounds
 from plait.workers.dealing import Outstanding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plait.data.records import Prompt
 from plait.generation.request import Request
-from plait.generation.settings import Sampling
+from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.policy.prompt_pace import PromptRoom
 from plait.policy.step import PROMPT

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from plait.cli.kept import Kept
     from plait.data.sources import Source
-    from plait.generation.settings import Sampling, SamplingSettings
+    from plait.generation.sampling import Sampling
+    from plait.generation.settings import SamplingSettings
     from plait.runtime.evaluating.generate_job import Job
 
 
@@ -118,7 +119,7 @@ def _files(options: Options) -> tuple[Source, list[list[int]] | None]:
 
 def _sampling(options: Options) -> Sampling:
     """Raises ConfigError, naming the option, for a value out of its range."""
-    from plait.generation.settings import Sampling
+    from plait.generation.sampling import Sampling
 
     try:
         return Sampling(

@@ -25,7 +25,8 @@ their difference, of so many rows at a time."""
 
 @dataclass(frozen=True)
 class LargestStep:
-    """tokens: that it computes; rows: of them, whose logits are read; filters: whether top-k or top-p chooses"""
+    """tokens: that it computes; rows: of them, whose logits are read; filters: whether top-k, top-p or min-p
+    chooses"""
 
     tokens: int
     rows: int

@@ -51,7 +51,7 @@ class Workload:
     drafts:      tokens that are guessed; draft_model: the shape of the model that guesses, None: none does;
                  guesses_whole: whether only instances of one device guess; most_new_tokens: of a sample in a step, with
                  what is guessed
-    filters:     whether top-k or top-p chooses tokens
+    filters:     whether top-k, top-p or min-p chooses tokens
     engine_bytes: by the role, of its engine on each rank where it generates: known texts, a draft model, and what may
                  come to it where its weights are widened; all that another engine takes
     elsewhere:   whether keys and values are another engine's, and among these

@@ -19,6 +19,8 @@ from torch import Tensor
 
 HostTokens = tuple[list[int], list[float]]
 """Token ids [D] and log-probs [D] on the host."""
+Bits = np.ndarray[Any, np.dtype[np.uint8]]
+"""Bytes [D, W] on the host."""
 
 
 def uploaded(values: Any, dtype: torch.dtype, device: torch.device | str) -> Tensor:
@@ -57,6 +59,26 @@ def downloading(token_ids_D: Tensor, logprobs_D: Tensor) -> Callable[[], HostTok
     def wait() -> HostTokens:
         there.synchronize()
         return numbers_of(host_2D)
+
+    return wait
+
+
+def downloading_bits(bits_DW: Tensor) -> Callable[[], Bits]:
+    """Begin to bring bytes [D, W] uint8 to the host, as `downloading` does tokens.
+
+    Returns:
+        Waits for them and returns them.
+    """
+    if not computes_behind(bits_DW.device):
+        return bits_DW.numpy
+    host_DW = torch.empty(bits_DW.shape, dtype=bits_DW.dtype, pin_memory=True)
+    host_DW.copy_(bits_DW, non_blocking=True)
+    there = torch.cuda.Event()
+    there.record()
+
+    def wait() -> Bits:
+        there.synchronize()
+        return host_DW.numpy()
 
     return wait
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from plait.data.across import uploaded
+from plait.data.supports import Supports
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class PackedBatch:
     given: tuple[tuple[tuple[int, int], ...], ...] = ()
     """Half-open ranges of each response, in row order, that were not drawn: what is said of response tokens is not said
     of them. Empty: all were drawn."""
+    supports: Supports | None = None
+    """What each of the R response tokens was drawn from; None: all from the whole vocabulary."""
 
     @property
     def num_tokens(self) -> int:
@@ -117,12 +120,13 @@ def pack(
     *,
     root_tokens: int = 0,
     given: Sequence[Sequence[tuple[int, int]]] = (),
+    supports: Supports | None = None,
 ) -> PackedBatch:
     """Pack (prompt token ids, [response token ids, …]) groups into one row.
 
     Args:
         root_tokens: of each prompt, which begin all of them and stand in the row once.
-        given: as of `PackedBatch`.
+        given, supports: as of `PackedBatch`.
 
     Raises:
         AssertionError: a prompt has nothing but the root (nothing of its own would predict the first response token),
@@ -145,6 +149,5 @@ def pack(
             position_ids.extend(range(len(prompt_ids), len(prompt_ids) + len(response_ids)))
         packed.append(Group(prompt, tuple(spans)))
     token_ids_T, position_ids_T = uploaded([token_ids, position_ids], torch.int64, device).unbind()
-    return PackedBatch(
-        token_ids_T, position_ids_T, tuple(packed), Span(0, len(root_ids)), token_ids, tuple(map(tuple, given))
-    )
+    root, all_given = Span(0, len(root_ids)), tuple(map(tuple, given))
+    return PackedBatch(token_ids_T, position_ids_T, tuple(packed), root, token_ids, all_given, supports)

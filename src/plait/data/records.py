@@ -156,7 +156,8 @@ class Sample:
     token_ids: tuple[int, ...]
     """What was drawn of the response, its stop tokens included; no token of the prompt, or of a reply."""
     logprobs: tuple[float, ...]
-    """Log-probs of the sampled tokens under softmax(logits / temperature), from the forward that sampled them."""
+    """Log-probs of the sampled tokens under softmax(logits / temperature), from the forward that sampled them; where
+    `supports` says so, over what it was drawn from."""
     text: str
     """The response without special tokens, replies included."""
     finish_reason: FinishReason
@@ -171,6 +172,9 @@ class Sample:
     reply_error: str = ""
     """How the function failed that was to reply to its last turn, which ended it: it has no reward, and is not trained
     on; ranks are not told."""
+    supports: tuple[bytes, ...] | None = None
+    """For each token what top-k, top-p and min-p had left of the vocabulary to draw it from, as `data.supports` says
+    it; None: all of it, for each."""
 
     @property
     def uid(self) -> str:

@@ -23,7 +23,8 @@ from plait.generation.pool import KVPool
 from plait.generation.ragged import SHORT_ROWS, NewTokens
 from plait.generation.rows import NO_DRAFTS, DecodeBatch, Drafts
 from plait.generation.sampler import sample
-from plait.generation.settings import DRAFT_MODEL_TOKENS, Sampling
+from plait.generation.sampling import Sampling
+from plait.generation.settings import DRAFT_MODEL_TOKENS
 from plait.kernels.noise import DrawNoise
 from plait.models.language_model import LanguageModel
 from plait.policy.blocks import BLOCK_TOKENS, Blocks, num_blocks_for

@@ -3,7 +3,7 @@
 A step begins with decisions, which all ranks make alike, and ends with tokens, which one rank draws. If the model is
 divided into stages, further steps begin in between, each for other samples (`policy.decode_ring`).
 
-Shapes: B rows, D tokens that are drawn, V vocabulary.
+Shapes: B rows, D tokens that are drawn, V vocabulary, W bytes that have a bit for each of its tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from plait.data.across import HostTokens, downloading
+from plait.data.across import Bits, HostTokens, downloading, downloading_bits
 from plait.generation.link import NO_LINK, Link
 from plait.generation.sampler import SamplingRows, sample
 from plait.kernels.noise import DrawNoise
@@ -84,6 +84,15 @@ class Joint(Protocol):
         """
         ...
 
+    def tell_bits(self, bits_DW: Tensor | None, num_drawn: int, num_bytes: int) -> Callable[[], Bits]:
+        """Send the hosts of all ranks what was left to draw from (`supports.bits_of`), as `tell` does the tokens.
+
+        Args:
+            bits_DW: on the rank that draws; None on the others.
+            num_drawn, num_bytes: D and W.
+        """
+        ...
+
 
 class Alone:
     """`Joint` of one process, which has the whole model."""
@@ -111,3 +120,8 @@ class Alone:
         """See Joint.tell."""
         assert drawn is not None, "a rank that is alone draws"
         return downloading(*drawn)
+
+    def tell_bits(self, bits_DW: Tensor | None, num_drawn: int, num_bytes: int) -> Callable[[], Bits]:
+        """See Joint.tell_bits."""
+        assert bits_DW is not None, "a rank that is alone draws"
+        return downloading_bits(bits_DW)

@@ -122,6 +122,7 @@ class SampleMoves:
             start=start,
             stop=stop,
             kv=transfer.read(shape, sample.table, state.pool, self._place, (start, stop), out),
+            supports=tuple(response.supports),
         )
         if isinstance(sample, Started):
             if final:

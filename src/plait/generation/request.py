@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from plait.data.records import Prompt, Sample
 from plait.errors import DataError
-from plait.generation.settings import Sampling
+from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from plait.data.records import FinishReason, Reply, Sample, drawn_of, logprobs_with, turn_start, with_replies
+from plait.data.supports import WHOLE
 from plait.errors import RunError
 from plait.generation.request import Request
 from plait.generation.stopping import completes_stop
@@ -50,6 +51,8 @@ class Response:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     """One per token; that of a reply's token stands for none."""
+    supports: list[bytes] = field(default_factory=list)
+    """One per token likewise, as `Sample.supports`, where the sample keeps them; else none."""
     finish_reason: FinishReason | None = None
     """None: it goes on."""
 
@@ -101,14 +104,21 @@ class Response:
         drawn, replies = sample.versions, sample.replies
         versions = with_replies(drawn, replies, lambda reply: [drawn[reply.at - 1]] * len(reply.token_ids))
         logprobs = logprobs_with(sample.replies, sample.logprobs)
+        drawn_from = sample.supports or (WHOLE,) * len(sample.token_ids)
+        supports = with_replies(drawn_from, replies, lambda reply: [WHOLE] * len(reply.token_ids))
         starts = [at for at, policy_version in enumerate(versions) if at == 0 or policy_version != versions[at - 1]]
         response = cls.of(request, sample.index, limit, eos_token_ids, [(at, versions[at]) for at in starts])
-        response.go_on(sample.all_ids, logprobs, version)
+        response.go_on(sample.all_ids, logprobs, version, supports)
         return response
 
-    def go_on(self, token_ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
+    def go_on(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], version: int, supports: Sequence[bytes] = ()
+    ) -> None:
         """Have what was said elsewhere or before, and draw the next token from weights of `version`."""
         self.token_ids, self.logprobs = list(token_ids), list(logprobs)
+        if self.request.sampling.keeps:
+            self.supports = list(supports)
+            assert len(supports) == len(token_ids), f"{len(supports)} sets of {len(token_ids)} tokens"
         if self.version_starts[-1][1] != version:
             self.new_version(version)
 
@@ -137,8 +147,13 @@ class Response:
         most = self.limit if self.stop_at is None else min(self.limit, self.stop_at)
         return most - len(self.token_ids)
 
-    def extend(self, token_ids: Sequence[int], logprobs: Sequence[float], tokenizer: Any) -> int:
+    def extend(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], tokenizer: Any, supports: Sequence[bytes] = ()
+    ) -> int:
         """Add tokens, up to the one that ends the sample.
+
+        Args:
+            supports: what each was drawn from; none: the whole vocabulary.
 
         Returns:
             How many of them it got.
@@ -146,13 +161,14 @@ class Response:
         Raises:
             RunError: a log-prob is not finite.
         """
-        for count, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True), 1):
-            self.append(token_id, logprob, tokenizer)
+        drawn = zip(token_ids, logprobs, supports or (WHOLE,) * len(token_ids), strict=True)
+        for count, (token_id, logprob, support) in enumerate(drawn, 1):
+            self.append(token_id, logprob, tokenizer, support)
             if self.finish_reason is not None:
                 return count
         return len(token_ids)
 
-    def append(self, token_id: int, logprob: float, tokenizer: Any) -> None:
+    def append(self, token_id: int, logprob: float, tokenizer: Any, support: bytes = WHOLE) -> None:
         """Add one token; see `extend`.
 
         Raises:
@@ -166,6 +182,8 @@ class Response:
             )
         self.token_ids.append(token_id)
         self.logprobs.append(logprob)
+        if self.request.sampling.keeps:
+            self.supports.append(support)
         self.finish_reason = self._end(tokenizer)
 
     def _end(self, tokenizer: Any) -> FinishReason | None:
@@ -197,6 +215,7 @@ class Response:
             text=tokenizer.decode(self.token_ids, skip_special_tokens=True),
             finish_reason=reason,
             replies=self.replies,
+            supports=drawn_of(self.supports, self.replies) if self.request.sampling.keeps else None,
             **self._versions(),
         )
 

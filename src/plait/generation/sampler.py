@@ -1,4 +1,5 @@
-"""From logits to tokens: temperature, top-k, top-p, renormalise, in that order, then a draw by keyed Gumbel noise.
+"""From logits to tokens: temperature, top-k, top-p, min-p, renormalise, in that order, then a draw by keyed Gumbel
+noise.
 
 The draw is exact and touches the noise of few tokens (papers/rlhfspec.md §3, `lazy_gumbel`): the argmax of
 log p + Gumbel over all tokens equals the argmax over the most probable *candidates* and one more entry for the rest,
@@ -9,13 +10,12 @@ Filters are thresholds on the logit, so tokens that tie with the last one kept a
 then a function of the logits alone, not of a sort's order. Candidates are closed the other way (a tie with the first
 token left out leaves out), for the same reason.
 
-Shapes: B rows, V tokens of the vocabulary, C candidates, W the top of the vocabulary that is looked at, S blocks of
-D tokens.
+Shapes: B rows, V tokens of the vocabulary, C candidates, W the top of the vocabulary that is looked at, or bytes of a
+row of bits.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 
 from plait.data.across import uploaded
+from plait.data.supports import bits_of
+from plait.generation.candidates import among_candidates, largest
 from plait.kernels import device_draw, draw, noise, paged_attention
 from plait.speculation.drafter import SampledBy
 
@@ -46,6 +48,16 @@ class SamplingRows:
     all_greedy: bool
     most_top_k: int
     """The largest top-k of the rows that have one; 0: none has."""
+    min_p_B: Tensor | None = None
+    """float64; 0 where a row has none."""
+    keeps_B: Tensor | None = None
+    """bool: whether what the filters leave is kept, and log-probs are of that; never where a row is greedy."""
+    all_keep: bool = False
+
+    @property
+    def filters(self) -> bool:
+        """Whether a row has one."""
+        return not self.all_greedy and any(p is not None for p in (self.top_k_B, self.top_p_B, self.min_p_B))
 
     @classmethod
     def of(cls, samplings: Sequence[SampledBy], vocab_size: int, device: torch.device) -> SamplingRows:
@@ -54,6 +66,8 @@ class SamplingRows:
         # Filters never remove the most probable token, so a greedy row needs none.
         top_k = [s.top_k if 0 < s.top_k < vocab_size and s.temperature else vocab_size for s in samplings]
         top_p = [s.top_p if s.temperature else 1.0 for s in samplings]
+        min_p = [s.min_p if s.temperature else 0.0 for s in samplings]
+        keeps = [s.keeps for s in samplings]
 
         def column(values: list, default: object, dtype: torch.dtype) -> Tensor | None:
             if all(value == default for value in values):
@@ -68,6 +82,9 @@ class SamplingRows:
             top_p_B=column(top_p, 1.0, torch.float64),
             all_greedy=all(greedy),
             most_top_k=max((k for k in top_k if k < vocab_size), default=0),
+            min_p_B=column(min_p, 0.0, torch.float64),
+            keeps_B=column(keeps, False, torch.bool),
+            all_keep=all(keeps),
         )
 
 
@@ -88,6 +105,10 @@ def sample(
         tokens over the whole vocabulary, unfiltered; temperature 1 for greedy rows. NaN where a row's logits hold NaN
         or +infinity.
     """
+    if rows.min_p_B is not None:
+        scaled_BV, kept_BV = _filtered(logits_BV, rows)
+        token_ids_B, _ = _sample_within(scaled_BV, kept_BV, noise_B, rows, num_candidates)
+        return _with_logprobs(scaled_BV, token_ids_B, scaled_BV.logsumexp(-1))
     if paged_attention.AVAILABLE and logits_BV.device.type == "cpu" and logits_BV.dtype in _COMPILED:
         return draw.draw(
             logits_BV,
@@ -100,7 +121,7 @@ def sample(
         )
     if device_draw.takes(logits_BV):
         threshold_B = None
-        if not rows.all_greedy and (rows.top_k_B is not None or rows.top_p_B is not None):
+        if rows.filters:
             scaled_BV = _scaled(logits_BV, rows)
             weights_BV = (scaled_BV - scaled_BV.amax(-1, keepdim=True)).exp_()
             threshold_B = filter_threshold(scaled_BV, weights_BV, rows)
@@ -114,6 +135,45 @@ def sample(
             threshold_B=threshold_B,
         )
     return sample_plain(logits_BV, noise_B.keys, rows, num_candidates=num_candidates)
+
+
+def sample_kept(logits_BV: Tensor, noise_B: noise.DrawNoise, rows: SamplingRows) -> tuple[Tensor, Tensor, Tensor]:
+    """`sample`, with what the filters left of the vocabulary in the rows that keep it (`SamplingRows.keeps_B`); their
+    log-probs are those of the softmax over that.
+
+    Returns:
+        token_ids_B, logprobs_B, and bits_BW: the tokens that each row could draw (`supports.bits_of`); all of them in
+        rows that do not keep.
+    """
+    scaled_BV, kept_BV = _filtered(logits_BV, rows)
+    token_ids_B, logprobs_B = _sample_within(scaled_BV, kept_BV, noise_B, rows, NUM_CANDIDATES)
+    if not rows.all_keep:  # who does not keep it has the bits of `sample`
+        keeps_B = torch.zeros_like(token_ids_B, dtype=torch.bool) if rows.keeps_B is None else rows.keeps_B
+        plain_ids_B, plain_B = sample(logits_BV, noise_B, rows)
+        token_ids_B = torch.where(keeps_B, token_ids_B, plain_ids_B)
+        logprobs_B = torch.where(keeps_B, logprobs_B, plain_B)
+        kept_BV |= ~keeps_B[:, None]
+    return token_ids_B, logprobs_B, bits_of(kept_BV)
+
+
+def _filtered(logits_BV: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+    """The logits over the temperature [B, V], and which of them the filters leave, bool [B, V]. Of NaN nothing is left
+    out: the log-prob says it."""
+    scaled_BV = _scaled(logits_BV, rows)
+    if not rows.filters:
+        return scaled_BV, torch.ones_like(scaled_BV, dtype=torch.bool)
+    weights_BV = (scaled_BV - scaled_BV.amax(-1, keepdim=True)).exp_()
+    return scaled_BV, ~(scaled_BV < filter_threshold(scaled_BV, weights_BV, rows)[:, None])
+
+
+def _sample_within(
+    scaled_BV: Tensor, kept_BV: Tensor, noise_B: noise.DrawNoise, rows: SamplingRows, num_candidates: int
+) -> tuple[Tensor, Tensor]:
+    """Draw from what is left as if it were all: the same tokens, since its candidates are those of the whole that are
+    left, and the others have no weight in either. Tokens [B], and their log-probs [B] over what is left."""
+    within_BV = scaled_BV.masked_fill(~kept_BV, -torch.inf)
+    whole = SamplingRows(None, rows.greedy_B, None, None, rows.all_greedy, 0)
+    return sample(within_BV, noise_B, whole, num_candidates=num_candidates)
 
 
 def sample_plain(
@@ -138,11 +198,11 @@ def sample_plain(
     kept_BW = torch.ones_like(top_ids_BW, dtype=torch.bool)
     if top_ids_BW.shape[1] < vocab_size:
         kept_BW = top_logits_BW > top_logits_BW[:, -1:]
-    if rows.top_k_B is not None or rows.top_p_B is not None:
+    if rows.filters:
         threshold_B1 = filter_threshold(logits_BV, weights_BV, rows)[:, None]
         kept_BW &= top_logits_BW >= threshold_B1
         weights_BV.masked_fill_(logits_BV < threshold_B1, 0.0)
-    token_ids_B = _draw(top_logits_BW - max_B1, top_ids_BW, kept_BW, weights_BV, draw_keys_B)
+    token_ids_B = among_candidates(top_logits_BW - max_B1, top_ids_BW, kept_BW, weights_BV, draw_keys_B)
     if rows.greedy_B is not None:
         token_ids_B = torch.where(rows.greedy_B, logits_BV.argmax(-1), token_ids_B)
     return _with_logprobs(logits_BV, token_ids_B, log_total_B)
@@ -155,15 +215,24 @@ def _scaled(logits_BV: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def filter_threshold(logits_BV: Tensor, weights_BV: Tensor, rows: SamplingRows) -> Tensor:
-    """[B]: the smallest logit that each row keeps under its top-k, then top-p; −inf where it keeps all.
+    """[B]: the smallest logit that each row keeps under its top-k, then top-p, and min-p; −inf where it keeps all.
 
     Top-p keeps the fewest of the most probable tokens whose mass, renormalised over those that top-k kept, reaches
-    top_p. Looks at the top of the vocabulary only, in growing pieces, instead of sorting it.
+    top_p: it looks at the top of the vocabulary only, in growing pieces, instead of sorting it. Min-p keeps tokens at
+    least min_p times as probable as the most probable one, whatever is renormalised.
 
     Args:
         logits_BV: after temperature.
         weights_BV: exp(logits − row maximum).
     """
+    threshold_B = _ranked_threshold(logits_BV, weights_BV, rows)
+    if rows.min_p_B is None:
+        return threshold_B
+    return torch.maximum(threshold_B, logits_BV.amax(-1) + rows.min_p_B.log().to(logits_BV.dtype))
+
+
+def _ranked_threshold(logits_BV: Tensor, weights_BV: Tensor, rows: SamplingRows) -> Tensor:
+    """That of top-k, then top-p [B]."""
     vocab_size = logits_BV.shape[1]
     threshold_B = torch.full_like(logits_BV[:, 0], -torch.inf)
     if rows.top_k_B is not None:
@@ -178,7 +247,8 @@ def filter_threshold(logits_BV: Tensor, weights_BV: Tensor, rows: SamplingRows) 
 
     pending = (rows.top_p_B < 1).nonzero()[:, 0]
     weights_PV = weights_BV[pending].masked_fill_(logits_BV[pending] < threshold_B[pending, None], 0.0)
-    target_P = rows.top_p_B[pending] * weights_PV.sum(-1, dtype=torch.float64)
+    # A scan adds in one order; how a sum is split may depend on the number of rows.
+    target_P = rows.top_p_B[pending] * weights_PV.cumsum(-1, dtype=torch.float64)[:, -1]
     width = min(64, vocab_size)
     while pending.numel():
         top_PW = logits_BV[pending].topk(width, dim=-1).values
@@ -205,69 +275,6 @@ def whole_top_p(logits_BV: Tensor, weights_BV: Tensor, top_p_B: Tensor, threshol
     place_B1 = torch.searchsorted(mass_BV, target_B1).clamp_(max=logits_BV.shape[1] - 1)
     found_B = torch.maximum(sorted_BV.gather(1, place_B1)[:, 0], threshold_B)
     return torch.where(top_p_B < 1, found_B, threshold_B)
-
-
-def largest(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest logits of each row, descending, and their ids; which of equal ones is open, as with `topk`.
-
-    A block of tokens that holds one of them is among the `count` blocks with the largest maxima (or ties with one that
-    is), so only these are searched: 0.4 ms in place of 1.0 for 32 rows of 4,096. Block n has the tokens n, n + S, n +
-    2 S, … of S blocks, which makes their maxima one pass over adjacent numbers.
-    """
-    num_rows, vocab_size = logits_BV.shape
-    num_blocks = math.isqrt(vocab_size * count)  # as many maxima to search as tokens in the blocks
-    depth = vocab_size // num_blocks
-    if depth < 2:
-        return logits_BV.topk(count, dim=-1)
-    blocked = depth * num_blocks
-    blocks_BDS = logits_BV[:, :blocked].view(num_rows, depth, num_blocks)
-    ids_BC = blocks_BDS.amax(1).topk(count, dim=-1, sorted=False).indices
-    found_BX = blocks_BDS.gather(2, ids_BC[:, None].expand(-1, depth, -1)).reshape(num_rows, depth * count)
-    rest_BX = logits_BV[:, blocked:]
-    logits_BW, places_BW = torch.cat([found_BX, rest_BX], dim=1).topk(count, dim=-1)
-    in_blocks_BW = ids_BC.gather(1, places_BW % count) + places_BW // count * num_blocks
-    in_rest_BW = places_BW + (blocked - depth * count)
-    return logits_BW, torch.where(places_BW < depth * count, in_blocks_BW, in_rest_BW)
-
-
-def _draw(
-    top_logits_BW: Tensor, top_ids_BW: Tensor, kept_BW: Tensor, weights_BV: Tensor, draw_keys_B: Tensor
-) -> Tensor:
-    """Argmax of log weight + Gumbel over the kept candidates and the tail, whose weights overwrite `weights_BV`."""
-    ids_BX = torch.cat([top_ids_BW, _tail_ids(top_ids_BW)], dim=1)
-    uniform_BX = noise.uniform(draw_keys_B[:, None], ids_BX)  # of the candidates, the tail, the pick within the tail
-    gumbel_BY = uniform_BX[:, :-1].log().neg_().log_().neg_()
-    scores_BW = (top_logits_BW + gumbel_BY[:, :-1]).masked_fill_(~kept_BW, -torch.inf)
-    # Zeroing the candidates' weights and summing the rest keeps the digits that 1 - mass(candidates) would lose.
-    tail_BV = weights_BV.scatter_(1, top_ids_BW, weights_BV.gather(1, top_ids_BW).masked_fill_(kept_BW, 0.0))
-    tail_score_B1 = tail_BV.sum(-1, dtype=torch.float64, keepdim=True).log_().add_(gumbel_BY[:, -1:])
-    winner_B = torch.cat([scores_BW, tail_score_B1], dim=1).argmax(-1)
-    in_tail_B = winner_B == top_ids_BW.shape[1]
-    token_ids_B = top_ids_BW.gather(1, winner_B.clamp(max=top_ids_BW.shape[1] - 1)[:, None])[:, 0]
-    if tail_BV.device.type != "cpu":  # the host does not ask which rows
-        return torch.where(in_tail_B, tail_pick(tail_BV, uniform_BX[:, -1]), token_ids_B)
-    rows_R = in_tail_B.nonzero()[:, 0]
-    if rows_R.numel():
-        token_ids_B[rows_R] = tail_pick(tail_BV[rows_R], uniform_BX[rows_R, -1])
-    return token_ids_B
-
-
-def tail_pick(tail_RV: Tensor, uniform_R: Tensor) -> Tensor:
-    """[R] tokens by the inverse of the distribution function of their weights."""
-    cumulative_RV = tail_RV.cumsum(-1, dtype=torch.float64)
-    total_R = cumulative_RV[:, -1]
-    # A product that rounds up to the total would fall behind the last token that has weight.
-    point_R = torch.minimum(uniform_R * total_R, torch.nextafter(total_R, torch.zeros_like(total_R)))
-    return torch.searchsorted(cumulative_RV, point_R[:, None], right=True)[:, 0].clamp_(
-        max=tail_RV.shape[1] - 1  # of use for NaN only
-    )
-
-
-def _tail_ids(like_BW: Tensor) -> Tensor:
-    """[B, 2]"""
-    # Counted down on the device: a list would be uploaded in every step.
-    ids = torch.arange(noise.TAIL_GUMBEL, noise.TAIL_UNIFORM - 1, -1, device=like_BW.device, dtype=like_BW.dtype)
-    return ids.expand(len(like_BW), -1)
 
 
 def _with_logprobs(logits_BV: Tensor, token_ids_B: Tensor, log_total_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,22 +1,21 @@
-"""How samples are drawn: the keys of a recipe, and the resolved values that travel with a request. Imports no torch."""
+"""How samples are drawn: the keys of a recipe. Imports no torch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from plait.errors import ConfigError
+from plait.generation.sampling import Sampling, check_stop, check_temperature
 from plait.paths import path_key
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.policy.step import Limits
 from plait.settings import Settings, word_or_number
 from plait.speculation.promise import MAY_LOSE
 
-MIN_TEMPERATURE = 0.01
 MAX_DRAFT_TOKENS = 15
 """More rows of a sample would be computed as a chunk."""
 DRAFT_MODEL_TOKENS = 2
@@ -34,19 +33,6 @@ MOST_REPLAYED_CHUNKS = 1024
 takes to launch the step (arithmetic for 7B parameters: 512 rows some 10 ms, launches 30 to 40)."""
 MOST_GRAPHS_OF_PROMPTS = 16
 """Sizes of steps with prompts that have graphs: each keeps the hidden states that it computes."""
-
-
-def _check_temperature(value: float) -> float:
-    if value != 0 and not MIN_TEMPERATURE <= value < math.inf:
-        small = ": so small a one overflows; set it to 0" if value > 0 else ""
-        raise ValueError(f"expected 0 (greedy) or at least {MIN_TEMPERATURE}, found {value}{small}")
-    return value
-
-
-def _check_stop(value: tuple[str, ...]) -> tuple[str, ...]:
-    if "" in value:
-        raise ValueError("expected non-empty stop strings, found an empty one, which every text contains; remove it")
-    return value
 
 
 def _check_blocks(value: int) -> int:
@@ -72,49 +58,13 @@ _SPECULATION = word_or_number(
 _GROUPS = word_or_number(("auto",), int, lambda number: number >= 1, "auto or a number of groups from 1 on")
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """The sampling parameters of one request.
-
-    Raises:
-        ConfigError: a value out of its range.
-    """
-
-    temperature: float = 1.0
-    """0 is greedy: the most probable token, the lowest id among equals."""
-    top_k: int = 0
-    """Keep the k most probable tokens; 0 keeps all."""
-    top_p: float = 1.0
-    """Keep the fewest of these whose renormalised mass reaches top_p."""
-    max_tokens: int = 256
-    """Tokens of the response at most; the model's positions may allow fewer."""
-    stop_token_ids: tuple[int, ...] | None = None
-    """Tokens that end a response and are part of it. None: the model's own end-of-sequence tokens."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a response with the token that completes one of them."""
-
-    def __post_init__(self) -> None:
-        for key, check in (("temperature", _check_temperature), ("stop", _check_stop)):
-            try:
-                check(getattr(self, key))
-            except ValueError as error:
-                raise ConfigError(f"{key}: {error}") from error
-        for key, holds, expected in (
-            ("top_k", self.top_k >= 0, "at least 0 (0 keeps all)"),
-            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("max_tokens", self.max_tokens >= 1, "at least 1"),
-        ):
-            if not holds:
-                raise ConfigError(f"{key}: expected {expected}, found {getattr(self, key)}")
-
-
 class SamplingSettings(Settings):
     """Keys of the recipe's `sampling` section."""
 
     engine: Literal["plait", "vllm"] = Field(
         default="plait", description="who draws samples: plait, or vllm in an environment of its own (docs/engines.md)"
     )
-    temperature: Annotated[float, AfterValidator(_check_temperature)] = Field(
+    temperature: Annotated[float, AfterValidator(check_temperature)] = Field(
         default=1.0,
         ge=0,
         description="divides the logits before the softmax, in sampling and training alike; 0: greedy",
@@ -123,8 +73,14 @@ class SamplingSettings(Settings):
         default=1.0, gt=0, le=1, description="sample from the fewest most probable tokens whose mass reaches it; 1: all"
     )
     top_k: int = Field(default=0, ge=0, description="sample from that many most probable tokens; 0: all")
+    min_p: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="sample from tokens that are at least so many times as probable as the most probable one; 0: all",
+    )
     max_response_tokens: int = Field(default=256, ge=1, description="a response is cut at so many tokens")
-    stop: Annotated[tuple[str, ...], AfterValidator(_check_stop)] = Field(
+    stop: Annotated[tuple[str, ...], AfterValidator(check_stop)] = Field(
         default=(), description="strings that end a response, with the token that completes one"
     )
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
@@ -224,8 +180,8 @@ class SamplingSettings(Settings):
 
     @property
     def filters(self) -> bool:
-        """Whether top-k or top-p chooses tokens."""
-        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
+        """Whether top-k, top-p or min-p chooses tokens."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     def num_blocks(self, max_positions: int) -> int:
         """Blocks of the pool of an engine whose model has so many positions.
@@ -292,6 +248,7 @@ class SamplingSettings(Settings):
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
+            min_p=self.min_p,
             max_tokens=self.max_response_tokens,
             stop_token_ids=self.stop_token_ids,
             stop=self.stop,

@@ -19,7 +19,8 @@ from plait.generation.ragged import SHORT_ROWS
 from plait.generation.response import Response
 from plait.generation.rows import NO_DRAFTS, Drafts
 from plait.generation.sampler import SamplingRows, sample
-from plait.generation.settings import MAX_DRAFT_TOKENS, Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import MAX_DRAFT_TOKENS, SamplingSettings
 from plait.generation.speculates import NoSpeculation, Quiet, Speculates
 from plait.generation.steady_drafts import WhereSteady
 from plait.kernels.noise import DrawNoise

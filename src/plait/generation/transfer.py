@@ -60,6 +60,8 @@ class SampleState:
     stop: int
     kv: Tensor
     """Flat, in the compute dtype."""
+    supports: tuple[bytes, ...] = ()
+    """As of `Response`."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -77,7 +79,7 @@ class SampleState:
         """The sample in an engine whose next token is of `policy_version`."""
         limit = self.request.limit(self.index, max_positions)
         response = Response.of(self.request, self.index, limit, eos_token_ids, self.version_starts)
-        response.go_on(self.token_ids, self.logprobs, policy_version)
+        response.go_on(self.token_ids, self.logprobs, policy_version, self.supports)
         return response
 
 

@@ -66,7 +66,7 @@ class LanguageModel(BackboneModel):
         keeps_logits: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the batch's response tokens under softmax(logits / temperature), from the hidden
-        states of the last stage (`stage`).
+        states of the last stage (`stage`). Where the batch says what its tokens were drawn from, over that alone.
 
         Args:
             temperature: of the sampling; positive.
@@ -80,7 +80,7 @@ class LanguageModel(BackboneModel):
         hidden_RH, targets_R = hidden_TH[batch.predict_R], batch.targets_R
         kept = kept_logits_bytes(hidden_TH.device.type) if keeps_logits else 0
         given = self.head, hidden_RH, targets_R, temperature, chunk_rows
-        return chunked_logprobs(*given, likeliest_R=likeliest_R, kept_bytes=kept)
+        return chunked_logprobs(*given, likeliest_R=likeliest_R, kept_bytes=kept, supports=batch.supports)
 
     def outputs(
         self, hidden_TH: Tensor, batch: PackedBatch, temperature: float, *, keeps_logits: bool = False

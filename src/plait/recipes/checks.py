@@ -52,10 +52,9 @@ def prompt_limit(recipe: Recipe, shape: ModelShape) -> int:
 
 
 def check_sampling(flow: Dataflow, recipe: Recipe) -> None:
-    """Training needs log-probs over the support that was sampled from, so truncated sampling is refused.
-
+    """
     Raises:
-        ConfigError: temperature 0, top_p or top_k in a training recipe; a buffer of DAPO that is longer than responses.
+        ConfigError: temperature 0 in a training recipe; a buffer of DAPO that is longer than responses.
     """
     sampling = recipe.sampling
     buffer = flow.options.overlong_buffer_tokens if isinstance(flow.options, GRPOOptions) else 0
@@ -68,12 +67,6 @@ def check_sampling(flow: Dataflow, recipe: Recipe) -> None:
         raise ConfigError(
             "`sampling.temperature` is 0: every sample of a group would be the same; give a value above 0"
         )
-    for key, value, off in (("top_p", sampling.top_p, 1.0), ("top_k", sampling.top_k, 0)):
-        if value != off:
-            raise ConfigError(
-                f"`sampling.{key}` is {value}: training on a truncated distribution biases the probability ratio "
-                f"(log-probs are those of the whole vocabulary); set it to {off:g}, or use it in `plait generate` only"
-            )
 
 
 def running_kept(recipe: Recipe, shape: ModelShape, *, is_stated: bool) -> int:

@@ -28,6 +28,8 @@ class Abilities:
     """Samples go on elsewhere, or with other weights."""
     parts: bool
     """It computes with models in parts and on several devices."""
+    keeps_support: bool
+    """It says what top-k, top-p and min-p left of the vocabulary for each token, over which a trainer renormalises."""
     own_cache: bool
     """What it keeps of earlier prompts is its own to decide."""
     program: str | None
@@ -47,6 +49,7 @@ ABILITIES = {
         drafts=True,
         moves=True,
         parts=True,
+        keeps_support=True,
         own_cache=False,
         program=None,
         dtypes=("bfloat16", "float32", "float64"),
@@ -56,6 +59,7 @@ ABILITIES = {
         drafts=False,
         moves=False,
         parts=False,
+        keeps_support=False,
         own_cache=True,
         program="vLLM",
         dtypes=("bfloat16", "float32"),
@@ -166,6 +170,9 @@ def of_engines(recipe: Recipe) -> SamplingSettings:
     return recipe.sampling.model_copy(update={"speculation": "off"})
 
 
+_FORGETS = "does not say which tokens are left to draw from, which training needs to know"
+
+
 def check_engine(recipe: Recipe) -> None:
     """Raises ConfigError where a recipe asks its engine for what that cannot do."""
     engine, sampling = recipe.sampling.engine, recipe.sampling
@@ -176,6 +183,9 @@ def check_engine(recipe: Recipe) -> None:
         ("sampling.speculation", guessing, can.drafts, "takes no drafts", "auto"),
         ("sampling.speculation_loss", sampling.speculation_loss != MAY_LOSE, can.drafts, "takes no drafts", MAY_LOSE),
         ("sampling.draft_model", drafts is not None, can.drafts, "takes no drafts", "null"),
+        ("sampling.top_p", sampling.top_p < 1, can.keeps_support, _FORGETS, "1"),
+        ("sampling.top_k", sampling.top_k, can.keeps_support, _FORGETS, "0"),
+        ("sampling.min_p", sampling.min_p, can.keeps_support, _FORGETS, "0"),
         ("sampling.decode_groups", grouped, can.parts, "has no stages", "auto"),
         ("sampling.prefix_cache_tokens", sampling.prefix_cache_tokens, not can.own_cache, "decides what it keeps", "0"),
         ("max_staleness", recipe.max_staleness, can.moves, "draws with the newest weights alone", "0"),

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
+from plait.data.records import Sample
+from plait.data.supports import Supports
 from plait.dataflow import CallKind, Dataflow, Level
 from plait.dataflow.call_name import numbered
 from plait.metric_names import with_logged
@@ -151,7 +153,8 @@ def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
     each reward function gave it, and what they logged.
 
     Samples that lost their reward stand there too, without columns. `token_versions` says of each token which weights
-    gave it, where they changed on the way; `turns` and `replies` what was said in several turns. A flow of several
+    gave it, where they changed on the way; `support_sizes` how many tokens each was drawn from, where `sampling` leaves
+    some out; `turns` and `replies` what was said in several turns. A flow of several
     rollouts names that of each sample under `rollout`.
     """
     for table, generated in state.generated.items():
@@ -170,6 +173,7 @@ def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
                 "prompt_ids": list(sample.prompt.token_ids),
                 "token_ids": list(sample.token_ids),
                 "sampling_logprobs": list(sample.logprobs),
+                **_kept_of(sample),
                 **told_of_turns(sample),
             }
             if len(state.generated) > 1:
@@ -185,6 +189,14 @@ def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
                     record[name] = float(value) if column.level is Level.SAMPLE else value
             scores, logged = of_rewards.get(sample.uid, ({}, {}))
             yield with_logged(record | scores, logged, is_metric=False)
+
+
+def _kept_of(sample: Sample) -> dict[str, list[int | None]]:
+    """How many tokens each of a sample's was drawn from; None: the whole vocabulary. Empty where nothing was left out
+    of any."""
+    if sample.supports is None:
+        return {}
+    return {"support_sizes": [None if count < 0 else count for count in Supports(sample.supports).counts_R.tolist()]}
 
 
 def _of_rewards(flow: Dataflow, state: StepState, table: int) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:

@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from plait.data.records import FinishReason
+from plait.data.records import FinishReason, Sample
+from plait.data.supports import Supports
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.metric_names import with_logged
 from plait.observe.progress import ROLLOUTS, Watched, losses
@@ -110,10 +111,20 @@ def _length_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
     if is_rollout:
         truncated = [sample.finish_reason is FinishReason.LENGTH for sample in samples]
         metrics["response_length/clip_ratio"] = float(np.mean(truncated))
+        metrics |= _support_sizes(samples)
     mixed = [sample.token_versions is not None for sample in samples]
     if any(mixed):
         metrics["training/mixed_versions"] = float(np.mean(mixed))
     return metrics
+
+
+def _support_sizes(samples: Sequence[Sample]) -> dict[str, float]:
+    """From how many tokens those were drawn that did not come from the whole vocabulary."""
+    supports = Supports.of(samples)
+    sizes = np.zeros(0) if supports is None else supports.counts_R[supports.counts_R >= 0]
+    if not len(sizes):
+        return {}
+    return {"support_size/mean": float(sizes.mean()), "support_size/max": float(sizes.max())}
 
 
 def _logged(flow: Dataflow, state: StepState) -> dict[str, float]:

@@ -20,7 +20,7 @@ from plait.speculation.pool import FloatArray, IntArray, TextPool
 
 
 class SampledBy(Protocol):
-    """How a sample draws; see `generation.settings.Sampling`."""
+    """How a sample draws; see `generation.sampling.Sampling`."""
 
     @property
     def temperature(self) -> float: ...
@@ -30,6 +30,12 @@ class SampledBy(Protocol):
 
     @property
     def top_p(self) -> float: ...
+
+    @property
+    def min_p(self) -> float: ...
+
+    @property
+    def keeps(self) -> bool: ...
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,8 @@ class MicroBatchLoss:
 
     @property
     def logprobs(self) -> Tensor:
-        """[R], differentiable: under the trained weights, at the sampling temperature."""
+        """[R], differentiable: under the trained weights, at the sampling temperature, over what each token was drawn
+        from (`Sample.supports`)."""
         return self._present(self._outputs.logprobs_R, "logprobs")
 
     @property
@@ -104,9 +105,9 @@ class MicroBatchLoss:
         return self._present(self._outputs.likeliest_R, "likeliest").to(self.mask.dtype)
 
     def logprobs_at(self, ids_RK: Tensor) -> Tensor:
-        """[R, K + 1], differentiable: log-probs of these tokens under the trained weights, at the sampling temperature,
-        and last that of all other tokens together, -43 where that is nothing. Passes the head once more. The ids may be
-        of any dtype.
+        """[R, K + 1], differentiable: log-probs of these tokens under the trained weights, at the sampling temperature
+        and over the whole vocabulary, and last that of all other tokens together, -43 where that is nothing. Passes the
+        head once more. The ids may be of any dtype.
 
         Raises:
             RunError: `ids_RK` is not [R, K].

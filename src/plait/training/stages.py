@@ -14,12 +14,13 @@ from torch import Tensor
 from plait.data.packed import PackedBatch, pack
 from plait.data.records import ranges_of
 from plait.data.rows import Rows
+from plait.data.supports import Supports
 from plait.dataflow import Top
 from plait.errors import RunError
 from plait.models.compute.logprobs_at import chunked_top_logprobs
 from plait.models.language_model import LanguageModel
 from plait.models.model import Model
-from plait.models.outputs import Outputs
+from plait.models.outputs import Outputs, Said
 from plait.models.parallel.team import Team
 from plait.policy.packing import MicroBatch
 from plait.training.optimizer import MasterOptimizer
@@ -50,11 +51,14 @@ class ModelPart:
             for members in micro.groups
         ]
         given = [ranges_of(rows.samples[i].replies) for i in micro.samples]
-        batch = pack(groups, self.model.device, root_tokens=micro.root_tokens, given=given)
+        speaks = Said.LOGPROBS in self.model.says
+        supports = Supports.of([rows.samples[i] for i in micro.samples]) if speaks else None
+        batch = pack(groups, self.model.device, root_tokens=micro.root_tokens, given=given, supports=supports)
         config = self.model.config.get_text_config()
-        if (largest := max(batch.token_ids, default=0)) >= config.vocab_size:
-            having = (rows.samples[i] for i in micro.samples)
-            uid = next(s.uid for s in having if largest in s.all_ids or largest in s.prompt.token_ids)
+        largest = max(max(batch.token_ids, default=0), 0 if supports is None else supports.largest)
+        if largest >= config.vocab_size:
+            having = [rows.samples[i] for i in micro.samples]
+            uid = next((s.uid for s in having if largest in s.all_ids or largest in s.prompt.token_ids), having[0].uid)
             raise RunError(
                 f"sample {uid} has token {largest}, but the model `{config.name_or_path}`, which reads it, has only "
                 f"the tokens 0 to {config.vocab_size - 1}; give all roles models with as many tokens (Transformers' "

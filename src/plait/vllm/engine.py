@@ -275,6 +275,7 @@ def _wanted(response: Response) -> Wanted:
     """A sample as vLLM is asked for it."""
     request, sampling = response.request, response.request.sampling
     is_replayed = request.lengths is not None
+    assert not any((sampling.keeps_support, sampling.min_p)), "a recipe that asks vLLM for it is refused"
     return Wanted(
         key=response.key,
         prompt_ids=tuple(request.prompt.token_ids),

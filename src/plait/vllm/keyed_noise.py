@@ -13,7 +13,7 @@ Runs in vLLM's environment. Shapes: B requests of a step, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,8 @@ class Draws:
     """Tokens of its response that it goes on behind."""
     said: list[int]
     """Its tokens since: vLLM's own list, which grows."""
+    min_p: ClassVar[float] = 0.0
+    keeps: ClassVar[bool] = False
 
     @property
     def place(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.generation.request import Request
-from plait.generation.settings import Sampling
+from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.policy.step import Key
 

@@ -4,7 +4,8 @@ All ranks get the same requests at the same step, and so make the same decisions
 the tokens and tells the others; with several stages, steps of other samples run before its tokens come
 (`policy.decode_ring`). Drafts depend on measured seconds, so one rank makes them and tells the others.
 
-Shapes: B rows, D tokens that are drawn, T tokens of a step, H hidden size, V vocabulary.
+Shapes: B rows, D tokens that are drawn, T tokens of a step, H hidden size, V vocabulary, W bytes that have a bit for
+each of its tokens.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from plait.data.across import HostTokens, numbers_of
+from plait.data.across import Bits, HostTokens, numbers_of
 from plait.generation.engine import Engine
 from plait.generation.joint import Tokens
 from plait.generation.response import Response
@@ -78,6 +80,7 @@ class JointRanks:
         self.waited = Waited()
         source = team.all.ranks.index(team.layout.rank_at(0, 0, team.pp.size - 1))
         self._tokens = OneToAll(team.all, source, Kind.TOKENS, "drawn tokens", self.waited)
+        self._bits = OneToAll(team.all, source, Kind.BITS, "what tokens were drawn from", self.waited)
         hidden_size = model.config.get_text_config().hidden_size
         on_cpu = model.device.type == "cpu"
         self.link = StageLink(
@@ -116,6 +119,7 @@ class JointRanks:
         """See Joint.rest."""
         self.link.rest()
         self._tokens.rest()
+        self._bits.rest()
 
     def tell(self, drawn: Tokens | None, num_drawn: int) -> Callable[[], HostTokens]:
         """See Joint.tell."""
@@ -127,6 +131,15 @@ class JointRanks:
         drawn_2D[0], drawn_2D[1] = drawn
         self._tokens.tell(drawn_2D)
         return lambda: numbers_of(drawn_2D)
+
+    def tell_bits(self, bits_DW: Tensor | None, num_drawn: int, num_bytes: int) -> Callable[[], Bits]:
+        """See Joint.tell_bits."""
+        if bits_DW is None:
+            transfer = self._bits.listen(torch.empty(num_drawn, num_bytes, dtype=torch.uint8))
+            return lambda: self.waited.wait(transfer).numpy()
+        told_DW = bits_DW.cpu()
+        self._bits.tell(told_DW)
+        return told_DW.numpy
 
 
 class DraftedByOne:

@@ -19,8 +19,9 @@ from plait.data.records import FinishReason, Prompt, Reply, Sample, packed_repli
 from plait.data.rows import Rows
 from plait.dataflow import Column
 from plait.generation.request import GoingOn, Request
-from plait.generation.settings import Sampling
+from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
+from plait.workers.packed_supports import pack_supports, supports_of_text, supports_text, unpack_supports
 
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
@@ -103,7 +104,7 @@ def unpack_rows(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = ()) 
     return Rows(samples, dict(zip(columns, arrays[_NUM_ARRAYS:], strict=True)))
 
 
-_NUM_ARRAYS = 10
+_NUM_ARRAYS = 12
 
 
 def pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
@@ -112,7 +113,7 @@ def pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
     Returns:
         int64, but for the log-probs, which are float64: of the prompts uids [P], lengths [P] and tokens [their sum]; of
         the samples heads [N, 7], tokens, log-probs and versions [those of all, one after another]; of replies heads
-        [replies, 3] and tokens; (P, N).
+        [replies, 3] and tokens; what `pack_supports` says; (P, N).
     """
     prompts = {sample.prompt.uid: sample.prompt for sample in samples}
     # Samples of one prompt may have unequal prompt tokens where another tokenizer drew the boundary.
@@ -142,6 +143,7 @@ def pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
         np.array([version for sample in samples for version in sample.token_versions or ()], dtype=np.int64),
         np.array(replies, dtype=np.int64).reshape(len(replies), 3),
         np.array([token for s in samples for reply in s.replies for token in reply.token_ids], dtype=np.int64),
+        *pack_supports([sample.supports for sample in samples]),
         np.array([len(listed), len(samples)], dtype=np.int64),
     )
 
@@ -155,7 +157,7 @@ def unpack_samples(
         prompts: by uid: the samples have these very ones.
         texts: of the samples; none: they are empty.
     """
-    uids, lengths, tokens, heads, responses, logprobs, versions, reply_heads, reply_tokens, _ = arrays
+    uids, lengths, tokens, heads, responses, logprobs, versions, reply_heads, reply_tokens, *sets, _ = arrays
     own_prompts, at = [], 0
     all_tokens = tokens.tolist()
     for uid, length in zip(uids.tolist(), lengths.tolist(), strict=True):
@@ -166,6 +168,7 @@ def unpack_samples(
     stops = np.cumsum(reply_heads[:, 2]).tolist()
     for (place, at, length), stop in zip(reply_heads.tolist(), stops, strict=True):
         replies.setdefault(place, []).append(Reply(at, tuple(reply_tokens[stop - length : stop].tolist())))
+    supports = unpack_supports(sets, heads[:, 2].tolist())
     samples, token, logprob, stamped = [], 0, 0, 0
     all_responses, all_logprobs, all_versions = responses.tolist(), logprobs.tolist(), versions.tolist()
     for place, (prompt, index, num_tokens, num_logprobs, reason, version, has_versions) in enumerate(heads.tolist()):
@@ -181,6 +184,7 @@ def unpack_samples(
                 version,
                 tuple(all_versions[stamped : stamped + num_versions]) if has_versions else None,
                 tuple(replies.get(place, ())),
+                supports=supports[place],
             )
         )
         token, logprob, stamped = token + num_tokens, logprob + num_logprobs, stamped + num_versions
@@ -210,7 +214,14 @@ def _pack_going_on(going_on: GoingOn) -> dict[str, Any] | None:
         return None
     return {
         "begun": [
-            [s.index, list(s.token_ids), list(s.logprobs), list(s.versions), packed_replies(s.replies)]
+            [
+                s.index,
+                list(s.token_ids),
+                list(s.logprobs),
+                list(s.versions),
+                packed_replies(s.replies),
+                supports_text(s),
+            ]
             for s in going_on.begun
         ],
         "left_out": sorted(going_on.left_out),
@@ -234,8 +245,9 @@ def _unpack_going_on(value: Mapping[str, Any] | None, prompt: Prompt) -> GoingOn
             versions[-1],
             tuple(versions),
             unpacked_replies(replies),
+            supports=supports_of_text(supports),
         )
-        for index, ids, logprobs, versions, replies in value["begun"]
+        for index, ids, logprobs, versions, replies, supports in value["begun"]
     )
     left_out, keeps = frozenset(value["left_out"]), frozenset(value["keeps"])
     return GoingOn(begun, left_out, dict(value["stops"]), keeps, value["parks"])

@@ -18,6 +18,7 @@ from plait.reallocation.memory import DTYPES
 from plait.schedule.update_rule import HeldKV
 from plait.speculation.acceptance import Learned
 from plait.workers.messages import Message, pack_requests, unpack_requests
+from plait.workers.packed_supports import pack_supports, unpack_supports
 
 
 @dataclass(frozen=True)
@@ -65,20 +66,23 @@ class Offer:
             np.array([token for state in self.states for token in state.token_ids], dtype=np.int64),
             np.array([logprob for state in self.states for logprob in state.logprobs], dtype=np.float64),
             np.array([start for state in self.states for start in state.version_starts], dtype=np.int64).reshape(-1, 2),
+            *pack_supports([state.supports for state in self.states]),
             *(self.learned or ()),
         )
         return Message(header, arrays)
 
     @classmethod
     def from_message(cls, message: Message) -> Offer:
-        header, (heads, tokens, logprobs, versions, *counts) = message.header, message.arrays
+        header, (heads, tokens, logprobs, versions, sizes, sets, *counts) = message.header, message.arrays
         learned = (counts[0], counts[1]) if counts else None
         if not len(heads):
             return cls((), learned=learned)
         requests = {request.prompt.uid: request for request in unpack_requests(header["requests"])}
         shape, nothing = unpack_shape(header["shape"]), torch.zeros(0, dtype=DTYPES[header["dtype"]])
+        supports = unpack_supports((sizes, sets), heads[:, 2].tolist())
         states, token, began = [], 0, 0
-        for uid, index, num_tokens, num_versions, num_computed, epoch, is_current in heads.tolist():
+        for place, head in enumerate(heads.tolist()):
+            uid, index, num_tokens, num_versions, num_computed, epoch, is_current = head
             states.append(
                 SampleState(
                     requests[uid],
@@ -95,6 +99,7 @@ class Offer:
                     0,
                     0,
                     nothing,
+                    supports[place] or (),
                 )
             )
             token, began = token + num_tokens, began + num_versions

@@ -67,6 +67,8 @@ class ScoreCall:
         header = {"role": self.role, "what": self.what.value, "top": top and astuple(top), "call": self.call}
         header |= {"temperature": self.temperature, "by": self.by and astuple(self.by)}
         samples = tuple(replace(sample, logprobs=(), token_versions=None) for sample in self.rows.samples)
+        if self.what not in (Score.LOGPROBS, Score.ENTROPIES):
+            samples = tuple(replace(sample, supports=None) for sample in samples)
         rows = Rows(samples, root_tokens=self.rows.root_tokens)
 
         def arrays_of(ways: int) -> list[Arrays]:

@@ -36,6 +36,7 @@ class Kind(IntEnum):
     WORD = 4
     NUM_DRAFTS = 5
     DRAFTS = 6
+    BITS = 7
 
 
 @dataclass(eq=False)

@@ -16,7 +16,8 @@ from plait.generation.engine import Engine, drain
 from plait.generation.forward import PACK_STEPS
 from plait.generation.refused import Refused
 from plait.generation.request import Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.backbone_model import copy_of
 from plait.models.compute import cpu_linear

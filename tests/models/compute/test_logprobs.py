@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from plait.data.packed import pack
+from plait.data.supports import Supports, bits_of, encoded
 from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.head import Head, find_head
 from plait.models.language_loading import from_module
@@ -100,6 +101,97 @@ def test_values_and_gradients_equal_full_logits(linear: bool, bias: bool, rows: 
     got_grads = torch.autograd.grad(loss(*got), [hidden_RH, *layer.parameters()])
     for ours, theirs in zip(got_grads, expected_grads, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+
+
+def some_supports(targets_R: Tensor) -> tuple[Supports, Tensor]:
+    """What each row was drawn from, its target among it: one token, some, most, the whole vocabulary; and [R, V]."""
+    generator = torch.Generator().manual_seed(2)
+    share_R1 = torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0]).repeat(R)[:R, None]
+    kept_RV = torch.rand(R, V, generator=generator) < share_R1
+    kept_RV.scatter_(1, targets_R[:, None], value=True)
+    return Supports(tuple(encoded(bits_of(kept_RV).numpy(), V))), kept_RV
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+@pytest.mark.parametrize(("linear", "bias"), [(False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("terms", ["both", "logprobs", "entropies"])
+def test_within_supports_they_are_those_of_a_masked_softmax(linear: bool, bias: bool, rows: int, terms: str) -> None:
+    """In float64, with a mask over full logits and its automatic gradient."""
+    head, layer = a_head(linear=linear, bias=bias)
+    hidden_RH, targets_R = inputs()
+    supports, kept_RV = some_supports(targets_R)
+    assert set(supports.counts_R.tolist()) >= {-1, 1}
+
+    def loss(logprobs_R: Tensor, entropies_R: Tensor) -> Tensor:
+        weights_R = torch.linspace(-1, 2, R, dtype=torch.float64)
+        first = (weights_R * logprobs_R).sum() if terms != "entropies" else 0.0
+        return first + ((weights_R.flip(0) ** 2 * entropies_R).sum() if terms != "logprobs" else 0.0)
+
+    logits_RV = layer(hidden_RH) / 0.7
+    logp_RV = logits_RV.masked_fill(~kept_RV, -torch.inf).log_softmax(-1)
+    entropies_R = -(logp_RV.exp() * logp_RV.masked_fill(~kept_RV, 0.0)).sum(-1)
+    expected = logp_RV.gather(1, targets_R[:, None])[:, 0], entropies_R
+    got = chunked_logprobs(head, hidden_RH, targets_R, 0.7, rows, supports=supports)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+    assert (got[0][supports.counts_R == 1] == 0).all(), "what could not be otherwise has probability 1"
+    wanted = [hidden_RH, *layer.parameters()]
+    grads, theirs = (torch.autograd.grad(loss(*numbers), wanted) for numbers in (got, expected))
+    torch.testing.assert_close(grads, theirs, rtol=0, atol=1e-11)
+
+
+def test_a_token_that_could_not_be_drawn_gets_no_gradient() -> None:
+    """Not a small one: none, to the bit."""
+    head, layer = a_head(linear=True, bias=True)
+    hidden_RH, targets_R = inputs()
+    kept_RV = torch.zeros(R, V, dtype=torch.bool)
+    kept_RV[:, :7] = True
+    supports = Supports(tuple(encoded(bits_of(kept_RV).numpy(), V)))
+    logprobs_R, entropies_R = chunked_logprobs(head, hidden_RH, targets_R % 7, 0.7, 5, supports=supports)
+    (logprobs_R.sum() + entropies_R.sum()).backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad[7:].count_nonzero() == 0
+    assert layer.weight.grad[:7].count_nonzero() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("linear", [False, True])
+def test_all_tokens_as_a_support_change_no_bit(linear: bool, dtype: torch.dtype) -> None:
+    """Not as the short form of all, but as each of them."""
+    head, layer = a_head(linear=linear, bias=False, dtype=dtype)
+    hidden_RH, targets_R = inputs(dtype)
+    bits = bits_of(torch.ones(R, V, dtype=torch.bool)).numpy()
+    each = Supports((b"\1" + bits[0].tobytes(),) * R)
+    assert each.counts_R.tolist() == [V] * R
+    results = []
+    for supports in (None, each):
+        logprobs_R, entropies_R = chunked_logprobs(
+            head, hidden_RH, targets_R, 0.9, 7, supports=supports, kept_bytes=999
+        )
+        grads = torch.autograd.grad(logprobs_R.sum() + entropies_R.sum(), [hidden_RH, *layer.parameters()])
+        results.append((logprobs_R, entropies_R, *grads))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("linear", [False, True])
+def test_within_supports_bfloat16_is_normalised_in_float32(linear: bool, kept_bytes: int) -> None:
+    """Where one kernel computes with the logits, too; whether they stay for the backward or are computed again."""
+    head, layer = a_head(linear=linear, bias=False, dtype=torch.bfloat16)
+    hidden_RH, targets_R = inputs(torch.bfloat16)
+    supports, kept_RV = some_supports(targets_R)
+    got = chunked_logprobs(head, hidden_RH, targets_R, 0.9, 7, supports=supports, kept_bytes=kept_bytes)
+    logits_RV = layer(hidden_RH).double().detach().requires_grad_()
+    logp_RV = (logits_RV / 0.9).masked_fill(~kept_RV, -torch.inf).log_softmax(-1)
+    entropies_R = -(logp_RV.exp() * logp_RV.masked_fill(~kept_RV, 0.0)).sum(-1)
+    logprobs_R = logp_RV.gather(1, targets_R[:, None])[:, 0]
+    assert (got[0].double() - logprobs_R).abs().max() < 1e-5
+    assert (got[1].double() - entropies_R).abs().max() < 1e-5
+    (got[0].sum() + got[1].sum()).backward()
+    (of_logits_RV,) = torch.autograd.grad(logprobs_R.sum() + entropies_R.sum(), logits_RV)
+    of_weight_VH = of_logits_RV.T @ hidden_RH.detach().double()
+    assert layer.weight.grad is not None
+    assert (layer.weight.grad.double() - of_weight_VH).norm() < 0.02 * of_weight_VH.norm()
 
 
 @pytest.mark.parametrize("linear", [False, True])

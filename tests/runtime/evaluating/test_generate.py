@@ -14,7 +14,8 @@ import torch
 
 from plait.data.sources import Source, read_jsonl
 from plait.errors import DataError
-from plait.generation.settings import MIN_POOL_BYTES, Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import MIN_POOL_BYTES, SamplingSettings
 from plait.generation.speculator import Speculator
 from plait.runtime.evaluating import generate_job
 from plait.runtime.processes import generating

@@ -139,10 +139,11 @@ SOUND: list[dict[str, Any]] = [
     {"algorithm": "rloo", "options": {}},
     {"lora.rank": 2},
     {"algorithm": "remax", "options": {}, "samples_per_prompt": 1, "prompts_per_step": 6},
+    {"sampling.top_p": 0.9, "lora.rank": 2, "dtype": "bfloat16", "optimizer.learning_rate": 1e-4},
 ]
 
 
-@pytest.mark.parametrize("keys", slow_but([SOUND[2], SOUND[3], SOUND[5], SOUND[6]], SOUND), ids=str)
+@pytest.mark.parametrize("keys", slow_but([SOUND[2], SOUND[3], SOUND[5], SOUND[6], SOUND[7]], SOUND), ids=str)
 def test_a_sound_run_has_no_findings(recipe_of: MakeRecipe, ending_folder: Path, keys: dict[str, Any]) -> None:
     recipe = recipe_of(model=str(ending_folder), **keys)
     with opened(recipe, settings=DoctorSettings(clipped=1.0, entropy_left=0.0)) as run:
@@ -208,7 +209,10 @@ def test_a_shift_is_named(recipe_of: MakeRecipe, monkeypatch: Patch, owner: type
 # -- temperature
 
 
-def test_a_trainer_without_the_temperature_is_named(recipe_of: MakeRecipe, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize("keys", [{}, {"sampling.top_p": 0.9}], ids=str)
+def test_a_trainer_without_the_temperature_is_named(
+    recipe_of: MakeRecipe, monkeypatch: Patch, keys: dict[str, Any]
+) -> None:
     from plait.models import language_model
 
     sound = language_model.chunked_logprobs
@@ -217,7 +221,7 @@ def test_a_trainer_without_the_temperature_is_named(recipe_of: MakeRecipe, monke
         "chunked_logprobs",
         lambda head, h, ids, temperature, rows, **more: sound(head, h, ids, 1.0, rows, **more),
     )
-    findings = said(recipe_of(), steps=2)
+    findings = said(recipe_of(**keys), steps=2)
     assert errors(findings) == {"temperature"}
     assert "the trainer takes its log-probs at temperature 1, the recipe says 0.8" in findings[0].sentence
     assert findings[0].key == "sampling.temperature"

@@ -10,7 +10,7 @@ from typing import Any
 from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.data.replies import ReplyEncoder
 from plait.generation.request import GoingOn, Request
-from plait.generation.settings import Sampling
+from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.rewards.scores import Failure, FailureKind, GroupScores
 from plait.runtime.steps.conversing import Conversing, Replies

@@ -100,9 +100,11 @@ samples = st.builds(
 def test_it_is_read_back_as_it_was(drawn: list[Sample]) -> None:
     said, scores = (("a", 0.1, 3),), {6: {"0.1": -0.1}}
     further = {3: (prompt(7), prompt(2))}
-    batch = DrawnBatch(2, 11, (0, 5), {3: tuple(drawn), 4: ()}, {3: None, 4: (0,)}, said, scores, further)
-    tensors, stated = batch.stored()
-    assert DrawnBatch.read(tensors, stated, prompt) == batch
+    kept = tuple(replace(s, supports=tuple(b"\0" * (t % 3) for t in s.token_ids)) for s in drawn)
+    for both in (tuple(drawn), kept):
+        batch = DrawnBatch(2, 11, (0, 5), {3: both, 4: ()}, {3: None, 4: (0,)}, said, scores, further)
+        tensors, stated = batch.stored()
+        assert DrawnBatch.read(tensors, stated, prompt) == batch
 
 
 def test_a_prompt_of_other_tokens_is_refused() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from plait.data.records import Prompt
 from plait.generation.request import Request
-from plait.generation.settings import Sampling
+from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.policy.migration import Bounds, HowToMove
 from plait.policy.rebalance import Rebalancing

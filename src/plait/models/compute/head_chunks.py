@@ -5,7 +5,8 @@ and the logits of as many chunks as there is to be memory for; those of the othe
 of chunks that are not kept are made once per pass and written over: on CPU page faults of fresh ones take up to as long
 as the matrix product, which one that is kept saves.
 
-Shapes: R rows (response tokens), C rows of one chunk, H hidden size, V vocabulary.
+Shapes: R rows (response tokens), C rows of one chunk, K of them that have a support, n tokens of all supports, H hidden
+size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,10 +18,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from plait.data.across import uploaded
+from plait.data.supports import Supports
 from plait.kernels import fused_rows
 from plait.models.compute import cpu_linear
 from plait.models.head import Head
 from plait.models.logits_room import head_chunk_rows
+
+LEFT_OUT = -1e30
+"""The logit of a token that could not be drawn. Its exponential is 0 in every dtype, and so is each product with that,
+which of −∞ would be no number."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +63,12 @@ class Buffers:
 
     Args:
         kept_bytes: of logits that a forward leaves for its backward at most.
+        supports: of the rows; None: the softmax is over the whole vocabulary.
     """
 
-    def __init__(self, head: Head, kept_bytes: int = 0) -> None:
+    def __init__(self, head: Head, kept_bytes: int = 0, supports: Supports | None = None) -> None:
         self.head = head
+        self._supports = supports
         self._room: dict[str, Tensor] = {}
         self._left_bytes = kept_bytes
         self._kept: dict[int, Tensor] = {}
@@ -101,6 +110,21 @@ class Buffers:
         if bias_V is None:
             return torch.mm(hidden_CH, weight_VH.t(), out=out_CV)
         return torch.addmm(bias_V, hidden_CH, weight_VH.t(), out=out_CV)
+
+    def within_(self, at: slice, logits_CV: Tensor) -> Tensor:
+        """The logits of these rows, scaled or not, written over by LEFT_OUT but for the tokens of their supports."""
+        if self._supports is None:
+            return logits_CV
+        first, width = 0 if self.head.vocabulary is None else self.head.vocabulary.start, logits_CV.shape[1]
+        rows, places = self._supports.within(at, first, first + width)
+        if not len(rows):
+            return logits_CV
+        rows_K, places_n = (uploaded(numbers, torch.int64, logits_CV.device) for numbers in (rows, places))
+        flat = logits_CV.view(-1)
+        kept_n = flat[places_n]
+        logits_CV.index_fill_(0, rows_K, LEFT_OUT)
+        flat[places_n] = kept_n
+        return logits_CV
 
     def scaled(self, logits_CV: Tensor, temperature: float) -> Tensor:
         """logits / temperature [C, V] in float32 or wider; may be overwritten."""
@@ -156,7 +180,7 @@ def _linear_grads(
     buffers: Buffers, at: slice, hidden_CH: Tensor, needed: Sequence[bool], logits_grad: LogitsGrad
 ) -> list[Tensor | None]:
     """Gradients of the hidden states [C, H] and of (weight [V, H], bias [V]) where they are needed."""
-    logits_CV = buffers.logits_at(at, hidden_CH)
+    logits_CV = buffers.within_(at, buffers.logits_at(at, hidden_CH))
     if (grad_CV := logits_grad.compiled(logits_CV, hidden_CH)) is not None:
         narrow_CV = grad_CV
     else:
@@ -180,7 +204,7 @@ def _family_grads(
     hidden_CH = hidden_CH.detach().requires_grad_(needed[0])
     with torch.enable_grad():
         logits_CV = buffers.head.family(hidden_CH)
-    scaled_CV = buffers.scaled(logits_CV.detach(), logits_grad.temperature)
+    scaled_CV = buffers.within_(at, buffers.scaled(logits_CV.detach(), logits_grad.temperature))
     grad_CV = logits_grad(scaled_CV, buffers.room("grad", scaled_CV, scaled_CV.dtype)).to(logits_CV.dtype)
     inputs = [tensor for tensor, need in zip((hidden_CH, *buffers.head.params), needed, strict=True) if need]
     grads = iter(torch.autograd.grad(logits_CV, inputs, grad_CV))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait.data.supports import Supports
 from plait.models.compute.head_chunks import Buffers, Way, gradients, wide
 from plait.models.compute.head_kernels import head_kernels
 from plait.models.head import Head
@@ -29,6 +30,7 @@ def chunked_logprobs(
     *,
     likeliest_R: Tensor | None = None,
     kept_bytes: int = 0,
+    supports: Supports | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of the targets and entropies under softmax(head(hidden) / temperature).
 
@@ -42,6 +44,8 @@ def chunked_logprobs(
             head computes them. Of equally likely ones each is the likeliest.
         kept_bytes: of logits that stay for the backward at most. It does not compute these again; nothing else changes,
             and only where one kernel does all with them (`head_kernels`).
+        supports: what each row was drawn from: the softmax is over these tokens alone, the target is one of them, and
+            no other token gets a gradient; None: over the whole vocabulary.
 
     Returns:
         (log-probs [R], entropies [R]) in float32, float64 for a float64 model; once differentiable with respect to
@@ -50,7 +54,7 @@ def chunked_logprobs(
     way = Way.of(head, hidden_RH, temperature, rows, is_fused=head_kernels(head, hidden_RH) is not None)
     if likeliest_R is None:
         likeliest_R = torch.empty_like(targets_R, dtype=torch.bool)
-    buffers = Buffers(head, kept_bytes if torch.is_grad_enabled() else 0)
+    buffers = Buffers(head, kept_bytes if torch.is_grad_enabled() else 0, supports)
     return _ChunkedLogprobs.apply(way, buffers, targets_R, likeliest_R, hidden_RH, *head.params)
 
 
@@ -71,11 +75,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for at in way.chunks(len(hidden_RH)):
             if compiled is not None:
                 outputs = logprobs_R[at], entropies_R[at], lse_R[at], likeliest_R[at]
-                logits_CV = buffers.logits(hidden_RH[at])
+                logits_CV = buffers.within_(at, buffers.logits(hidden_RH[at]))
                 compiled.logprobs(logits_CV, temperature, targets_R[at], *outputs)
                 buffers.keep(at, logits_CV)
                 continue
-            scaled_CV = buffers.scaled(buffers.logits(hidden_RH[at]), temperature)
+            scaled_CV = buffers.within_(at, buffers.scaled(buffers.logits(hidden_RH[at]), temperature))
             top_C = scaled_CV.amax(-1)
             if head.vocabulary is not None:
                 top_C = head.vocabulary.most(top_C)

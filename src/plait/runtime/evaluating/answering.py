@@ -39,7 +39,8 @@ class HeldOut:
     prompts: Sequence[Prompt]
     sampling: SamplingSettings
     temperature: float = 0.0
-    """0 answers greedily. Above it the draws are those of `seed`, the same in every evaluation."""
+    """0 answers greedily. Above it the draws are those of `seed`, the same in every evaluation, from the whole
+    vocabulary."""
     seed: int = 0
     per_item: int = 1
     """Answers to each prompt."""
@@ -87,7 +88,8 @@ def answer(
         EvaluationStopped: `stop` said so.
     """
     assert actor.engine is not None, "who answers generates"
-    sampling = held_out.sampling.sampling(temperature=held_out.temperature)
+    whole = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    sampling = held_out.sampling.sampling(temperature=held_out.temperature, **whole)
     for prompt in held_out.prompts:
         actor.engine.add(Request(prompt, held_out.per_item, sampling, NoiseKey(held_out.seed)))
     aside.progress.phase(

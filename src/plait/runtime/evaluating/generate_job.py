@@ -18,7 +18,8 @@ from plait.data.sources import Source, read_jsonl
 from plait.errors import ConfigError, DataError, ModelError
 from plait.generation.checks import check_guesses
 from plait.generation.request import Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.shape import ModelShape
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for

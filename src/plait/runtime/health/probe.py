@@ -18,9 +18,12 @@ import numpy as np
 import torch
 
 from plait.data.packed import pack
+from plait.data.records import Sample
 from plait.data.rows import FloatArray, Rows
+from plait.data.supports import Supports
 from plait.dataflow import CallKind, Score
 from plait.models.compute.attention import PackedContext
+from plait.models.compute.head_chunks import LEFT_OUT
 from plait.models.language_model import LanguageModel
 from plait.observe.doctor_reading import Diagnosis
 from plait.runtime.steps.aside import Aside
@@ -190,13 +193,25 @@ class _Plain:
             logits.append(logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)))
         return logits
 
+    def _kept(self, logits_NV: torch.Tensor, sample: Sample) -> torch.Tensor:
+        """The logits that drew a sample's tokens, without those that could not be drawn."""
+        supports = Supports.of([sample])
+        if supports is None:
+            return logits_NV
+        rows, places = supports.within(slice(0, len(logits_NV)), 0, logits_NV.shape[1])
+        kept_NV = torch.ones_like(logits_NV, dtype=torch.bool)
+        kept_NV[torch.from_numpy(rows).to(logits_NV.device)] = False
+        kept_NV.view(-1)[torch.from_numpy(places).to(logits_NV.device)] = True
+        return logits_NV.masked_fill(~kept_NV, LEFT_OUT)
+
     def logprobs(self, temperature: float, *, place: int = 0, target: int = 0) -> FloatArray:
         """[R]: of token j + `target`, by the logits that predict token j + `place`."""
         parts = []
         for sample, logits in zip(self.rows.samples, self._logits, strict=True):
             rows = torch.tensor(sample.places, dtype=torch.int64) + 1 + place
             targets = torch.tensor(sample.token_ids, dtype=torch.int64).roll(-target).to(logits.device)
-            chosen = torch.log_softmax(logits[rows.to(logits.device)] / temperature, dim=-1)
+            drawn_NV = self._kept(logits[rows.to(logits.device)], sample)
+            chosen = torch.log_softmax(drawn_NV / temperature, dim=-1)
             parts.append(chosen.gather(1, targets[:, None])[:, 0].double().cpu().numpy())
         return np.concatenate(parts)
 

@@ -14,7 +14,7 @@ from plait.data.records import FinishReason, Prompt, Sample
 from plait.dataflow import Node
 from plait.engines import GenerationEngine
 from plait.generation.request import GoingOn, Request
-from plait.generation.settings import Sampling
+from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.policy.step import Key
 from plait.runtime.folder.moments import Moment, Moments

@@ -8,7 +8,7 @@ asked for again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from plait.checkpoint.store import Checkpoint
 from plait.data.records import FinishReason, Prompt, Sample, packed_replies, unpacked_replies
+from plait.data.supports import WHOLE
 from plait.errors import RunError
 from plait.runtime.steps.step import StepState
 
@@ -72,6 +73,7 @@ class DrawnBatch:
             tensors[f"{name}.token_ids"] = torch.tensor([t for s in samples for t in s.token_ids], dtype=torch.int64)
             tensors[f"{name}.logprobs"] = torch.tensor([p for s in samples for p in s.logprobs], dtype=torch.float64)
             tensors[f"{name}.versions"] = torch.tensor(versions, dtype=torch.int64)
+            tensors |= {f"{name}.{what}": stored for what, stored in _stored_supports(samples).items()}
             rollouts[str(node)] = {
                 "kept": None if (kept := self.kept[node]) is None else list(kept),
                 "samples": [
@@ -121,7 +123,7 @@ class DrawnBatch:
         for node, rollout in stated["rollouts"].items():
             name = f"batch-{stated['step']}.{node}"
             flat = [tensors[f"{name}.{what}"].tolist() for what in ("token_ids", "logprobs", "versions")]
-            samples[int(node)] = tuple(_samples(flat, rollout, prompt_of))
+            samples[int(node)] = _with_supports(_samples(flat, rollout, prompt_of), tensors, name)
             drawn_again = dict.fromkeys(
                 s.prompt.uid for s in samples[int(node)] if s.prompt.uid not in stated["prompts"]
             )
@@ -169,6 +171,29 @@ def read_drawn(
     tensors = checkpoint.tensors()
     batches = [DrawnBatch.read(tensors, stated, prompt_of) for stated in checkpoint.stated("open", list)]
     return [(batch, tuple(map(prompt_of, batch.prompts))) for batch in batches]
+
+
+def _stored_supports(samples: Sequence[Sample]) -> dict[str, Tensor]:
+    """What tokens were drawn from: bytes of each set [tokens], and all sets [bytes]; nothing where none says it."""
+    if all(sample.supports is None for sample in samples):
+        return {}
+    sets = [kept for s in samples for kept in s.supports or (WHOLE,) * len(s.token_ids)]
+    joined = torch.frombuffer(bytearray(b"".join(sets) or b"\0"), dtype=torch.uint8)
+    return {"support_sizes": torch.tensor([len(kept) for kept in sets], dtype=torch.int64), "supports": joined}
+
+
+def _with_supports(samples: Sequence[Sample], tensors: Mapping[str, Tensor], name: str) -> tuple[Sample, ...]:
+    """Samples with what `_stored_supports` stored, in its shapes, under a name."""
+    if f"{name}.supports" not in tensors:
+        return tuple(samples)
+    joined, stops = tensors[f"{name}.supports"].numpy().tobytes(), tensors[f"{name}.support_sizes"].cumsum(0).tolist()
+    sets = [joined[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
+    given, at = list[Sample](), 0
+    for sample in samples:
+        own = sets[at : at + len(sample.token_ids)]
+        at += len(own)
+        given.append(replace(sample, supports=tuple(own)))
+    return tuple(given)
 
 
 def _samples(flat: Sequence[list[Any]], rollout: Mapping[str, Any], prompt_of: Callable[[int], Prompt]) -> list[Sample]:

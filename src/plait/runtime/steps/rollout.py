@@ -156,7 +156,9 @@ class Rollout:
 
     def _asked(self, node: Node, state: StepState, growing: PartialRollout) -> AskedRollout:
         """How a rollout samples its prompts: those of the batch, or further ones that `resample` has drawn."""
-        sampling = self._recipe.sampling.sampling(**({"temperature": 0.0} if node.generation.greedy else {}))
+        asked = self._recipe.sampling
+        how = {"temperature": 0.0} if node.generation.greedy else {"keeps_support": asked.filters}
+        sampling = asked.sampling(**how)
         rollout = state.step * len(self._rollouts) + self._rollouts.index(node.id)
         return AskedRollout(node, state, growing, sampling, NoiseKey(self._recipe.seed, rollout))
 
