@@ -6,7 +6,7 @@ Shapes: T tokens of a packed row, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -99,17 +99,10 @@ class BackboneModel:
         router_logits: list[Tensor] | None = None,
     ) -> Tensor:
         """`hidden` of a packed batch on the model's device: [T, H], of which the last stage has the places that the
-        model's outputs read."""
+        model's outputs read. For `checkpoint` and `router_logits`, which are filled, see `ForwardOptions`."""
         read = self.read_places(batch) if self.team.is_last_stage else None
-        return self.hidden(
-            batch.token_ids_T,
-            batch.position_ids_T,
-            PackedContext(batch),
-            inputs_TH=inputs_TH,
-            checkpoint=checkpoint,
-            read=read,
-            router_logits=router_logits,
-        )
+        how = ForwardOptions(checkpoint=checkpoint, read=read, router_logits=router_logits)
+        return self._through(batch.token_ids_T, batch.position_ids_T, PackedContext(batch), inputs_TH, how)
 
     def read_places(self, batch: PackedBatch) -> Tensor:
         """Places [N] int64 of the row whose hidden states the model's outputs are made of, on the host."""
@@ -132,28 +125,36 @@ class BackboneModel:
         context: AttentionContext,
         *,
         inputs_TH: Tensor | None = None,
-        checkpoint: bool = False,
         read: Tensor | None = None,
-        router_logits: list[Tensor] | None = None,
     ) -> Tensor:
         """What this rank's pipeline stage makes of the hidden states of the stage before, in the compute dtype;
         `context` says who attends to whom. All ranks of tensor parallelism call it alike.
 
         Args:
             inputs_TH: [T, H], compute dtype; None on the first stage.
-            checkpoint: keep one activation per decoder layer and compute the layer again in the backward.
             read: places whose hidden states are asked of the last stage; the others may hold anything. None: all. See
                 `ForwardOptions.read`.
-            router_logits: is filled, see `ForwardOptions.router_logits`.
 
         Returns:
             [T, H] for the next stage; of the last one, or of a whole model, after the final norm. Differentiable, but
             without an adapter no gradient reaches weights that are another's to train: a head alone is trained.
         """
+        how = ForwardOptions(read=read if self.team.is_last_stage else None)
+        return self._through(token_ids_T, position_ids_T, context, inputs_TH, how)
+
+    def _through(
+        self,
+        token_ids_T: Tensor,
+        position_ids_T: Tensor,
+        context: AttentionContext,
+        inputs_TH: Tensor | None,
+        how: ForwardOptions,
+    ) -> Tensor:
+        """As `hidden`, with this model's adapter."""
         adapter = adapter_name(self.own)
         reaches = self.own is None or adapter is not None
         by_kernels = isinstance(context, PackedContext) and context.by_kernels
-        how = ForwardOptions(adapter, checkpoint, read if self.team.is_last_stage else None, by_kernels, router_logits)
+        how = replace(how, adapter=adapter, by_kernels=by_kernels)
         with torch.set_grad_enabled(torch.is_grad_enabled() and reaches):
             return self.backbone.hidden(token_ids_T, position_ids_T, context, how, inputs_TH=inputs_TH)
 
