@@ -19,6 +19,7 @@ from plait.data.across import read
 from plait.errors import RunError
 from plait.layout.holdings import Holdings, zero_shards
 from plait.models.backbone_model import BackboneModel
+from plait.models.parallel.partial import Values
 from plait.models.parallel.team import Team
 from plait.training.gradients import CACHE_CHUNK, Gradients, ShardedGradients, WholeGradients
 from plait.training.results import StepReport
@@ -113,6 +114,23 @@ class MasterOptimizer:
         )
         adamw.state.update(state)
         return adamw
+
+    def begin_with(self, values: Values) -> None:
+        """Before the first step: the masters are these numbers, of which the working weights are the roundings, and
+        not the roundings themselves: an update smaller than half of what lies between two of these would change nothing
+        until many of it have come together.
+
+        Args:
+            values: gives each block [*block.shape] of the trained parameters, in any dtype.
+        """
+        share = self._share
+        for block, start, stop in self._model.trained.layout.entries if self._has_masters else ():
+            low, high = max(start, share.start), min(stop, share.stop)
+            if low < high:
+                exact = values(block).reshape(-1)[low - start : high - start]
+                self.masters[low - share.start : high - share.start].copy_(exact)
+        if self.averaged is not None:
+            self.averaged.copy_(self.masters)
 
     @contextmanager
     def collecting_gradients(self) -> Iterator[None]:

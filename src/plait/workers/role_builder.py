@@ -133,6 +133,10 @@ class RoleBuilder:
         role_state = RoleState(role_model, place, parts, parameters)
         if place.train is not None and (team := self.teams[place.train]) is not None:
             role_state.trainer = self._trainer(role_state, place.train, team, trained=True)
+            if role_model.trained and self.recipe.lora.rank == 0:
+                values = self._loader.stored(role_model.name, scalar=role_model.scalar)
+                if values is not None:
+                    role_state.trainer.optimizer.begin_with(values)
             role_state.state = self._state(role_state, role_state.trainer)
         if (team := self.teams[place.scoring]) is not None:
             tokens = place.micro_batch_tokens

@@ -102,6 +102,21 @@ class PartLoader:
         model.part = replace(model.part, cache=self._proven[key].cache)
         return model
 
+    def stored(self, name: str, *, scalar: bool = False) -> Values | None:
+        """Where the blocks of a model, whole or a part, are to be had in the numbers of its checkpoint; arguments as of
+        `part`. None: these have no more digits than the compute dtype, or are not those of the model: its tensors are
+        converted, or an adapter is merged into them.
+
+        Raises:
+            ModelError: the checkpoint cannot be found or read.
+        """
+        if self._dtype != torch.bfloat16 or adapter_of(name) is not None:
+            return None
+        files = self._files(name, self.without_weights(name, scalar=scalar), scalar)
+        if files is None or not files.has_finer_than_bfloat16:
+            return None
+        return self._with_head(name, files.block, scalar)
+
     def _merged(self, values: Values, model: Any, adapter: AdapterFolder) -> Values:
         from plait.models.lora_merging import Merging
 
@@ -145,8 +160,14 @@ class PartLoader:
 
     def _values(self, name: str, model: Any, scalar: bool) -> Values:
         """Where the blocks of a model come from; its buffers that are stored are read."""
-        files = CheckpointFiles.of(self._read[name][0], model.module, model.parameters, own=(HEAD,) if scalar else ())
-        read = self._whole(name, model, scalar) if files is None else files.block
+        files = self._files(name, model, scalar)
+        return self._with_head(name, self._whole(name, model, scalar) if files is None else files.block, scalar)
+
+    def _files(self, name: str, model: Any, scalar: bool) -> CheckpointFiles | None:
+        own = (HEAD,) if scalar else ()
+        return CheckpointFiles.of(self._read[name][0], model.module, model.parameters, own=own)
+
+    def _with_head(self, name: str, read: Values, scalar: bool) -> Values:
         if not scalar:
             return read
         head_1H = self._head(name).weight_1H
