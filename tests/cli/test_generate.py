@@ -246,6 +246,7 @@ def test_the_cache_that_is_asked_for_serves_every_prompt(
         (["--top-p", "1.5"], "--top-p: expected above 0 and at most 1, found 1.5"),
         (["--top-p", "nan"], "`--top-p`: expected a number, found `nan`"),
         (["--top-k", "-1"], "--top-k: expected at least 0, found -1"),
+        (["--min-p", "1"], "--min-p: expected at least 0 (0 keeps all) and below 1, found 1"),
         (["--max-tokens", "0"], "--max-tokens: expected at least 1, found 0"),
         (["--temperature", "-1"], "--temperature: expected 0 (greedy) or at least 0.01, found -1.0"),
         (["--temperature", "nan"], "`--temperature`: expected a number, found `nan`"),

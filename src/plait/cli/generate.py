@@ -126,6 +126,7 @@ def _sampling(options: Options) -> Sampling:
             temperature=options.temperature,
             top_p=options.top_p,
             top_k=options.top_k,
+            min_p=options.min_p,
             max_tokens=options.max_tokens,
             stop_token_ids=options.stop_token_ids,
             stop=options.stop,

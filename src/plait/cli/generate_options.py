@@ -44,6 +44,8 @@ class Options:
     """Sample from the most probable tokens of this mass."""
     top_k: Whole = 0
     """Sample from this many most probable tokens; 0 is all."""
+    min_p: Number = 0.0
+    """Sample from tokens at least this probable, as a share of the most probable one; 0 is all."""
     max_tokens: Whole = 256
     """Longest response."""
     stop: Annotated[tuple[str, ...], _SEVERAL] = ()
@@ -84,8 +86,9 @@ def asked_of(options: Options) -> dict[str, Any]:
 
     How many run at a time, and on how many threads, decides nothing but the last bits of a log-prob.
     """
-    names = ("model", "n", "temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids", "system_prompt")
-    values = {name.replace("_", "-"): getattr(options, name) for name in (*names, "seed", "dtype")}
+    drawn = ("model", "n", "temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "stop_token_ids")
+    names = (*drawn, "system_prompt", "seed", "dtype")
+    values = {name.replace("_", "-"): getattr(options, name) for name in names}
     files = {name: path for name in ("prompts", "lengths") if (path := getattr(options, name)) is not None}
     return values | {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
 
