@@ -439,9 +439,11 @@ def test_ctrl_c_while_the_model_is_loaded_says_what_is_kept(
     with monkeypatch.context() as patch:
         interrupted_after(4, patch)
         assert main(given) == 130
-    monkeypatch.setattr(
-        "plait.runtime.evaluating.generate.load_model", lambda *_, **__: signal.raise_signal(signal.SIGINT)
-    )
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("plait.runtime.evaluating.generate.load_model", interrupted)
     capsys.readouterr()
     assert main([*given, "--resume"]) == 130
     partial = tmp_path / "out.jsonl.partial"

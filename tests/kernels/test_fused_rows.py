@@ -270,7 +270,7 @@ def test_logits_that_stay_are_not_computed_again(
     for ours, theirs in zip(run(kept_rows * ROW_BYTES), run(0), strict=True):
         assert ours.equal(theirs)
     room: list[int] = []
-    monkeypatch.setattr(logprobs, "Buffers", lambda head, kept: room.append(kept) or Buffers(head, kept))
+    monkeypatch.setattr(logprobs, "Buffers", lambda head, kept, *of: room.append(kept) or Buffers(head, kept, *of))
     with torch.no_grad():
         chunked_logprobs(head, hidden, targets, 0.9, rows=16, kept_bytes=1000 * ROW_BYTES)
     assert room == [0]
