@@ -9,7 +9,7 @@ Of several ranks each has the gradients of its part of the model, but masters an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -18,8 +18,8 @@ from torch import Tensor
 from plait.data.across import read
 from plait.errors import RunError
 from plait.layout.holdings import Holdings, zero_shards
+from plait.layout.params import Block
 from plait.models.backbone_model import BackboneModel
-from plait.models.parallel.partial import Values
 from plait.models.parallel.team import Team
 from plait.training.gradients import CACHE_CHUNK, Gradients, ShardedGradients, WholeGradients
 from plait.training.results import StepReport
@@ -115,7 +115,7 @@ class MasterOptimizer:
         adamw.state.update(state)
         return adamw
 
-    def begin_with(self, values: Values) -> None:
+    def begin_with(self, values: Callable[[Block], Tensor]) -> None:
         """Before the first step: the masters are these numbers, of which the working weights are the roundings, and
         not the roundings themselves: an update smaller than half of what lies between two of these would change nothing
         until many of it have come together.
