@@ -51,16 +51,8 @@ def downloading(token_ids_D: Tensor, logprobs_D: Tensor) -> Callable[[], HostTok
         drawn = token_ids_D.tolist(), logprobs_D.tolist()
         return lambda: drawn
     stacked_2D = torch.stack([token_ids_D.double(), logprobs_D.double()])  # float64 holds every id and every float32
-    host_2D = torch.empty(stacked_2D.shape, dtype=stacked_2D.dtype, pin_memory=True)
-    host_2D.copy_(stacked_2D, non_blocking=True)
-    there = torch.cuda.Event()
-    there.record()
-
-    def wait() -> HostTokens:
-        there.synchronize()
-        return numbers_of(host_2D)
-
-    return wait
+    there = _coming(stacked_2D)
+    return lambda: numbers_of(there())
 
 
 def downloading_bits(bits_DW: Tensor) -> Callable[[], Bits]:
@@ -71,14 +63,20 @@ def downloading_bits(bits_DW: Tensor) -> Callable[[], Bits]:
     """
     if not computes_behind(bits_DW.device):
         return bits_DW.numpy
-    host_DW = torch.empty(bits_DW.shape, dtype=bits_DW.dtype, pin_memory=True)
-    host_DW.copy_(bits_DW, non_blocking=True)
+    there = _coming(bits_DW)
+    return lambda: there().numpy()
+
+
+def _coming(tensor: Tensor) -> Callable[[], Tensor]:
+    """Begin to copy a tensor of a device to the host; waits for it alone and returns it there."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    host.copy_(tensor, non_blocking=True)
     there = torch.cuda.Event()
     there.record()
 
-    def wait() -> Bits:
+    def wait() -> Tensor:
         there.synchronize()
-        return host_DW.numpy()
+        return host
 
     return wait
 

@@ -61,18 +61,6 @@ class CheckpointFiles:
         fits = all(read.shape(param) == param.shape for param in parameters.params if param.name not in own)
         return read if fits else None
 
-    @property
-    def has_finer_than_bfloat16(self) -> bool:
-        """Whether some tensor is stored in numbers of more digits."""
-        by_file: dict[Path, list[str]] = {}
-        for path, name in self.stored.values():
-            by_file.setdefault(path, []).append(name)
-        for path, names in by_file.items():
-            with safe_open(path, "pt") as opened:
-                if any(opened.get_slice(name).get_dtype() != "BF16" for name in names):
-                    return True
-        return False
-
     def shape(self, param: Param) -> tuple[int, ...]:
         path, name = self.stored[param.name]
         with safe_open(path, "pt") as opened:
@@ -90,6 +78,15 @@ class CheckpointFiles:
                 return cut_block(opened.get_tensor(name), block)
         except (OSError, SafetensorError) as error:
             raise ModelError(f"model: {path} should hold {name}, found: {error}; fetch or copy it again.") from error
+
+
+def stores_finer_than_bfloat16(folder: Path) -> bool:
+    """Whether some tensor of a checkpoint is stored in numbers of more digits. Reads headers alone."""
+    for path in set(_files_of(folder).values()):
+        with safe_open(path, "pt") as opened:
+            if any(opened.get_slice(name).get_dtype() != "BF16" for name in opened.keys()):  # noqa: SIM118
+                return True
+    return False
 
 
 def _files_of(folder: Path) -> dict[str, Path]:

@@ -24,7 +24,8 @@ from plait.layout.params import Parameters
 from plait.layout.shards import check
 from plait.models import scalar_loading
 from plait.models.files.adapter_folder import AdapterFolder, adapter_of
-from plait.models.files.checkpoint_files import CheckpointFiles
+from plait.models.files.checkpoint_files import CheckpointFiles, stores_finer_than_bfloat16
+from plait.models.files.hub import resolve
 from plait.models.files.pretrained import generation_of, new_module
 from plait.models.flat_weights import FlatWeights, cut_block
 from plait.models.language_loading import load_model, read_config, read_folder, without_weights
@@ -112,10 +113,10 @@ class PartLoader:
         """
         if self._dtype != torch.bfloat16 or adapter_of(name) is not None:
             return None
-        files = self._files(name, self.without_weights(name, scalar=scalar), scalar)
-        if files is None or not files.has_finer_than_bfloat16:
+        if not stores_finer_than_bfloat16(resolve(name)):
             return None
-        return self._with_head(name, files.block, scalar)
+        files = self._files(name, self.without_weights(name, scalar=scalar), scalar)
+        return None if files is None else self._with_head(name, files.block, scalar)
 
     def _merged(self, values: Values, model: Any, adapter: AdapterFolder) -> Values:
         from plait.models.lora_merging import Merging
