@@ -25,7 +25,7 @@ from tests.models.tiny import tiny_model
 
 BESIDE = {
     "chunked prefill": {"max_prefill_tokens": 9, "max_running": 3},
-    "preemption": {"kv_tokens": 96},
+    "preemption": {"kv_tokens": 80},
     "prefix sharing": {"prefix_cache_tokens": 256},
     "all of it": {"max_prefill_tokens": 9, "kv_tokens": 80, "prefix_cache_tokens": 64},
 }
