@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -29,26 +29,16 @@ from plait.runtime.health.doctor import RunDoctor
 from plait.runtime.health.patient import Patient
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.records import Records, value_of
-from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.batches import Batches
 from plait.runtime.steps.drawn import read_drawn, stored_drawn
 from plait.runtime.steps.earlier_texts import recall_earlier
 from plait.runtime.steps.executor import Executor
-from plait.runtime.steps.filling import build_roles
 from plait.runtime.steps.guess_knowledge import take_up_guesses, writing_parts
-from plait.runtime.steps.reward_pools import open_pools
+from plait.runtime.steps.opened_roles import open_roles
 from plait.runtime.steps.rollout_moves import RolloutMoves
 from plait.runtime.steps.step import StepState
-from plait.runtime.workers import Workers
+from plait.runtime.workers import Leading
 from plait.workers.recorder import Recorder
-
-
-class Leading(Protocol):
-    """What leads the ranks of a run, one or several: where its progress is shown, and all of them."""
-
-    def progress(self) -> Progress: ...
-
-    def workers(self, recorder: Recorder) -> Workers: ...
 
 
 class Session:
@@ -107,21 +97,15 @@ class Session:
             check_left(self.directory.files.recipe, recipe, lambda: self.done.step == recipe.steps)
             self.progress.message(resumed_from(checkpoint, self.store, self.history.saved_step, recipe.steps))
         self.recorder = Recorder(offset_s=self.done.clock_s)
-        self.pools = open_pools(prepared, stack, self.directory.files.reward_output)
-        self.judges = self.pools.pop("judges", None)
-        self.workers = self._leading.workers(self.recorder)
-        stack.callback(self.workers.end_engines)
-        self.roles = build_roles(prepared, self.workers, self.pools, self.recorder, self.progress.message)
-        for pool in (pools := (*self.pools.values(), *filter(None, (self.judges,)))):
-            pool.looked = self.workers.tick
-        clock = self.workers.clock(pools, self.progress)
-        self.aside = Aside(clock, self.recorder, self.progress)
+        output = self.directory.files.reward_output
+        opened = open_roles(prepared, self._leading, self.recorder, self.progress, stack, output)
+        self.workers, self.roles, self.judges, self.aside = opened.workers, opened.roles, opened.judges, opened.aside
         if checkpoint is not None:
             self.workers.checkpoint.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)
             self._publish_weights()
             take_up_guesses(self.workers, recipe, checkpoint.folder, self.progress.message)
         check_engines(prepared, self.roles, self.aside)
-        self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, clock)
+        self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, self.aside.clock)
         self.feed = prepared.feed(self.done.prompts_drawn)
         self.batches = Batches(self.feed, recipe.prompts_per_step, self._drawn_before(checkpoint))
         with contextlib.ExitStack() as undo:

@@ -1,4 +1,5 @@
-"""The protocols of all that computes for a run; `plait.workers` implements them for any number of ranks."""
+"""The protocols of all that computes for a run; `plait.workers` implements them for any number of ranks, and
+`processes` has what leads them."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from plait.rewards.pool import RewardPool
 from plait.schedule.dispatch import Clock
 from plait.schedule.timeline import Span
 from plait.speculation.knowledge import Known
+from plait.workers.recorder import Recorder
 
 
 class CheckpointParts(Protocol):
@@ -112,4 +114,16 @@ class Workers(Protocol):
 
     def end_engines(self) -> None:
         """End the processes of engines that have one, however the run ended."""
+        ...
+
+
+class Leading(Protocol):
+    """What leads the ranks of a run: this process alone, or the one of rank 0."""
+
+    def progress(self) -> Progress:
+        """Where the progress of the run is shown."""
+        ...
+
+    def workers(self, recorder: Recorder) -> Workers:
+        """All ranks, with their models loaded."""
         ...

@@ -18,7 +18,7 @@ from plait.workers.worker_group import WorkerGroup
 
 
 class Alone:
-    """`session.Leading` of this process."""
+    """`workers.Leading` of this process."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared

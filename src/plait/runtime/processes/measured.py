@@ -11,11 +11,9 @@ from plait.recipes.role_models import REWARD_ROLES
 from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.evaluating.measure import measure
 from plait.runtime.inputs.prepared import Prepared
-from plait.runtime.session import Leading
-from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.calls import Calls
-from plait.runtime.steps.filling import build_roles
-from plait.runtime.steps.reward_pools import open_pools
+from plait.runtime.steps.opened_roles import open_roles
+from plait.runtime.workers import Leading
 from plait.schedule.named_plans import NAMES
 from plait.workers.recorder import Recorder
 
@@ -43,18 +41,10 @@ def measured(prepared: Prepared, leading: Leading, progress: Progress) -> Evalua
         prepared: as of `of_asked`.
     """
     with progress, ExitStack() as stack:
-        pools = open_pools(prepared, stack)
-        judges = pools.pop("judges", None)
         recorder = Recorder()
-        workers = leading.workers(recorder)
-        stack.callback(workers.end_engines)
-        roles = build_roles(prepared, workers, pools, recorder, progress.message)
-        all_pools = (*pools.values(), *filter(None, (judges,)))
-        for pool in all_pools:
-            pool.looked = workers.tick
+        opened = open_roles(prepared, leading, recorder, progress, stack)
         progress.start()
-        clock = workers.clock(all_pools, progress)
-        calls = Calls(prepared.flow, roles, prepared.recipe, recorder, progress)
-        result = measure(prepared, roles, judges, calls, Aside(clock, recorder, progress))
-        workers.close()
+        calls = Calls(prepared.flow, opened.roles, prepared.recipe, recorder, progress)
+        result = measure(prepared, opened.roles, opened.judges, calls, opened.aside)
+        opened.workers.close()
         return result

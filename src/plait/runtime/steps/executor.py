@@ -8,7 +8,6 @@ from functools import partial
 
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.observe.progress import Progress
-from plait.recipes.drawn_ahead import scores_ahead
 from plait.recipes.recipe import Recipe
 from plait.runtime.steps.asking import Beside
 from plait.runtime.steps.batches import Batches
@@ -44,8 +43,8 @@ class Executor:
         needs = needs_of(flow, rewards_of(roles))
         self.calls = Calls(flow, roles, recipe, recorder, progress)
         beside = None if recipe.update_rule.waits else self.calls.runs_beside
-        early = scores_ahead(flow, recipe) or frozenset()
-        self._open = OpenSteps(flow, needs, recipe.max_staleness, recipe.steps, self.calls.keeps_weights, beside, early)
+        ahead = self.calls.ahead or frozenset()
+        self._open = OpenSteps(flow, needs, recipe.max_staleness, recipe.steps, self.calls.keeps_weights, beside, ahead)
         self._clock = clock
         self._under_way: _Steps | None = None
 
