@@ -44,8 +44,8 @@ from plait.workers.recorder import Recorder
 class Session:
     """A run in a directory that `claim` gave. Use as a context manager.
 
-    What may be refused (reward functions, the model) is opened first; only then is an earlier run cleared, or cut back
-    to its last checkpoint.
+    What may be refused (reward functions, the model) is opened first. Only then are the files of an earlier run
+    cleared, or with `resume` cut back to its last checkpoint.
     """
 
     def __init__(
@@ -136,7 +136,8 @@ class Session:
         return state
 
     def end_step(self, state: StepState) -> None:
-        """The step is done: what it leaves to the next one is kept, and its weights are a new policy version."""
+        """After the last call of a step: count it, keep what it leaves to the next one, and publish its weights as a
+        new policy version."""
         self.done.step += 1
         self.done.policy_version += 1
         self.batches.end(state.step)
@@ -152,7 +153,8 @@ class Session:
         self.moves.learn(state, self.recorder.peek(), self.roles)
 
     def _drawn_before(self, checkpoint: Checkpoint | None) -> list[StepState]:
-        """The batches that were open when a checkpoint was written, as they were. Raises RunError."""
+        """The batches that were drawn and not trained on when a checkpoint was written, as they were then. Raises
+        RunError."""
         if checkpoint is None or not checkpoint.state.get("open"):
             return []
         drawn = []
@@ -162,8 +164,8 @@ class Session:
         return drawn
 
     @property
-    def good(self) -> str:
-        """Where a run that ends now can be taken up again, in words."""
+    def way_on(self) -> str:
+        """How a run that ends now can be resumed, in words."""
         if self.saved is None:
             return f"no step is saved; {RESUME} begins again at step 1"
         return (
@@ -172,7 +174,8 @@ class Session:
         )
 
     def _publish_weights(self) -> None:
-        """The engines of roles that change forget what older weights computed."""
+        """Tell the engines of roles whose weights have changed: they drop what older weights computed, and stamp later
+        samples with the new policy version."""
         for model in self.prepared.models:
             if model.changes and (engine := self.roles[model.role].engine) is not None:
                 engine.update_weights(self.done.policy_version)
@@ -225,13 +228,13 @@ class Session:
             if isinstance(error, RunError):
                 raise
             why = why_not_written(self.directory.path / "logs", error)
-            raise RunError(f"the logs in {self.directory.path} cannot be written: {why}; {self.good}") from error
+            raise RunError(f"the logs in {self.directory.path} cannot be written: {why}; {self.way_on}") from error
         self.saved = self.done.step
         self.history.saved(self.saved)
 
     def rescue(self) -> str:
-        """After an error: save the last step if it is whole and has no checkpoint. What is good then, in words; nothing
-        when the error was that of saving, which says so itself."""
+        """After an error: save the last step if it is whole and has no checkpoint. Returns `way_on` then; an empty text
+        if the error was one of saving, which says it itself."""
         if self._save_failed:
             return ""
         whole = self.records.last_step == self.done.step and not self.executor.is_training
@@ -239,13 +242,13 @@ class Session:
             not_saved = f"step {self.done.step} is not saved"
             try:
                 if why := self.workers.give_up():
-                    return f"{not_saved}, since {why}; {self.good}"
+                    return f"{not_saved}, since {why}; {self.way_on}"
                 self.save()
             except RunError as error:
                 return str(error)
             except Exception as error:  # the error that broke off the run is the one to go on up
-                return f"{not_saved}: {type(error).__name__}: {error}; {self.good}"
-        return self.good
+                return f"{not_saved}: {type(error).__name__}: {error}; {self.way_on}"
+        return self.way_on
 
     def export_final(self) -> None:
         """Raises RunError when the disk is full."""

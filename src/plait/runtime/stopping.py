@@ -20,21 +20,21 @@ _SAID_S = 10.0
 
 
 @contextlib.contextmanager
-def saying_what_is_good(progress: Progress, good: Callable[[], str], rescue: Callable[[], str]) -> Iterator[None]:
-    """However a run breaks off: say where one can go on.
+def saying_way_on(progress: Progress, way_on: Callable[[], str], rescue: Callable[[], str]) -> Iterator[None]:
+    """However a run breaks off, say how it can be resumed.
 
     Args:
-        good: which steps are saved, in words.
-        rescue: as `good`, after the last whole step is saved if that is still to do.
+        way_on: says which step is saved, and how to go on from it.
+        rescue: the same, after it has saved the last whole step if that was not saved yet.
 
     Raises:
-        RunError: one that passes through, with what is good behind its message.
+        RunError: one that passes through, with the way on behind its message.
         KeyboardInterrupt: one that passes through, with what was said.
     """
     try:
         yield
     except KeyboardInterrupt:
-        said = f"left at once; {good()}"
+        said = f"left at once; {way_on()}"
         progress.message(said)
         raise KeyboardInterrupt(said) from None
     except RunError as error:

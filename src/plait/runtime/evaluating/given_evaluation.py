@@ -1,5 +1,5 @@
-"""What training on given samples would log, without training on them: the calls of a step, where those that train
-evaluate."""
+"""What training on given samples would log, without training on them: the calls of a step are run, and a TRAIN call
+only evaluates its loss."""
 
 from __future__ import annotations
 

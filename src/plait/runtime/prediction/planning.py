@@ -51,9 +51,16 @@ from plait.simulator.steps import Prediction, predict
 
 @dataclass(frozen=True)
 class Planning:
-    """shapes: by the model's name; calibration: where seconds come from; corrected: by what runs measured; drafts: of
-    the run whose lengths are taken, where it guessed; acceptance: of guesses, as a user states it; pools_stay:
-    whether pools and graphs of GPUs are those of the rollout before; to_come: models that earlier stages make"""
+    """All that plans of one recipe are searched, completed and foretold by.
+
+    shapes:      model's name → its shape
+    calibration: where the seconds of predictions come from
+    corrected:   whether they are corrected by what runs have measured
+    drafts:      what guessed tokens came to in the run whose lengths are taken; None: it made none
+    acceptance:  how often guesses come true, as a user states it
+    pools_stay:  whether pools and graphs of GPUs stay from one rollout to the next
+    to_come:     models that earlier stages of the recipe make
+    """
 
     recipe: Recipe
     flow: Dataflow

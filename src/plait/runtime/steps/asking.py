@@ -19,8 +19,8 @@ from plait.kernels.noise import NoiseKey
 from plait.policy.step import Key
 from plait.runtime.folder.moments import Moment, Moments
 from plait.runtime.steps.drawing import drawing
+from plait.runtime.steps.partial_rollout import PartialRollout
 from plait.runtime.steps.step import StepState
-from plait.runtime.steps.streams import PartialRollout
 from plait.runtime.steps.watch import Watch
 from plait.schedule.dispatch import Key as CallKey
 from plait.schedule.work import MOVED_ON, Work

@@ -1,4 +1,9 @@
-"""What each call of a flow does, an action at a time: read, compute, generate, score or train."""
+"""What each call of a flow does, one action at a time: read, compute, generate, score or train.
+
+A SCORE call of a model may begin while the samples that it scores are still being drawn. It *streams* if its ranks are
+others than those that generate; if they are the same ones, it *scores where ranks are free*, on those that have no
+samples left to generate. In both cases it scores in parts (`scoring_parts`).
+"""
 
 from __future__ import annotations
 
@@ -21,8 +26,8 @@ from plait.runtime.steps.free_copies import Copies, where_free
 from plait.runtime.steps.rewarding import RewardCalls
 from plait.runtime.steps.roles import ModelRole, RoleRuntime, models_of, rewards_of
 from plait.runtime.steps.rollout import Draw, Rollout
+from plait.runtime.steps.scoring_parts import Parts, RolloutParts, Spread, Table, in_parts
 from plait.runtime.steps.step import StepState
-from plait.runtime.steps.streams import Parts, RolloutParts, Spread, Table, in_parts
 from plait.schedule.dispatch import Task
 from plait.schedule.joint_training import fused_calls
 from plait.schedule.needs import may_stream
@@ -139,7 +144,7 @@ class Calls:
     # -- score
 
     def _spread(self, node: Node, state: StepState, task: Task) -> Spread:
-        """How a SCORE call is computed: all rows at once, or in parts as samples end; by which copies of the model."""
+        """How a SCORE call is computed: all rows at once or in parts as samples end, and by which copies of the model."""
         trainer = self.trainer(node)
         parts: Parts
         if trainer is not None and self.scores_where_free(node, state.step):
@@ -205,7 +210,7 @@ class Calls:
         }
 
     def training(self, node: Node, state: StepState) -> Training:
-        """What a TRAIN call trains on, in this step."""
+        """A TRAIN call with the rows that it trains on in this step."""
         rows = self._rows_of(node, state)
         return Training(node, rows, state.step, self._temperature(node), state.batch)
 

@@ -18,8 +18,8 @@ from plait.rewards.pool import RewardPool
 from plait.rewards.scores import NONE, GroupScores
 from plait.runtime.steps.function_reports import FunctionReports
 from plait.runtime.steps.roles import RewardRole, RoleRuntime, rewards_of
+from plait.runtime.steps.scoring_parts import Spread, Table, in_parts
 from plait.runtime.steps.step import StepState
-from plait.runtime.steps.streams import Spread, Table, in_parts
 from plait.schedule.work import MOVED_ON, Work
 from plait.workers.recorder import Recorder
 

@@ -26,16 +26,18 @@ from plait.schedule.timeline import Timeline
 
 @dataclass(frozen=True)
 class RolloutMoves:
-    """gate: says when the last samples of a rollout are gathered; rebalancer: which go on elsewhere before that, None:
-    none does; rollout: the first of the flow, by which both learn, None: neither does."""
+    """What decides in a run whether samples move between instances, and when."""
 
     gate: Gate
+    """Says when the last samples of a rollout are gathered."""
     rebalancer: Rebalancer | None = None
+    """Says which samples go on in another instance before that; None: none does."""
     rollout: Node | None = None
+    """The first rollout of the flow, from which both learn; None: neither learns."""
 
     @classmethod
     def of(cls, prepared: Prepared, files: RunFiles, step: int) -> RolloutMoves:
-        """By what the folder of a run has of its steps up to this one."""
+        """For a run that has done `step` steps, of which its folder has the samples."""
         recipe, rollouts = prepared.recipe, prepared.flow.of_kind(CallKind.GENERATE)
         rule = recipe.fusion_rule
         gathers, rebalances = rule.is_open and prepared.plan.fuses(rule), recipe.rebalance == "auto"

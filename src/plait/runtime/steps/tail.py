@@ -27,7 +27,7 @@ from plait.schedule.work import COMPUTE
 
 
 class FusionGate:
-    """By what the last steps took. See `Gate`.
+    """A `Gate` that decides by what the last steps took.
 
     Args:
         experience: what the run decides by.
@@ -77,7 +77,7 @@ class FusionGate:
 
 
 class Judge:
-    """By what the last steps took. See `Decides`.
+    """Decides for one rollout by what the last steps took, or as an earlier stay of the run decided. See `Decides`.
 
     Args:
         key: the rollout.
@@ -154,7 +154,9 @@ class Batch:
 
 
 class Tail:
-    """
+    """The last samples of one rollout: looks after each step of the engine whether to gather them, and frees the ranks
+    that have none left.
+
     Args:
         task: of the rollout, which keeps the ranks busy that still generate.
         engine: whose samples may move.

@@ -11,7 +11,8 @@ from plait.data.records import FinishReason, Prompt, Sample
 from plait.policy import score_parts
 from plait.policy.score_parts import PartSize
 from plait.runtime.steps import streams
-from plait.runtime.steps.streams import PartialRollout, RolloutParts
+from plait.runtime.steps.partial_rollout import PartialRollout
+from plait.runtime.steps.scoring_parts import RolloutParts
 
 PROMPTS, SAMPLES = 256, 4
 COUNT = PROMPTS * SAMPLES
