@@ -144,7 +144,7 @@ class Calls:
     # -- score
 
     def _spread(self, node: Node, state: StepState, task: Task) -> Spread:
-        """How a SCORE call is computed: all rows at once or in parts as samples end, and by which copies of the model."""
+        """How a SCORE call is computed: all rows at once or in parts as samples end, by which copies of the model."""
         trainer = self.trainer(node)
         parts: Parts
         if trainer is not None and self.scores_where_free(node, state.step):
