@@ -46,8 +46,8 @@ def train(session: Session, stopped_by: Sequence[Signals] = STOP_SIGNALS) -> Out
         KeyboardInterrupt: a second signal.
     """
     recipe, done = session.recipe, session.done
-    told = saying_way_on(session.progress, lambda: session.way_on, session.rescue)
-    with stop_signals(session.progress, stopped_by) as stop, told:
+    told = saying_way_on(session.progress.message, lambda: session.way_on, session.rescue)
+    with stop_signals(session.progress.message, stopped_by) as stop, told:
         session.progress.start(done.step)
         metrics = session.records.last_metrics()
         before = session.records.evaluation(0)

@@ -12,7 +12,6 @@ import torch
 
 from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.errors import RESUME, RunError
-from plait.observe.progress import Progress
 from plait.observe.run_log import writing
 from plait.output import why_not_written, write_file
 from plait.recipes.role_models import main_role, trained_roles
@@ -92,7 +91,7 @@ class Session:
             self.saved = checkpoint.step
             torch.set_num_threads(self.done.threads)
         self.done.threads = torch.get_num_threads()
-        self.progress: Progress = stack.enter_context(self._leading.progress())
+        self.progress = stack.enter_context(self._leading.progress())
         if self._resume:
             check_left(self.directory.files.recipe, recipe, lambda: self.done.step == recipe.steps)
             self.progress.message(resumed_from(checkpoint, self.store, self.history.saved_step, recipe.steps))

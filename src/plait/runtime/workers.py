@@ -13,7 +13,7 @@ from torch import Tensor
 from plait.checkpoint.store import FileDigest
 from plait.data.records import Sample
 from plait.engines import GenerationEngine, TrainingEngine
-from plait.observe.progress import Progress
+from plait.observe.progress import ProgressSink
 from plait.rewards.pool import RewardPool
 from plait.schedule.dispatch import Clock
 from plait.schedule.timeline import Span
@@ -65,9 +65,14 @@ class GuessKnowledge(Protocol):
 class Workers(Protocol):
     """All that computes for a run: one process or several, of which one leads."""
 
-    checkpoint: CheckpointParts
-    leader_weights: LeaderWeights
-    guess_knowledge: GuessKnowledge
+    @property
+    def checkpoint(self) -> CheckpointParts: ...
+
+    @property
+    def leader_weights(self) -> LeaderWeights: ...
+
+    @property
+    def guess_knowledge(self) -> GuessKnowledge: ...
 
     def engine(self, role: str) -> GenerationEngine | None:
         """The engine of a role, one for all its calls; None: the role does not generate."""
@@ -79,7 +84,7 @@ class Workers(Protocol):
         """The leader's part of a role's model; None: it has none."""
         ...
 
-    def clock(self, pools: Collection[RewardPool], progress: Progress) -> Clock:
+    def clock(self, pools: Collection[RewardPool], progress: ProgressSink) -> Clock:
         """Advances calls, records their actions and waits for other ranks."""
         ...
 
@@ -120,8 +125,8 @@ class Workers(Protocol):
 class Leading(Protocol):
     """What leads the ranks of a run: this process alone, or the one of rank 0."""
 
-    def progress(self) -> Progress:
-        """Where the progress of the run is shown."""
+    def progress(self) -> AbstractContextManager[ProgressSink]:
+        """Where the progress of the run is shown, while inside."""
         ...
 
     def workers(self, recorder: Recorder) -> Workers:

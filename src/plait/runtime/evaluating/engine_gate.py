@@ -18,7 +18,7 @@ from plait.errors import ConfigError
 from plait.generation.request import Request
 from plait.kernels.noise import NoiseKey
 from plait.observe.doctor_reading import limits_of
-from plait.observe.progress import Progress
+from plait.observe.progress import ProgressSink
 from plait.recipes.engine_checks import abilities
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.aside import Aside
@@ -59,7 +59,7 @@ def _compared(prepared: Prepared, role: ModelRole, engine: GenerationEngine) -> 
     return rows, (yield from role.trainer.score(rows, Score.LOGPROBS, temperature=temperature, call=CALL))
 
 
-def _check(prepared: Prepared, name: str, rows: Rows, expected: FloatArray, progress: Progress) -> None:
+def _check(prepared: Prepared, name: str, rows: Rows, expected: FloatArray, progress: ProgressSink) -> None:
     recipe = prepared.recipe
     apart = float(np.abs(np.exp(rows.sampling_logprobs) - np.exp(expected)).mean())
     limit = limits_of(recipe.doctor, recipe.dtype.value, recipe.sampling.temperature).probs_diff

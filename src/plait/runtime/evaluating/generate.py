@@ -122,7 +122,7 @@ def _drain(
 ) -> int:
     """Step until no work is left or somebody says stop; how many samples ended."""
     num_samples = 0
-    with stop_signals(progress, stopped_by) as stop, contextlib.suppress(KeyboardInterrupt):
+    with stop_signals(progress.message, stopped_by) as stop, contextlib.suppress(KeyboardInterrupt):
 
         def take(finished: Sequence[Sample]) -> bool:
             nonlocal num_samples

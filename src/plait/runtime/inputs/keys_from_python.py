@@ -41,8 +41,9 @@ def _path(function: str | Callable[..., Any]) -> str:
 
 def _paths(functions: Any) -> list[str]:
     """What names one function, or several."""
-    several = isinstance(functions, Sequence) and not isinstance(functions, str)
-    return [_path(function) for function in (functions if several else [functions])]
+    is_one = isinstance(functions, str) or not isinstance(functions, Sequence)
+    named: Sequence[Any] = [functions] if is_one else functions
+    return [_path(function) for function in named]
 
 
 def path_of(function: Callable[..., Any]) -> str:
@@ -99,7 +100,8 @@ def _as_said(value: Any) -> Any:
         value = value.model_dump(mode="json", exclude_unset=True)
     elif is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
-    value = value.tolist() if hasattr(value, "tolist") else value  # of NumPy or torch
+    elif (as_list := getattr(value, "tolist", None)) is not None:  # of NumPy or torch
+        value = as_list()
     if isinstance(value, list | tuple):
         return [_as_said(item) for item in value]
     if isinstance(value, dict):

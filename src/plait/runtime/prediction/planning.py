@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from plait.cost.calibration import VENDORS, Calibration, uncorrected
 from plait.cost.cluster import ClusterSpec
@@ -150,7 +151,7 @@ class Planning:
     def problem(self) -> PlanProblem:
         tokens = self.recipe.micro_batch_tokens
         halves = (tokens // 2, tokens // 4)[: 1 + self.recipe.finds_lengths] if tokens >= 1024 else ()
-        costs = BoundedMoves(self.costs) if self.cluster.num_devices > LARGE else self.costs
+        costs: Any = BoundedMoves(self.costs) if self.cluster.num_devices > LARGE else self.costs
         facts = facts_of_roles(self.recipe, self.models, self.shapes, self.parameters)
         pairs = joint_pairs(self.recipe, self.flow, self.models)
         return PlanProblem(self.graph, costs, facts, halves, pairs=pairs, stage_works=self.costs.stage_works)

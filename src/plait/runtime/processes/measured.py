@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
-from plait.observe.progress import Progress
+from plait.observe.progress import ProgressSink
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES
 from plait.runtime.evaluating.evaluation import Evaluation
@@ -34,17 +34,18 @@ def of_asked(prepared: Prepared) -> Prepared:
     return replace(prepared, models=models)
 
 
-def measured(prepared: Prepared, leading: Leading, progress: Progress) -> Evaluation:
+def measured(prepared: Prepared, leading: Leading, progress: AbstractContextManager[ProgressSink]) -> Evaluation:
     """Answers to held-out prompts, or losses of held-out examples or pairs.
 
     Args:
         prepared: as of `of_asked`.
+        progress: where the progress of the evaluation is shown, while inside.
     """
-    with progress, ExitStack() as stack:
+    with progress as shown, ExitStack() as stack:
         recorder = Recorder()
-        opened = open_roles(prepared, leading, recorder, progress, stack)
-        progress.start()
-        calls = Calls(prepared.flow, opened.roles, prepared.recipe, recorder, progress)
+        opened = open_roles(prepared, leading, recorder, shown, stack)
+        shown.start()
+        calls = Calls(prepared.flow, opened.roles, prepared.recipe, recorder, shown)
         result = measure(prepared, opened.roles, opened.judges, calls, opened.aside)
         opened.workers.close()
         return result

@@ -74,7 +74,7 @@ class Worker:
         )
         nccl.connect(None, range(context.num_ranks), self.rank, pairs=False)
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WAIT_S))
-        assert group is not None, "every rank is in the group of all"
+        assert not isinstance(group, int | None), "every rank is in the group of all"
         peers = [rank for rank in range(context.num_ranks) if rank != LEADER] if self.rank == LEADER else [LEADER]
         self._transport = Transport(group, self.rank, peers, waiting_for=context.waiting_for)
 

@@ -18,7 +18,7 @@ from plait.data.rows import FloatArray, Rows, evaluate, trained_rows
 from plait.dataflow import CallKind, Dataflow, Level, Node
 from plait.engines import GenerationEngine, ScoredBy, Training, TrainingEngine
 from plait.errors import RunError
-from plait.observe.progress import Progress
+from plait.observe.progress import ProgressSink
 from plait.policy.score_parts import PartSize
 from plait.recipes.drawn_ahead import scores_ahead
 from plait.recipes.recipe import Recipe
@@ -40,7 +40,12 @@ class Calls:
     """The calls of a flow, bound to the engines of its roles."""
 
     def __init__(
-        self, flow: Dataflow, roles: Mapping[str, RoleRuntime], recipe: Recipe, recorder: Recorder, progress: Progress
+        self,
+        flow: Dataflow,
+        roles: Mapping[str, RoleRuntime],
+        recipe: Recipe,
+        recorder: Recorder,
+        progress: ProgressSink,
     ) -> None:
         self._flow = flow
         self._roles, self._models, self._rewards = roles, models_of(roles), rewards_of(roles)

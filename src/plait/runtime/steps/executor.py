@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from plait.dataflow import CallKind, Dataflow, Node
-from plait.observe.progress import Progress
+from plait.observe.progress import ProgressSink
 from plait.recipes.recipe import Recipe
 from plait.runtime.steps.asking import Beside
 from plait.runtime.steps.batches import Batches
@@ -39,7 +39,7 @@ class Executor:
         roles: Mapping[str, RoleRuntime],
         recipe: Recipe,
         recorder: Recorder,
-        progress: Progress,
+        progress: ProgressSink,
         clock: Clock,
     ) -> None:
         self.flow = flow

@@ -13,7 +13,7 @@ from pathlib import Path
 from plait.data.records import FinishReason, Sample
 from plait.data.replies import ReplyEncoder
 from plait.engines import GenerationEngine
-from plait.observe.progress import Progress
+from plait.observe.progress import ProgressSink
 from plait.recipes.role_models import is_reward
 from plait.recipes.turn_checks import rounds_by_prompt
 from plait.rewards.pool import RewardPool
@@ -45,7 +45,7 @@ def open_roles(
     prepared: Prepared,
     leading: Leading,
     recorder: Recorder,
-    progress: Progress,
+    progress: ProgressSink,
     stack: ExitStack,
     output: Path | None = None,
 ) -> OpenedRoles:

@@ -13,7 +13,7 @@ from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.dataflow.graph import scores_alone, scores_by_turn, scores_decoupled
 from plait.errors import RunError
-from plait.observe.progress import Progress
+from plait.observe.progress import ProgressSink
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import NONE, GroupScores
 from plait.runtime.steps.function_reports import FunctionReports
@@ -28,7 +28,7 @@ class RewardCalls:
     """Runs the SCORE nodes whose role is a reward, or a cost."""
 
     def __init__(
-        self, flow: Dataflow, roles: Mapping[str, RoleRuntime], recorder: Recorder, progress: Progress
+        self, flow: Dataflow, roles: Mapping[str, RoleRuntime], recorder: Recorder, progress: ProgressSink
     ) -> None:
         self._flow = flow
         self._rewards = rewards_of(roles)

@@ -21,7 +21,7 @@ from plait.dataflow import CallKind, Dataflow, Node
 from plait.engines import GenerationEngine
 from plait.errors import RunError
 from plait.kernels.noise import NoiseKey
-from plait.observe.progress import Progress
+from plait.observe.progress import ProgressSink
 from plait.policy.fusion_gate import RolloutSize
 from plait.policy.migration import Bounds
 from plait.recipes.engine_checks import said_of_no_guesses
@@ -50,7 +50,7 @@ class Draw(Protocol):
 class Rollout:
     """Runs the GENERATE nodes of a flow."""
 
-    def __init__(self, flow: Dataflow, rewarding: RewardCalls, recipe: Recipe, progress: Progress) -> None:
+    def __init__(self, flow: Dataflow, rewarding: RewardCalls, recipe: Recipe, progress: ProgressSink) -> None:
         self._flow = flow
         self._rewarding = rewarding
         self._recipe = recipe
