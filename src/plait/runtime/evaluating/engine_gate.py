@@ -6,7 +6,7 @@ weights, another dtype's kernels or another head would bias every update, and no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from plait.recipes.engine_checks import abilities
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.drawing import drawing
-from plait.runtime.steps.roles import ModelRole, RoleRuntime, models_of
+from plait.runtime.steps.roles import ModelRole, Roles, models_of
 from plait.schedule.work import Work
 
 NUM_PROMPTS = 16
@@ -35,7 +35,7 @@ GATE_ROLLOUT = -1
 """None of a run's rollouts: the noise of these samples is theirs alone."""
 
 
-def check_engines(prepared: Prepared, roles: Mapping[str, RoleRuntime], aside: Aside) -> None:
+def check_engines(prepared: Prepared, roles: Roles, aside: Aside) -> None:
     """Compare the log-probs of samples of each engine with those of its role's trainer, where it computes elsewhere.
 
     Raises:

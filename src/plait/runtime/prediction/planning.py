@@ -54,9 +54,7 @@ from plait.simulator.steps import Prediction, predict
 class Planning:
     """All that plans of one recipe are searched, completed and foretold by.
 
-    shapes:      model's name → its shape
-    calibration: where the seconds of predictions come from
-    corrected:   whether they are corrected by what runs have measured
+    calibration: where the seconds of predictions come from; corrected: by what runs have measured, too
     drafts:      what guessed tokens came to in the run whose lengths are taken; None: it made none
     acceptance:  how often guesses come true, as a user states it
     pools_stay:  whether pools and graphs of GPUs stay from one rollout to the next

@@ -7,7 +7,7 @@ samples left to generate. In both cases it scores in parts (`scoring_parts`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from plait.recipes.drawn_ahead import scores_ahead
 from plait.recipes.recipe import Recipe
 from plait.runtime.steps.free_copies import Copies, where_free
 from plait.runtime.steps.rewarding import RewardCalls
-from plait.runtime.steps.roles import ModelRole, RoleRuntime, models_of, rewards_of
+from plait.runtime.steps.roles import ModelRole, Roles, models_of, rewards_of
 from plait.runtime.steps.rollout import Draw, Rollout
 from plait.runtime.steps.scoring_parts import Parts, RolloutParts, Spread, Table, in_parts
 from plait.runtime.steps.step import StepState
@@ -40,12 +40,7 @@ class Calls:
     """The calls of a flow, bound to the engines of its roles."""
 
     def __init__(
-        self,
-        flow: Dataflow,
-        roles: Mapping[str, RoleRuntime],
-        recipe: Recipe,
-        recorder: Recorder,
-        progress: ProgressSink,
+        self, flow: Dataflow, roles: Roles, recipe: Recipe, recorder: Recorder, progress: ProgressSink
     ) -> None:
         self._flow = flow
         self._roles, self._models, self._rewards = roles, models_of(roles), rewards_of(roles)
@@ -90,9 +85,7 @@ class Calls:
     def _takes_turns(self, node: Node) -> bool:
         """Whether a call that streams frees its ranks while it waits for samples: if other calls can run there without
         anything leaving the devices."""
-        if not self.streams(node):
-            return False
-        return self._rollout_of(node)[1].traits.shares_devices
+        return self.streams(node) and self._rollout_of(node)[1].traits.shares_devices
 
     def scores_where_free(self, node: Node, step: int) -> bool:
         """Whether a call scores parts of a rollout on the ranks that generate, once they have no samples left: if the
@@ -268,21 +261,17 @@ class Calls:
     def _at_once(self, node: Node, state: StepState) -> Work[None]:
         match node.kind:
             case CallKind.READ:
-                self._read(node, state)
+                state.begin_table(node.id, given_rows(state.given[node.call], node.outputs))
             case CallKind.COMPUTE:
                 self._compute(node, state)
             case CallKind.CARRIED:
-                start = np.asarray(node.start, dtype=np.float64)
-                value = state.carried.get(node.call, start)
+                value = state.carried.get(node.call, np.asarray(node.start, dtype=np.float64))
                 state.batch[node.outputs[0]] = value
                 _record(node.call, value, state)
             case CallKind.BECOMES:
                 self._keep(node, state)
         return
         yield
-
-    def _read(self, node: Node, state: StepState) -> None:
-        state.begin_table(node.id, given_rows(state.given[node.call], node.outputs))
 
     def _compute(self, node: Node, state: StepState) -> None:
         output = node.outputs[0]

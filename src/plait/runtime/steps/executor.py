@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,7 +13,7 @@ from plait.runtime.steps.asking import Beside
 from plait.runtime.steps.batches import Batches
 from plait.runtime.steps.calls import Calls
 from plait.runtime.steps.graph_order import GraphOrder
-from plait.runtime.steps.roles import RoleRuntime, rewards_of
+from plait.runtime.steps.roles import Roles, rewards_of
 from plait.runtime.steps.step import StepState
 from plait.schedule.dispatch import Clock, Dispatcher, Key, Task, run_alone
 from plait.schedule.needs import needs_of
@@ -36,7 +36,7 @@ class Executor:
     def __init__(
         self,
         flow: Dataflow,
-        roles: Mapping[str, RoleRuntime],
+        roles: Roles,
         recipe: Recipe,
         recorder: Recorder,
         progress: ProgressSink,

@@ -5,7 +5,7 @@ A reward that is not trained comes from functions, from a frozen scalar model, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.conversing import Conversing, Replies
 from plait.runtime.steps.function_reports import FunctionReports
 from plait.runtime.steps.reward_pools import Pools, open_pools
-from plait.runtime.steps.roles import ModelRole, RewardRole, RoleRuntime
+from plait.runtime.steps.roles import ModelRole, RewardRole, RoleRuntime, Roles
 from plait.runtime.steps.scorer import ModelScorer, translator_for
 from plait.runtime.workers import Leading, Workers
 from plait.workers.recorder import Recorder
@@ -34,7 +34,7 @@ class OpenedRoles:
     """The roles of a flow, and all that computes for them."""
 
     workers: Workers
-    roles: Mapping[str, RoleRuntime]
+    roles: Roles
     judges: RewardPool | None
     """Functions that only judge evaluations; None: there are none."""
     aside: Aside

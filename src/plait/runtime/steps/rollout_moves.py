@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +14,7 @@ from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.prediction.machine import machine_of
 from plait.runtime.steps.gates import AtShare, Gate
 from plait.runtime.steps.rebalancing import Rebalancer
-from plait.runtime.steps.roles import RoleRuntime
+from plait.runtime.steps.roles import Roles
 from plait.runtime.steps.step import StepState
 from plait.runtime.steps.tail import FusionGate
 from plait.schedule.fusion_times import FusionTimes
@@ -54,7 +53,7 @@ class RolloutMoves:
             rollouts[0],
         )
 
-    def learn(self, state: StepState, timeline: Timeline, roles: Mapping[str, RoleRuntime]) -> None:
+    def learn(self, state: StepState, timeline: Timeline, roles: Roles) -> None:
         """After a step.
 
         Args:
