@@ -45,7 +45,7 @@ class DenseSettings:
     residual: float
     """What each layer's attention and MLP are multiplied by before they are added."""
     eps: float
-    """Of all norms."""
+    """The epsilon of all norms."""
     last_norm: Any
     """The module of the final norm; of a stage that is not the last any norm, whose product nobody reads."""
     adapter_scale: float
@@ -54,7 +54,7 @@ class DenseSettings:
     rotary: Any
     """The module that computes the angles."""
     dtype: torch.dtype
-    """Of the angles, before they are float32."""
+    """The dtype that angles are computed for, before they are float32."""
 
     @classmethod
     def of(cls, model: LanguageModel, layers: Sequence[Layer]) -> Self:

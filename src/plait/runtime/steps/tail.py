@@ -87,7 +87,7 @@ class Judge:
     def __init__(self, experience: Experience, key: CallOfStep, seen: Seen | None, size: RolloutSize) -> None:
         self._experience, self._key, self._seen, self._size = experience, key, seen, size
         self._lengths = tuple(experience.lengths)
-        """Of the responses of the last steps."""
+        """Lengths of the responses of the last steps."""
         self._before = before = experience.decisions.of(key)
         """What an earlier stay of the run decided in this rollout, which is decided again; None: nothing."""
         if before is not None:
