@@ -22,7 +22,7 @@ from plait.observe.progress import ProgressSink
 from plait.recipes.engine_checks import abilities
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.aside import Aside
-from plait.runtime.steps.drawing import drawing
+from plait.runtime.steps.engine_loop import engine_loop
 from plait.runtime.steps.roles import ModelRole, Roles, models_of
 from plait.schedule.work import Work
 
@@ -88,5 +88,5 @@ def _drawn(prepared: Prepared, engine: GenerationEngine) -> Work[list[Sample]]:
         samples.extend(finished)
         return False
 
-    yield from drawing(engine, CALL, take)
+    yield from engine_loop(engine, CALL, take)
     return samples
