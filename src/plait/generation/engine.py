@@ -76,8 +76,8 @@ class Engine:
         self.speculates = speculates or speculator_of(settings, state.forward, keep_memory=keep_memory)
         self._drawing = Drawing(state.rows, state.flight, model.tokenizer, self._joint, exact=settings.exact)
         self._turns = Turns()
-        # A step may be launched ahead, before the host knows what the last one drew (`overlap`). Exact mode computes from
-        # these tokens on the host; guesses stand behind them, so steps go ahead only while none are made (`Quiet`).
+        # A step may be launched ahead, before the host knows what the last one drew (`overlap`). Exact mode computes
+        # from these tokens on the host; guesses stand behind them, so steps go ahead only while none are made.
         ahead = computes_behind(model.device) and not settings.exact
         quiet = self.speculates.quiet if ahead and isinstance(self.speculates, FallsQuiet) else None
         self._overlap = Overlap(state, self._joint, self._turns, self._land_all_but, quiet)

@@ -36,7 +36,7 @@ class Outcome:
 
 def train(session: Session, stopped_by: Sequence[Signals] = STOP_SIGNALS) -> Outcome:
     """Run steps until the recipe's number of steps is done, or a signal asks to stop: then the step under way is
-    finished and saved first. `session.done` says how far the run is.
+    finished and saved first. `Session.done` says how far the run is.
 
     Args:
         stopped_by: the signals that ask for it.

@@ -29,6 +29,7 @@ from plait.runtime.processes.measured import for_measuring, measured, of_asked
 from plait.runtime.processes.progress_relay import RelayedProgress
 from plait.runtime.session import Session
 from plait.runtime.stopping import LEADERS_SIGNAL
+from plait.runtime.workers import Workers
 from plait.schedule.plan import Plan
 from plait.workers.announcer import Announcer
 from plait.workers.follower import FollowerLoop
@@ -111,11 +112,11 @@ class Worker:
         """Shown by the process that started the run."""
         return RelayedProgress(self._context.tell)
 
-    def workers(self, recorder: Recorder) -> WorkerGroup:
+    def workers(self, recorder: Recorder) -> Workers:
         """Join the other ranks, as their leader."""
         with self._status.doing(LOADS):
             announcer = Announcer(self._parts(), self._transport, recorder, self._status)
-            return WorkerGroup(announcer, self._context.num_ranks)
+            return WorkerGroup(announcer, self._context.num_ranks)  # pyright: ignore[reportReturnType]  # as in `alone`
 
     def _parts(self) -> RankState:
         job = self._job
