@@ -15,7 +15,7 @@ from plait.cost.shape_parameters import (
     packed_adapter_parameters,
     parameters_of_shape,
 )
-from plait.layout.adapters import adapter_of
+from plait.layout.adapters import parameters_of_adapter
 from plait.layout.mesh import Parallelism
 from plait.layout.params import Parameters
 from plait.layout.shards import shard
@@ -58,7 +58,7 @@ def test_the_parameters_of_an_adapter_follow_from_those_of_the_model(family: str
         own = add_lora(model, settings, name="actor", seed=0).trained.parameters
     except ModelError:
         pytest.skip("its layers have other names")
-    assert set(adapter_of(parameters, settings.rank, settings.target_modules).params) == set(own.params)
+    assert set(parameters_of_adapter(parameters, settings.rank, settings.target_modules).params) == set(own.params)
 
 
 MIXTURE = replace(SHAPE, experts=4, experts_per_token=2, expert_layers=4, expert_intermediate=32)
@@ -73,7 +73,7 @@ def test_what_moves_of_a_model_that_is_known_by_its_shape_has_as_many_numbers_as
 ) -> None:
     """All layers, where a setting has names of another family; none of the MLPs of a mixture, and then maybe none."""
     settings = LoraSettings(rank=2, target_modules=targets)
-    own = adapter_of(parameters_of_shape(shape), 2, targets)
+    own = parameters_of_adapter(parameters_of_shape(shape), 2, targets)
     assert own.num_elements == adapter_parameters(shape, settings)
     assert (own.num_elements > 0) == (shape is SHAPE or targets != ("up_proj",))
 
@@ -86,7 +86,7 @@ def test_the_head_of_a_scalar_model_is_trained_beside_its_adapter() -> None:
     model = scalar_view(base, seed=0)
     parameters = Parameters((*base.trained.parameters.params, *model.trained.parameters.params))
     own = add_lora(model, SETTINGS[0], name="critic", seed=0).trained.parameters
-    assert set(adapter_of(parameters, 3, "all-linear").params) == set(own.params)
+    assert set(parameters_of_adapter(parameters, 3, "all-linear").params) == set(own.params)
     assert sum(param.layer is None for param in own.params) == 1
 
 
@@ -129,8 +129,7 @@ def test_packed_adapters_of_one_product_lie_together() -> None:
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: f"rank {settings.rank}")
 def test_they_are_what_a_compiled_forward_holds(settings: LoraSettings) -> None:
     """But for biases of panels, and outputs that fill no panel."""
-    from plait.generation.compiled_forward import adapters_of
-    from plait.generation.dense_layers import decoder_layers, parts_of
+    from plait.generation.dense_layers import adapters_of, decoder_layers, parts_of
     from plait.models.lora import add_lora
 
     model = tiny_model("llama")

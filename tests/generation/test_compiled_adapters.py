@@ -12,8 +12,8 @@ from torch import Tensor
 
 from plait.data.records import Prompt
 from plait.generation import panels
-from plait.generation.compiled_forward import CompiledForward, adapters_of
-from plait.generation.dense_layers import Adapter, Projection
+from plait.generation.compiled_forward import CompiledForward
+from plait.generation.dense_layers import Adapter, Projection, adapters_of
 from plait.generation.engine import Engine, drain
 from plait.generation.proof import prove
 from plait.generation.ragged import NewTokens, ragged
@@ -217,7 +217,7 @@ def test_an_engine_draws_by_it_what_training_computes() -> None:
 
 
 def other_scale(compiled: CompiledForward) -> None:
-    compiled.adapter_scale *= 1.02
+    compiled.settings.adapter_scale *= 1.02
 
 
 def lost_product(compiled: CompiledForward) -> None:

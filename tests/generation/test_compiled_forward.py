@@ -254,7 +254,7 @@ def test_by_vectors_in_bfloat16_where_there_is_a_matrix_unit() -> None:
         return torch.cat(found)
 
     expected = logits([40])
-    compiled.sizes = compiled.sizes._replace(matrix=0)
+    compiled.settings.sizes = compiled.settings.sizes._replace(matrix=0)
     compiled.room = None
     whole = logits([40])
     assert torch.equal(logits([1, 20, 3, 16]), whole)

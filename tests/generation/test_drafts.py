@@ -11,13 +11,13 @@ import torch
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.generation import forward
+from plait.generation.decode_batch import DecodeBatch
 from plait.generation.drawing import accepted
 from plait.generation.engine import Engine, drain
 from plait.generation.flight import InFlight
 from plait.generation.ragged import SHORT_ROWS, ragged
 from plait.generation.request import Request
 from plait.generation.response import PendingPrompt, Response
-from plait.generation.rows import DecodeBatch
 from plait.generation.sampling import Sampling
 from plait.generation.settings import SamplingSettings
 from plait.kernels import paged_attention

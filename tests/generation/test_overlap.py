@@ -18,9 +18,9 @@ from plait.data.records import FinishReason
 from plait.errors import RunError
 from plait.generation import engine as engine_module
 from plait.generation import joint, step_clock
+from plait.generation.decode_batch import NO_DRAFTS, Drafts
 from plait.generation.engine import Engine, drain
 from plait.generation.response import Response
-from plait.generation.rows import NO_DRAFTS, Drafts
 from plait.generation.sampling import Sampling
 from plait.generation.settings import SamplingSettings
 from plait.generation.speculates import NoSpeculation, Speculates

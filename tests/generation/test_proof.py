@@ -55,11 +55,11 @@ def test_a_factor_in_bfloat16_is_found_though_rounding_is_larger() -> None:
 
 
 def other_scale(compiled: CompiledForward) -> None:
-    compiled.scales[0] *= 1.05
+    compiled.settings.scales[0] *= 1.05
 
 
 def no_window(compiled: CompiledForward) -> None:
-    compiled.windows[0] = 0
+    compiled.settings.windows[0] = 0
 
 
 def wide_window(compiled: CompiledForward) -> None:
@@ -69,18 +69,18 @@ def wide_window(compiled: CompiledForward) -> None:
 
 
 def far_angles(compiled: CompiledForward) -> None:
-    angles = compiled.angles
+    angles = compiled.settings.angles
 
     def wrong(num_positions: int) -> Any:
         cos, sin = angles(num_positions)
         cos[100:] = cos[99]
         return cos, sin
 
-    compiled.angles = wrong  # type: ignore[method-assign]
+    compiled.settings.angles = wrong  # type: ignore[method-assign]
 
 
 def other_epsilon(compiled: CompiledForward) -> None:
-    compiled.eps = 0.05
+    compiled.settings.eps = 0.05
 
 
 def last_norm(compiled: CompiledForward) -> None:
@@ -102,7 +102,7 @@ def head(compiled: CompiledForward) -> None:
 
 
 def embeddings(compiled: CompiledForward) -> None:
-    compiled.embedding_scale = 1.01
+    compiled.settings.embedding_scale = 1.01
 
 
 def one_go(compiled: CompiledForward) -> None:

@@ -24,7 +24,8 @@ from plait.policy.score_parts import PartSize
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.steps.free_copies import Copies, where_free
-from plait.runtime.steps.streams import HEARD, Part, PartialRollout, RolloutParts
+from plait.runtime.steps.partial_rollout import HEARD, PartialRollout
+from plait.runtime.steps.scoring_parts import Part, RolloutParts
 from plait.schedule.dispatch import Task
 from plait.schedule.timeline import load_any
 from plait.schedule.work import MOVED_ON, nothing

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
+from plait.runtime.steps.partial_rollout import PartialRollout
 from plait.runtime.steps.step import StepState
-from plait.runtime.steps.streams import PartialRollout
 
 
 def prompt(uid: int) -> Prompt:

@@ -17,7 +17,7 @@ import plait
 from plait.errors import ConfigError
 from plait.recipes.recipe import Recipe
 from plait.runtime import api
-from plait.runtime.api import path_of
+from plait.runtime.inputs.keys_from_python import path_of
 
 
 def halved(function: Callable[..., list[float]]) -> Callable[..., list[float]]:

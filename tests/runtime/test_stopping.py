@@ -7,15 +7,13 @@ import threading
 
 import pytest
 
-from plait.observe.progress import Progress
 from plait.runtime.stopping import LEADERS_SIGNAL, stop_signals
 
 
-class Sent(Progress):
+class Sent:
     """Messages go through what one thread holds at a time, as a rank's connection; in the first a signal comes."""
 
     def __init__(self) -> None:
-        super().__init__(0)
         self.texts: list[str] = []
         self.sending = threading.Lock()
 
@@ -30,7 +28,7 @@ class Sent(Progress):
 def test_a_signal_in_the_middle_of_a_message_is_answered_behind_it() -> None:
     """The leader waited for itself, and was called frozen after half a minute."""
     sent = Sent()
-    with stop_signals(sent, [LEADERS_SIGNAL]) as stop:
+    with stop_signals(sent.message, [LEADERS_SIGNAL]) as stop:
         stop.doing = "finishing step 2"
         sent.message("step 1")
         assert stop.asked
@@ -39,7 +37,7 @@ def test_a_signal_in_the_middle_of_a_message_is_answered_behind_it() -> None:
 
 def test_the_second_signal_interrupts() -> None:
     sent = Sent()
-    with stop_signals(sent, [LEADERS_SIGNAL]):
+    with stop_signals(sent.message, [LEADERS_SIGNAL]):
         sent.message("step 1")
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(LEADERS_SIGNAL)

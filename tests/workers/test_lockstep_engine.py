@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.generation.records import StepRecord
 from plait.generation.request import Request
 from plait.generation.sampling import Sampling
+from plait.generation.step_record import StepRecord
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
 from plait.models.parallel.team import Team

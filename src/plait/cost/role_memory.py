@@ -8,7 +8,7 @@ from functools import cache
 from plait.cost.held_memory import state_bytes
 from plait.cost.shape_parameters import adapter_by_stage
 from plait.cost.workload import Workload
-from plait.layout.adapters import adapter_of
+from plait.layout.adapters import parameters_of_adapter
 from plait.layout.mesh import Parallelism
 from plait.layout.params import Parameters
 from plait.layout.shards import elements_by_stage, stage_elements
@@ -46,7 +46,7 @@ class RoleMemory:
     def _trained_parameters_of(self, role: str) -> Parameters:
         """What training changes of a role: all parameters, or its adapter alone."""
         lora, parameters = self._workload.lora, self._parameters(role)
-        return adapter_of(parameters, lora.rank, lora.target_modules) if lora.rank else parameters
+        return parameters_of_adapter(parameters, lora.rank, lora.target_modules) if lora.rank else parameters
 
     def _held_of(self, role: str, sizes: Parallelism, trained: bool) -> tuple[int, ...]:
         workload, dtype = self._workload, self._workload.dtype

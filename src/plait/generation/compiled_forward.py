@@ -15,7 +15,6 @@ Shapes: T rows (new tokens), R rows that are read, L layers, H hidden size, O ou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -25,27 +24,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from plait.generation.backend import unserved
-from plait.generation.dense_layers import (
-    ROPE_TYPES,
-    Projection,
-    activation,
-    decoder_layers,
-    factor_between,
-    input_of,
-    norm_kind,
-    parts_of,
-    watched_calls,
-)
+from plait.generation.dense_layers import adapters_of, decoder_layers, parts_of
+from plait.generation.dense_settings import DenseSettings
 from plait.generation.kernel_threads import KernelThreads
-from plait.generation.panels import Panels, Rows, aligned, padded
+from plait.generation.panels import Panels, aligned, padded
 from plait.generation.pool import KVPool
 from plait.generation.proof import prove
 from plait.generation.ragged import RaggedBatch
 from plait.generation.refused import require
 from plait.kernels import decoder, paged_attention, products
-from plait.kernels.decoder import CHUNK_ROWS, OFFSET, Sizes
+from plait.kernels.decoder import CHUNK_ROWS
 from plait.kernels.paged_attention import KEYS, array_of
-from plait.kernels.products import TILE_COLUMNS
 from plait.models.language_model import LanguageModel
 from plait.models.working_weights import adapter_name
 from plait.policy.blocks import BLOCK_TOKENS
@@ -83,7 +72,7 @@ class CompiledForward:
         """Working space, as large as the largest step so far took; None: no step was."""
         self._threads = KernelThreads()
         self._state = np.zeros(2, np.int64)
-        self._read_settings()
+        self.settings = DenseSettings.of(model, self._layers)
 
     @classmethod
     def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS) -> Self:
@@ -117,18 +106,19 @@ class CompiledForward:
         laid_out = self._panels.of(wanted, None if own is None else own.base.weights_version)
         self._head = laid_out[-1] if self.model.head.linear else None
         packed = [out.data_ptr() for out in laid_out[: len(products_of_all)]]
-        norms = [torch.cat([*map(self._norm_weight, layer.norms)]) for layer in self._layers]
+        settings = self.settings
+        norms = [torch.cat([*map(settings.norm_weight, layer.norms)]) for layer in self._layers]
         self.weights = decoder.Weights(
             np.array(packed, np.int64).reshape(-1, 4),
             self._lay_out_adapters().reshape(-1, 4, 3),
-            np.float32(self.adapter_scale),
+            np.float32(settings.adapter_scale),
             torch.stack(norms).numpy(),
-            self._norm_weight(self._last_norm).numpy(),
-            np.array([[layer.uses_rope, window] for layer, window in zip(self._layers, self.windows, strict=True)]),
-            np.array(self.scales, np.float32),
-            np.float32(self.eps),
-            np.float32(self._residual),
-            *self.angles(0),
+            settings.norm_weight(settings.last_norm).numpy(),
+            np.array([[layer.uses_rope, window] for layer, window in zip(self._layers, settings.windows, strict=True)]),
+            np.array(settings.scales, np.float32),
+            np.float32(settings.eps),
+            np.float32(settings.residual),
+            *settings.angles(0),
         )
 
     def drop(self, *, keep_memory: bool = False) -> None:
@@ -179,7 +169,8 @@ class CompiledForward:
     def embedded(self, token_ids_T: Tensor) -> Tensor:
         """[T, H] of the first stage."""
         x_TH = F.embedding(token_ids_T, self._module.embed_tokens.weight)
-        return x_TH if self.embedding_scale is None else x_TH * self.embedding_scale
+        scale = self.settings.embedding_scale
+        return x_TH if scale is None else x_TH * scale
 
     @torch.no_grad()
     def decoded(
@@ -213,7 +204,7 @@ class CompiledForward:
         x, out = array_of(x_TH), array_of(out_RH)
 
         def run(part: int) -> None:
-            decoder.decoder(x, addresses, step, weights, self.sizes, room, out, self._state, part, parts)
+            decoder.decoder(x, addresses, step, weights, self.settings.sizes, room, out, self._state, part, parts)
 
         self._threads.run(run, parts)
         return out_RH if places_R is None else out_RH[places_R]
@@ -227,98 +218,26 @@ class CompiledForward:
         num_tokens = self.model.head.weight.shape[0]
         out_RN = hidden_RH.new_empty(len(hidden_RH), padded(num_tokens, hidden_RH.dtype))
         x, out, parts = array_of(hidden_RH.contiguous()), array_of(out_RN), torch.get_num_threads()
-        address, matrix = self._head.data_ptr(), self.sizes.matrix == 1
+        address, matrix = self._head.data_ptr(), self.settings.sizes.matrix == 1
         self._threads.run(lambda part: products.head(x, address, num_tokens, out, part, parts, matrix), parts)
         return out_RN[:, :num_tokens]
-
-    def _read_settings(self) -> None:
-        """Find out what the module does around its weights by watching it compute."""
-        config, module = self.model.config.get_text_config(), self._module
-        first = self._layers[0]
-        rotary = getattr(module, "rotary_emb", None)
-        require(getattr(rotary, "rope_type", None) in ROPE_TYPES, "its angles are not a function of the position alone")
-        self._rotary = rotary
-        entry: list[Tensor] = []
-        layer = next(iter(decoder_layers(module).values()))
-        hook = layer.register_forward_pre_hook(
-            lambda _, args, kwargs: entry.append(input_of(args, kwargs)), with_kwargs=True
-        )
-        ids = torch.arange(1, 5)
-        try:
-            calls = watched_calls(self.model, ids)
-        finally:
-            hook.remove()
-        require(all(call.plain for call in calls), "its attention has a softcap or sinks")
-        require(len({call.shape for call in calls}) == 1, "its layers are of several shapes")
-        num_heads, num_key_heads, head_size = calls[0].shape
-        self.scales, self.windows = [call.scale for call in calls], [call.window or 0 for call in calls]
-        """What scores are multiplied by in each layer, and how many keys it sees; 0: all."""
-        self.embedding_scale: float | None = None
-        """What embeddings are multiplied by; None: nothing."""
-        if self.model.team.is_first_stage:
-            embedded = F.embedding(ids, module.embed_tokens.weight.detach())
-            self.embedding_scale = factor_between(embedded, entry[0][0])
-        self._residual = float(getattr(layer, "residual_multiplier", 1.0))
-        self.eps, norm = norm_kind(first.norms[0])
-        self._last_norm = module.norm if self.model.team.is_last_stage else first.norms[0]
-        """One whose product nobody reads, of a stage that is not the last."""
-        kinds = {norm_kind(norm) for layer in self._layers for norm in (*layer.norms, self._last_norm)}
-        require(len(kinds) == 1, "its norms are of several kinds")
-        adapters = [part.adapter for layer in self._layers for product in layer.products for part in product]
-        scales = {adapter.scale for adapter in adapters if adapter is not None}
-        require(len(scales) <= 1, "its adapters have several scales")
-        self.adapter_scale = next(iter(scales), 1.0)
-        """What the products of adapters are multiplied by."""
-        self._hidden, intermediate = first.attention_in[0].linear.in_features, first.mlp_out[0].linear.in_features
-        widths = (self._hidden, head_size, num_heads * head_size, intermediate)
-        require(all(width % 2 == 0 for width in widths), "a width is odd")
-        require(
-            sum(part.linear.out_features for part in first.attention_in) == (num_heads + 2 * num_key_heads) * head_size,
-            "its heads are not of one size",
-        )
-        self.sizes = Sizes(
-            num_heads,
-            num_key_heads,
-            head_size,
-            intermediate,
-            norm,
-            activation(layer.mlp),
-            int(len(first.norms) == 4),
-            int(head_size % 32 == 0),
-            int(paged_attention.by_matrix_unit(self.model.dtype)),
-        )
-        self._max_positions = int(config.max_position_embeddings)
-
-    def _norm_weight(self, norm: Any) -> Tensor:
-        weight = norm.weight.detach().float()
-        return weight + 1 if self.sizes.norm == OFFSET else weight
-
-    def angles(self, num_positions: int) -> tuple[Any, Any]:
-        """cos and sin of the first half of a head, for at least so many positions."""
-        num_positions = min(max(1024, 1 << (num_positions - 1).bit_length()), max(self._max_positions, num_positions))
-        like = torch.empty(0, dtype=self.model.dtype)
-        cos, sin = self._rotary(like, torch.arange(num_positions)[None])
-        half = cos.shape[-1] // 2
-        require(cos.shape[-1] == self.sizes.head_size, "rope turns a part of each head")
-        require(bool((cos[..., :half] == cos[..., half:]).all()), "rope turns other pairs")
-        return tuple(angles[0, :, :half].float().contiguous().numpy() for angles in (cos, sin))  # type: ignore[return-value]
 
     def _weights_for(self, num_positions: int) -> decoder.Weights:
         assert self.weights is not None, "weights are packed"
         if len(self.weights.cos_PD) < num_positions:
-            cos, sin = self.angles(num_positions)
+            cos, sin = self.settings.angles(num_positions)
             self.weights = self.weights._replace(cos_PD=cos, sin_PD=sin)
         return self.weights
 
     def _room_for(self, num_rows: int, num_keys: int, parts: int) -> decoder.Room:
-        room, sizes = self.room, self.sizes
+        room, sizes = self.room, self.settings.sizes
         if room is not None:
             enough = len(room.normed_CH) >= num_rows and room.scores_QGK.shape[2] >= num_keys
             if enough and len(room.scores_QGK) >= parts:
                 return room
             num_rows = max(num_rows, len(room.normed_CH))
             num_keys = max(2 * num_keys, room.scores_QGK.shape[2])
-        hidden, attended = self._hidden, sizes.num_heads * sizes.head_size
+        hidden, attended = self.settings.hidden, sizes.num_heads * sizes.head_size
         all_heads = (sizes.num_heads + 2 * sizes.num_key_heads) * sizes.head_size
         dtype = torch.uint16 if self.model.dtype == torch.bfloat16 else torch.float32
 
@@ -336,7 +255,7 @@ class CompiledForward:
 
     def _pool_addresses(self, pool: KVPool) -> Any:
         """int64 [L, 2]: where keys and values of each layer begin."""
-        sizes = self.sizes
+        sizes = self.settings.sizes
         empty = torch.empty(sizes.num_key_heads, 0, sizes.head_size, dtype=self.model.dtype)
         layers = [pool.layer(number, empty, empty) for number in self._numbers]
         return np.array([[kv.key.data_ptr(), kv.value.data_ptr()] for kv in layers], np.int64)
@@ -366,21 +285,3 @@ def _ascending(batch: RaggedBatch) -> tuple[Tensor, Tensor | None]:
         return batch.read_R, None
     rows_R, places_R = torch.unique(batch.read_R, return_inverse=True)
     return rows_R, places_R
-
-
-def adapters_of(product: Sequence[Projection]) -> tuple[Rows, Rows]:
-    """A [A, I] and B [O, A] of the adapters of projections of one input: those A one under the other, and each B in the
-    columns that its own A makes, 0 elsewhere. A is a multiple of TILE_COLUMNS, as A's panels have so many columns."""
-    low: Rows = [(part.adapter.low.weight, None) for part in product if part.adapter is not None]
-    num_low = sum(len(weight) for weight, _ in low)
-    like = low[0][0]
-    high_OA = like.new_zeros(sum(part.linear.out_features for part in product), products.panels(num_low) * TILE_COLUMNS)
-    row = column = 0
-    for part in product:
-        size = part.linear.out_features
-        if part.adapter is not None:
-            rank = len(part.adapter.low.weight)
-            high_OA[row : row + size, column : column + rank] = part.adapter.high.weight.detach()
-            column += rank
-        row += size
-    return low, [(high_OA, None)]

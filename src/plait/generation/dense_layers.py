@@ -6,6 +6,7 @@ compute. Whatever is of another shape is refused by name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from plait.generation.panels import Rows
 from plait.generation.refused import Refused, require
+from plait.kernels import products
 from plait.kernels.decoder import GELU_TANH, OFFSET, ROUNDED, SILU
+from plait.kernels.products import TILE_COLUMNS
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.parallel.stage import PassingLayer
 from plait.models.working_weights import adapted_layers
@@ -180,6 +184,24 @@ def _all(module: Any, *names: str) -> tuple[Any, ...]:
     modules = tuple(getattr(module, name, None) for name in names)
     require(all(part is not None for part in modules), "its layers are not of the classic shape")
     return modules
+
+
+def adapters_of(product: Sequence[Projection]) -> tuple[Rows, Rows]:
+    """A [A, I] and B [O, A] of the adapters of projections of one input: those A one under the other, and each B in the
+    columns that its own A makes, 0 elsewhere. A is a multiple of TILE_COLUMNS, as A's panels have so many columns."""
+    low: Rows = [(part.adapter.low.weight, None) for part in product if part.adapter is not None]
+    num_low = sum(len(weight) for weight, _ in low)
+    like = low[0][0]
+    high_OA = like.new_zeros(sum(part.linear.out_features for part in product), products.panels(num_low) * TILE_COLUMNS)
+    row = column = 0
+    for part in product:
+        size = part.linear.out_features
+        if part.adapter is not None:
+            rank = len(part.adapter.low.weight)
+            high_OA[row : row + size, column : column + rank] = part.adapter.high.weight.detach()
+            column += rank
+        row += size
+    return low, [(high_OA, None)]
 
 
 def norm_kind(norm: Any) -> tuple[float, int]:

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from plait.data.across import computes_behind, downloading
+from plait.generation.decode_batch import NO_DRAFTS, DecodeBatch, Drafts
 from plait.generation.draft_seconds import DraftSeconds
 from plait.generation.joint import Tokens
 from plait.generation.pool import KVPool
 from plait.generation.ragged import SHORT_ROWS, NewTokens
-from plait.generation.rows import NO_DRAFTS, DecodeBatch, Drafts
 from plait.generation.sampler import sample
 from plait.generation.sampling import Sampling
 from plait.generation.settings import DRAFT_MODEL_TOKENS

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from plait.data.across import HostTokens, uploaded
 from plait.data.supports import WHOLE, encoded, num_bit_bytes
+from plait.generation.decode_batch import NO_DRAFTS, DecodeBatch, Drafts
 from plait.generation.flight import Drawn, InFlight
 from plait.generation.joint import Joint
 from plait.generation.response import Response
-from plait.generation.rows import NO_DRAFTS, DecodeBatch, Drafts
 from plait.generation.sampler import SamplingRows, sample_kept
 from plait.kernels import noise
 from plait.policy.step import Key, Start, StepPlan

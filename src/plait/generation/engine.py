@@ -17,21 +17,21 @@ import torch
 from plait.data.across import computes_behind
 from plait.data.records import FinishReason, Sample
 from plait.generation.checks import allow, check_exact, check_kv, check_new, check_room
+from plait.generation.decode_batch import NO_DRAFTS, Drafts
 from plait.generation.drawing import Drawing, Draws
 from plait.generation.forward import ChunkTokens
 from plait.generation.joint import Alone, Joint
 from plait.generation.moves import Parking
 from plait.generation.occupancy import Occupancy
 from plait.generation.overlap import Overlap, Turn, Turns
-from plait.generation.records import StepRecord as StepRecord
 from plait.generation.request import Request
 from plait.generation.response import PendingPrompt
-from plait.generation.rows import NO_DRAFTS, Drafts
 from plait.generation.settings import SamplingSettings
 from plait.generation.speculates import FallsQuiet, Speculates
 from plait.generation.speculator import speculator_of
 from plait.generation.state import EngineState
 from plait.generation.step_clock import StepClock
+from plait.generation.step_record import StepRecord as StepRecord
 from plait.models.language_model import LanguageModel
 from plait.policy.step import Key, StepPlan
 from plait.schedule.update_rule import HeldKV
@@ -76,7 +76,8 @@ class Engine:
         self.speculates = speculates or speculator_of(settings, state.forward, keep_memory=keep_memory)
         self._drawing = Drawing(state.rows, state.flight, model.tokenizer, self._joint, exact=settings.exact)
         self._turns = Turns()
-        # A step that is launched ahead knows not what was drawn: exact mode computes from it, guesses stand behind it.
+        # A step may be launched ahead, before the host knows what the last one drew (`overlap`). Exact mode computes
+        # from these tokens on the host; guesses stand behind them, so steps go ahead only while none are made.
         ahead = computes_behind(model.device) and not settings.exact
         quiet = self.speculates.quiet if ahead and isinstance(self.speculates, FallsQuiet) else None
         self._overlap = Overlap(state, self._joint, self._turns, self._land_all_but, quiet)

@@ -12,9 +12,9 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from plait.generation.decode_batch import Drafts
 from plait.generation.ragged import NewTokens
 from plait.generation.response import PendingPrompt, Response
-from plait.generation.rows import Drafts
 from plait.policy.step import Chunk, Key, Start, StepPlan
 
 

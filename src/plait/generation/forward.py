@@ -18,13 +18,13 @@ from torch import Tensor
 from plait.data.across import uploaded
 from plait.generation.backend import Backend, unserved
 from plait.generation.compiled_forward import CompiledForward
+from plait.generation.decode_batch import DecodeBatch, Drafts
 from plait.generation.exact import ExactForward
 from plait.generation.link import NO_LINK, Link, unread
 from plait.generation.module_forward import ModuleForward
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged, with_chunks
 from plait.generation.refused import LAYERS_ROUND, Refusals, Refused
-from plait.generation.rows import DecodeBatch, Drafts
 from plait.generation.settings import DRAFT_MODEL_TOKENS
 from plait.models.language_model import LanguageModel
 

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from plait.generation.decode_batch import NO_DRAFTS, DecodeBatch, Drafts
 from plait.generation.draft_chains import Chains
 from plait.generation.draft_steps import DraftSteps
 from plait.generation.drafted_text import DraftedText
 from plait.generation.joint import Tokens
 from plait.generation.ragged import SHORT_ROWS, NewTokens
-from plait.generation.rows import NO_DRAFTS, DecodeBatch, Drafts
 from plait.generation.settings import DRAFT_MODEL_TOKENS
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.speculation.drafter import Asked, Guesses

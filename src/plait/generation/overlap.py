@@ -17,11 +17,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+from plait.generation.decode_batch import DecodeBatch
 from plait.generation.drawing import Draws
 from plait.generation.joint import Joint
-from plait.generation.records import Landed
-from plait.generation.rows import DecodeBatch
 from plait.generation.speculates import Quiet
+from plait.generation.step_record import Landed
 from plait.policy.batching import Scheduler
 from plait.policy.shares import all_may_go_on, has_room, next_share, num_wanted
 from plait.policy.step import Key, Share, StepPlan

@@ -23,6 +23,7 @@ from plait.generation.pool import context_of
 from plait.kernels import device_attention, on_devices, paged_attention
 from plait.kernels.paged_call import PagedCall
 from plait.models.compute import widened
+from plait.models.compute.attention_form import AttentionForm
 
 PRODUCTS_FROM = 4096
 """Keys of the batch, S · Hkv · K, from which two batched products in bfloat16 beat the fused kernel on a CPU. In µs, D
@@ -177,16 +178,7 @@ def _one_row_each(call: PagedCall) -> Tensor:
     return (probs.flatten(0, 1) @ value.flatten(0, 1)).view(len(query), -1, value.shape[3])
 
 
-def chunk_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+def chunk_attention(query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
     """The last n tokens of a context over all of it: query [Hq, n, D], key [Hkv, K, D], value [Hkv, K, E] → [n, Hq, E].
 
     Products in the dtype of the query, the softmax in float32 at least; many tokens are taken in pieces.
@@ -200,16 +192,16 @@ def chunk_attention(
     for start in range(0, num_rows, piece):
         rows = slice(start, min(start + piece, num_rows))
         query_HGnD = query[:, rows].unflatten(0, (num_key_heads, -1))
-        scores = widened.batched_product(query_HGnD.flatten(1, 2), key.transpose(1, 2)).to(wide) * scale
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
+        scores = widened.batched_product(query_HGnD.flatten(1, 2), key.transpose(1, 2)).to(wide) * form.scale
+        if form.softcap is not None:
+            scores = form.softcap * torch.tanh(scores / form.softcap)
         behind_nK = places_K[rows.start - num_rows + num_keys :, None][: rows.stop - rows.start] - places_K
         hidden_nK = behind_nK < 0
-        if window is not None:
-            hidden_nK |= behind_nK >= window
+        if form.window is not None:
+            hidden_nK |= behind_nK >= form.window
         by_head = scores.unflatten(1, query_HGnD.shape[1:3]).masked_fill(hidden_nK, -torch.inf)
-        if sinks is not None:
-            column = sinks.to(wide).view(num_key_heads, -1, 1, 1).expand(*by_head.shape[:3], 1)
+        if form.sinks is not None:
+            column = form.sinks.to(wide).view(num_key_heads, -1, 1, 1).expand(*by_head.shape[:3], 1)
             by_head = torch.cat([by_head, column], dim=-1)
         probs = by_head.softmax(-1)[..., :num_keys].to(query.dtype).flatten(1, 2)
         attended = widened.batched_product(probs, value).unflatten(1, query_HGnD.shape[1:3])

@@ -89,13 +89,19 @@ class RaggedContext:
         blocks = self.pool.layer(layer, key, value)
         self._places.store(blocks, key, value)
         batch, num_done = self.batch, self._num_done
-        window = form.window
-        options: dict[str, Any] = {
-            "scale": form.scale, "window": window, "softcap": form.softcap, "sinks": form.sinks,
-        }  # fmt: skip
         rows_TH = query.transpose(0, 1)
         calls = [
-            PagedCall(rows_TH[some.rows], blocks.key, blocks.value, *some.said, **options, lengths=some.lengths)
+            PagedCall(
+                rows_TH[some.rows],
+                blocks.key,
+                blocks.value,
+                *some.said,
+                scale=form.scale,
+                window=form.window,
+                softcap=form.softcap,
+                sinks=form.sinks,
+                lengths=some.lengths,
+            )
             for some in self._by_kernel
         ]
         if num_done == len(batch.num_new) and len(calls) == 1:
@@ -106,16 +112,16 @@ class RaggedContext:
         if self._fresh > num_done:
             rows = slice(self._starts[num_done], self._starts[self._fresh])
             fresh = query[:, rows], key[:, rows], value[:, rows]
-            if window not in self._plans:
-                self._plans[window] = row_plan(self._fresh_prompts(), *fresh, form)
-            out[rows] = self._plans[window].attend(*fresh, form)
+            if form.window not in self._plans:
+                self._plans[form.window] = row_plan(self._fresh_prompts(), *fresh, form)
+            out[rows] = self._plans[form.window].attend(*fresh, form)
         for sample in range(self._fresh, len(batch.num_new)):
             rows = slice(self._starts[sample], self._starts[sample + 1])
             if batch.ancestors is not None and batch.ancestors[sample] is not None:
                 raise CallError(
                     f"a tree of {batch.num_new[sample]} tokens: expected at most {SHORT_ROWS} in this forward"
                 )
-            out[rows] = chunk_attention(query[:, rows], *self._context(sample, blocks.key, blocks.value), **options)
+            out[rows] = chunk_attention(query[:, rows], *self._context(sample, blocks.key, blocks.value), form)
         return out
 
     def mix(self, layer: int, hidden_TH: Tensor, mixer: Mixer) -> Tensor:

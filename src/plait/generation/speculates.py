@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
+from plait.generation.decode_batch import NO_DRAFTS, Drafts
 from plait.generation.response import Response
-from plait.generation.rows import NO_DRAFTS, Drafts
 from plait.policy.step import Key, StepPlan
 from plait.speculation.acceptance import Learned
 from plait.speculation.counts import Counts

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from plait.generation.checks import check_guesses
+from plait.generation.decode_batch import NO_DRAFTS, Drafts
 from plait.generation.draft_steps import DraftSteps
 from plait.generation.forward import PACK_STEPS, Forward
 from plait.generation.model_drafter import ModelDrafter
 from plait.generation.pool import KVPool
 from plait.generation.ragged import SHORT_ROWS
 from plait.generation.response import Response
-from plait.generation.rows import NO_DRAFTS, Drafts
 from plait.generation.sampler import SamplingRows, sample
 from plait.generation.sampling import Sampling
 from plait.generation.settings import MAX_DRAFT_TOKENS, SamplingSettings

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from plait.data.records import FinishReason, Sample
 from plait.generation.checks import allow
+from plait.generation.decode_batch import UNKNOWN, DecodeBatch
 from plait.generation.flight import Drawn, InFlight
 from plait.generation.forward import Forward
 from plait.generation.link import Link
 from plait.generation.pool import KVPool
-from plait.generation.rows import UNKNOWN, DecodeBatch
 from plait.generation.settings import SamplingSettings
 from plait.generation.states import Grown, StatePool
 from plait.models.compute.recurrent import recurrent_layers_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from plait.generation.decode_batch import NO_DRAFTS, Drafts
 from plait.generation.response import Response
-from plait.generation.rows import NO_DRAFTS, Drafts
 from plait.generation.speculates import Speculates
 from plait.policy.step import Key, StepPlan
 from plait.speculation.acceptance import Learned

@@ -12,7 +12,9 @@ EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w
 """Names that peft takes for those of routers and experts, wherever a family has any."""
 
 
-def adapter_of(parameters: Parameters, rank: int, targets: tuple[str, ...] | Literal["all-linear"]) -> Parameters:
+def parameters_of_adapter(
+    parameters: Parameters, rank: int, targets: tuple[str, ...] | Literal["all-linear"]
+) -> Parameters:
     """A and B of each linear layer that gets an adapter, and the head of a scalar model, which is trained too
     (`models.lora`).
 

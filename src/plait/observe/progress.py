@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from plait.observe.screen import outliving, say
 
@@ -55,6 +55,20 @@ ROLLOUTS = (Watched("reward", "reward", ".3f"), Watched("kl", "kl", ".4f"), *_PA
 def losses(role: str, *further: Watched) -> tuple[Watched, ...]:
     """What a run shows that trains `role` on given samples."""
     return (Watched("loss", f"{role}/loss", ".4f"), *further, *_PACE)
+
+
+class ProgressSink(Protocol):
+    """What a run tells of its progress: to `Progress` in this process, or to another process that shows it."""
+
+    def start(self, steps_done: int = 0) -> None: ...
+
+    def phase(self, name: str, total: int = 0, unit: str = "") -> None: ...
+
+    def advance(self, count: int = 1) -> None: ...
+
+    def step_done(self, step: int, metrics: Mapping[str, Any]) -> None: ...
+
+    def message(self, text: str) -> None: ...
 
 
 class Progress:

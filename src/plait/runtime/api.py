@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import replace
 from functools import partial
-from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
-
-from pydantic import BaseModel
-from torch.nn import Module
 
 from plait.cost.placement import num_devices
 from plait.errors import ConfigError, DataError
@@ -34,6 +29,7 @@ from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import Origin
 from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.folder.stored_recipe import as_begun
+from plait.runtime.inputs.keys_from_python import overrides_of
 from plait.runtime.inputs.prepared import Kept, Prepared
 from plait.runtime.prediction.conclusion import conclude
 from plait.runtime.prediction.disk_room import check_disk
@@ -83,18 +79,7 @@ def train(
         RunError: the run had to stop.
     """
     refuse_while_importing("`plait.train`")
-    for name in ("data", "pretraining"):
-        _refuse_rows(name, keys.get(name))
-    overrides = [
-        pair for name, value in keys.items() for pair in flattened(name, value, replaces=algorithm is not None)
-    ]
-    if algorithm is not None:
-        overrides.append(("algorithm", _path(algorithm)))
-    if reward is not None:
-        section = dict(reward) if isinstance(reward, Mapping) else {"functions": reward}
-        if "functions" in section:
-            section["functions"] = _paths(section["functions"])
-        overrides += flattened("reward", section)
+    overrides = overrides_of(keys, algorithm, reward)
     if not isinstance(recipe, str | Path | Recipe | None):
         raise ConfigError(f"expected the path of a recipe, or its keys as arguments, found a {type(recipe).__name__}")
     if isinstance(recipe, Recipe):
@@ -192,97 +177,6 @@ def _plan_in(path: Path) -> Plan | None:
         return Plan.load(path)
     except DataError:
         return None
-
-
-def _path(function: str | Callable[..., Any]) -> str:
-    return function if isinstance(function, str) else path_of(function)
-
-
-def _paths(functions: Any) -> list[str]:
-    """What names one function, or several."""
-    several = isinstance(functions, Sequence) and not isinstance(functions, str)
-    return [_path(function) for function in (functions if several else [functions])]
-
-
-def path_of(function: Callable[..., Any]) -> str:
-    """`FILE.py:FUNCTION`, under which a run's recipe names a function given from Python, and finds it again.
-
-    Raises:
-        ConfigError: the function is not defined at the top level of a file.
-    """
-    file = inspect.getsourcefile(inspect.unwrap(function)) if inspect.isfunction(function) else None
-    if file is None or not _is_found_by_name(function) or not Path(file).is_file():
-        raise ConfigError(
-            f"`{getattr(function, '__qualname__', function)}` cannot be named in a recipe: give a function that is "
-            "defined at the top level of a file under that name, or its path FILE.py:FUNCTION"
-        )
-    return f"{file}:{function.__name__}"
-
-
-def _is_found_by_name(function: Callable[..., Any]) -> bool:
-    """Whether the top level of its module has it under its name: what wraps a function has that one's name."""
-    named = getattr(sys.modules.get(function.__module__), function.__name__, function)
-    return function.__qualname__.isidentifier() and (named is function or not hasattr(function, "__wrapped__"))
-
-
-def flattened(name: str, value: Any, *, replaces: bool = False) -> list[tuple[str, Any]]:
-    """(dotted key, value) of a key: of a section those of its keys, of options too; what these hold is one value.
-
-    Args:
-        replaces: an algorithm is given beside it: options are one value.
-
-    Raises:
-        ConfigError: the value is a model or a tokenizer, and not where one is.
-    """
-    if isinstance(value, Module) or hasattr(value, "save_pretrained"):
-        key = name if name.rpartition(".")[2] == "model" else "model"
-        raise ConfigError(
-            f"`{name}`: a model is given by its name, a local folder or a hub id, found a {type(value).__name__}; "
-            "write it first, with its tokenizer (both have `save_pretrained(FOLDER)`), "
-            f"and give the folder as `{key}`"
-        )
-    value, key = _as_said(value), name.rpartition(".")[2]
-    is_options = key == "options"
-    if not isinstance(value, dict) or key in ("parameters", "chat_template_kwargs") or (is_options and replaces):
-        return [(name, value)]
-    if is_options:
-        return [(f"{name}.{key}", child) for key, child in value.items()]
-    replaces |= "algorithm" in value
-    return [pair for key, child in value.items() for pair in flattened(f"{name}.{key}", child, replaces=replaces)]
-
-
-def _as_said(value: Any) -> Any:
-    """The same in the words of a recipe: of a path, of what names a function, of an array, of options and settings as
-    an object, of which the values count that were set. A tuple becomes a list."""
-    if isinstance(value, BaseModel):
-        value = value.model_dump(mode="json", exclude_unset=True)
-    elif is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    value = value.tolist() if hasattr(value, "tolist") else value  # of NumPy or torch
-    if isinstance(value, list | tuple):
-        return [_as_said(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _as_said(item) for key, item in value.items()}
-    if inspect.isroutine(value):
-        return path_of(value)
-    return fspath(value) if isinstance(value, PathLike) else value
-
-
-def _refuse_rows(name: str, value: Any) -> None:
-    """See that a key says where rows are; one that holds them, or an object that does, is a ConfigError."""
-    keys, columns = ("source", "evaluation_source"), {"prompt", "messages", "text", "chosen"}
-    several = isinstance(value, list | tuple) and any(isinstance(item, Mapping) and "source" in item for item in value)
-    for section in value if several else [value]:
-        for found in map(section.get, keys) if isinstance(section, Mapping) else [section]:
-            rows = isinstance(found, list | tuple) and any(isinstance(item, Mapping) for item in found)
-            held = isinstance(section, Mapping) and any(isinstance(section.get(key), list | tuple) for key in columns)
-            if rows or held or not isinstance(found, list | tuple | str | int | float | PathLike | Mapping | None):
-                kind = "dict of columns" if held else type(found).__name__
-                raise ConfigError(
-                    f"`{name}` says where rows are, and does not hold them: found a {kind}; write what a program has "
-                    "made first, by `save_to_disk(FOLDER)` of `datasets` or as JSONL, and give "
-                    f"`{name}={{'source': FOLDER}}` (docs/data.md)"
-                )
 
 
 def evaluate_model(recipe: Recipe) -> Evaluation:

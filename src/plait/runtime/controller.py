@@ -12,7 +12,7 @@ from plait.runtime.evaluating.answering import EvaluationStopped
 from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.finished_step import finish_metrics
 from plait.runtime.session import Session
-from plait.runtime.stopping import Stop, saying_what_is_good, stop_signals
+from plait.runtime.stopping import Stop, saying_way_on, stop_signals
 from plait.stop_signals import STOP_SIGNALS
 
 
@@ -21,10 +21,10 @@ class Outcome:
     """How a run ended."""
 
     finished: bool
-    """False when it was stopped before its end: its last step, or the evaluation after it."""
+    """False when the run was stopped before its last step was done and evaluated."""
     step: int
     metrics: dict[str, float]
-    """What the last step measured."""
+    """Those of the last step."""
     before: Evaluation | None = None
     """The evaluation of the weights before the first step."""
     after: Evaluation | None = None
@@ -35,7 +35,8 @@ class Outcome:
 
 
 def train(session: Session, stopped_by: Sequence[Signals] = STOP_SIGNALS) -> Outcome:
-    """Run steps until the recipe's number is reached or a signal asks to stop; the step under way is finished.
+    """Run steps until the recipe's number of steps is done, or a signal asks to stop: then the step under way is
+    finished and saved first. `Session.done` says how far the run is.
 
     Args:
         stopped_by: the signals that ask for it.
@@ -45,8 +46,8 @@ def train(session: Session, stopped_by: Sequence[Signals] = STOP_SIGNALS) -> Out
         KeyboardInterrupt: a second signal.
     """
     recipe, done = session.recipe, session.done
-    rescued = saying_what_is_good(session.progress, lambda: session.good, session.rescue)
-    with stop_signals(session.progress, stopped_by) as stop, rescued:
+    told = saying_way_on(session.progress.message, lambda: session.way_on, session.rescue)
+    with stop_signals(session.progress.message, stopped_by) as stop, told:
         session.progress.start(done.step)
         metrics = session.records.last_metrics()
         before = session.records.evaluation(0)
@@ -71,7 +72,8 @@ def train(session: Session, stopped_by: Sequence[Signals] = STOP_SIGNALS) -> Out
 
 
 def run_step(session: Session) -> dict[str, float]:
-    """Do one training step and write its records; returns its metrics."""
+    """Do one training step: run the calls of the algorithm's graph, publish the new weights, evaluate if that is due,
+    and write the records. Returns the metrics of the step."""
     done = session.done
     started = time.perf_counter()
     state = session.begin_step()

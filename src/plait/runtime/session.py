@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 import torch
 
 from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.errors import RESUME, RunError
-from plait.observe.progress import Progress
 from plait.observe.run_log import writing
 from plait.output import why_not_written, write_file
 from plait.recipes.role_models import main_role, trained_roles
@@ -29,33 +28,23 @@ from plait.runtime.health.doctor import RunDoctor
 from plait.runtime.health.patient import Patient
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.records import Records, value_of
-from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.batches import Batches
 from plait.runtime.steps.drawn import read_drawn, stored_drawn
 from plait.runtime.steps.earlier_texts import recall_earlier
 from plait.runtime.steps.executor import Executor
-from plait.runtime.steps.filling import build_roles
 from plait.runtime.steps.guess_knowledge import take_up_guesses, writing_parts
-from plait.runtime.steps.reward_pools import open_pools
+from plait.runtime.steps.opened_roles import open_roles
 from plait.runtime.steps.rollout_moves import RolloutMoves
 from plait.runtime.steps.step import StepState
-from plait.runtime.workers import Workers
+from plait.runtime.workers import Leading
 from plait.workers.recorder import Recorder
-
-
-class Leading(Protocol):
-    """What leads the ranks of a run, one or several: where its progress is shown, and all of them."""
-
-    def progress(self) -> Progress: ...
-
-    def workers(self, recorder: Recorder) -> Workers: ...
 
 
 class Session:
     """A run in a directory that `claim` gave. Use as a context manager.
 
-    What may be refused (reward functions, the model) is opened first; only then is an earlier run cleared, or cut back
-    to its last checkpoint.
+    What may be refused (reward functions, the model) is opened first. Only then are the files of an earlier run
+    cleared, or with `resume` cut back to its last checkpoint.
     """
 
     def __init__(
@@ -102,26 +91,20 @@ class Session:
             self.saved = checkpoint.step
             torch.set_num_threads(self.done.threads)
         self.done.threads = torch.get_num_threads()
-        self.progress: Progress = stack.enter_context(self._leading.progress())
+        self.progress = stack.enter_context(self._leading.progress())
         if self._resume:
             check_left(self.directory.files.recipe, recipe, lambda: self.done.step == recipe.steps)
             self.progress.message(resumed_from(checkpoint, self.store, self.history.saved_step, recipe.steps))
         self.recorder = Recorder(offset_s=self.done.clock_s)
-        self.pools = open_pools(prepared, stack, self.directory.files.reward_output)
-        self.judges = self.pools.pop("judges", None)
-        self.workers = self._leading.workers(self.recorder)
-        stack.callback(self.workers.end_engines)
-        self.roles = build_roles(prepared, self.workers, self.pools, self.recorder, self.progress.message)
-        for pool in (pools := (*self.pools.values(), *filter(None, (self.judges,)))):
-            pool.looked = self.workers.tick
-        clock = self.workers.clock(pools, self.progress)
-        self.aside = Aside(clock, self.recorder, self.progress)
+        output = self.directory.files.reward_output
+        opened = open_roles(prepared, self._leading, self.recorder, self.progress, stack, output)
+        self.workers, self.roles, self.judges, self.aside = opened.workers, opened.roles, opened.judges, opened.aside
         if checkpoint is not None:
             self.workers.checkpoint.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)
             self._publish_weights()
             take_up_guesses(self.workers, recipe, checkpoint.folder, self.progress.message)
         check_engines(prepared, self.roles, self.aside)
-        self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, clock)
+        self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, self.aside.clock)
         self.feed = prepared.feed(self.done.prompts_drawn)
         self.batches = Batches(self.feed, recipe.prompts_per_step, self._drawn_before(checkpoint))
         with contextlib.ExitStack() as undo:
@@ -152,7 +135,8 @@ class Session:
         return state
 
     def end_step(self, state: StepState) -> None:
-        """The step is done: what it leaves to the next one is kept, and its weights are a new policy version."""
+        """After the last call of a step: count it, keep what it leaves to the next one, and publish its weights as a
+        new policy version."""
         self.done.step += 1
         self.done.policy_version += 1
         self.batches.end(state.step)
@@ -168,7 +152,8 @@ class Session:
         self.moves.learn(state, self.recorder.peek(), self.roles)
 
     def _drawn_before(self, checkpoint: Checkpoint | None) -> list[StepState]:
-        """The batches that were open when a checkpoint was written, as they were. Raises RunError."""
+        """The batches that were drawn and not trained on when a checkpoint was written, as they were then. Raises
+        RunError."""
         if checkpoint is None or not checkpoint.state.get("open"):
             return []
         drawn = []
@@ -178,8 +163,8 @@ class Session:
         return drawn
 
     @property
-    def good(self) -> str:
-        """Where a run that ends now can be taken up again, in words."""
+    def way_on(self) -> str:
+        """How a run that ends now can be resumed, in words."""
         if self.saved is None:
             return f"no step is saved; {RESUME} begins again at step 1"
         return (
@@ -188,7 +173,8 @@ class Session:
         )
 
     def _publish_weights(self) -> None:
-        """The engines of roles that change forget what older weights computed."""
+        """Tell the engines of roles whose weights have changed: they drop what older weights computed, and stamp later
+        samples with the new policy version."""
         for model in self.prepared.models:
             if model.changes and (engine := self.roles[model.role].engine) is not None:
                 engine.update_weights(self.done.policy_version)
@@ -241,13 +227,13 @@ class Session:
             if isinstance(error, RunError):
                 raise
             why = why_not_written(self.directory.path / "logs", error)
-            raise RunError(f"the logs in {self.directory.path} cannot be written: {why}; {self.good}") from error
+            raise RunError(f"the logs in {self.directory.path} cannot be written: {why}; {self.way_on}") from error
         self.saved = self.done.step
         self.history.saved(self.saved)
 
     def rescue(self) -> str:
-        """After an error: save the last step if it is whole and has no checkpoint. What is good then, in words; nothing
-        when the error was that of saving, which says so itself."""
+        """After an error: save the last step if it is whole and has no checkpoint. Returns `way_on` then; an empty text
+        if the error was one of saving, which says it itself."""
         if self._save_failed:
             return ""
         whole = self.records.last_step == self.done.step and not self.executor.is_training
@@ -255,13 +241,13 @@ class Session:
             not_saved = f"step {self.done.step} is not saved"
             try:
                 if why := self.workers.give_up():
-                    return f"{not_saved}, since {why}; {self.good}"
+                    return f"{not_saved}, since {why}; {self.way_on}"
                 self.save()
             except RunError as error:
                 return str(error)
             except Exception as error:  # the error that broke off the run is the one to go on up
-                return f"{not_saved}: {type(error).__name__}: {error}; {self.good}"
-        return self.good
+                return f"{not_saved}: {type(error).__name__}: {error}; {self.way_on}"
+        return self.way_on
 
     def export_final(self) -> None:
         """Raises RunError when the disk is full."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from plait.errors import RunError
-from plait.observe.progress import Progress
 from plait.stop_signals import STOP_SIGNALS, signals_to
 
 LEADERS_SIGNAL = signal.SIGUSR2
@@ -20,29 +19,30 @@ _SAID_S = 10.0
 
 
 @contextlib.contextmanager
-def saying_what_is_good(progress: Progress, good: Callable[[], str], rescue: Callable[[], str]) -> Iterator[None]:
-    """However a run breaks off: say where one can go on.
+def saying_way_on(tell: Callable[[str], None], way_on: Callable[[], str], rescue: Callable[[], str]) -> Iterator[None]:
+    """However a run breaks off, say how it can be resumed.
 
     Args:
-        good: which steps are saved, in words.
-        rescue: as `good`, after the last whole step is saved if that is still to do.
+        tell: shows a text to the user.
+        way_on: says which step is saved, and how to go on from it.
+        rescue: the same, after it has saved the last whole step if that was not saved yet.
 
     Raises:
-        RunError: one that passes through, with what is good behind its message.
+        RunError: one that passes through, with the way on behind its message.
         KeyboardInterrupt: one that passes through, with what was said.
     """
     try:
         yield
     except KeyboardInterrupt:
-        said = f"left at once; {good()}"
-        progress.message(said)
+        said = f"left at once; {way_on()}"
+        tell(said)
         raise KeyboardInterrupt(said) from None
     except RunError as error:
         with_rescue = RunError("; ".join(filter(None, (str(error), rescue()))))
         with_rescue.frames = error.frames
         raise with_rescue from error
     except Exception:  # torch out of memory, a fault of ours: it goes on up as it is
-        progress.message(rescue())
+        tell(rescue())
         raise
 
 
@@ -78,7 +78,7 @@ class Stop:
 
 
 @contextlib.contextmanager
-def stop_signals(progress: Progress, numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[Stop]:
-    """These signals ask to stop while inside (in a main thread)."""
-    with Stop(progress.message) as stop, signals_to(stop, numbers):
+def stop_signals(tell: Callable[[str], None], numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[Stop]:
+    """These signals ask to stop while inside (in a main thread); what is done then, `tell` says."""
+    with Stop(tell) as stop, signals_to(stop, numbers):
         yield stop

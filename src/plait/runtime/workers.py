@@ -1,4 +1,5 @@
-"""The protocols of all that computes for a run; `plait.workers` implements them for any number of ranks."""
+"""The protocols of all that computes for a run; `plait.workers` implements them for any number of ranks, and
+`processes` has what leads them."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ from torch import Tensor
 from plait.checkpoint.store import FileDigest
 from plait.data.records import Sample
 from plait.engines import GenerationEngine, TrainingEngine
-from plait.observe.progress import Progress
+from plait.observe.progress import ProgressSink
 from plait.rewards.pool import RewardPool
 from plait.schedule.dispatch import Clock
 from plait.schedule.timeline import Span
 from plait.speculation.knowledge import Known
+from plait.workers.recorder import Recorder
 
 
 class CheckpointParts(Protocol):
@@ -77,7 +79,7 @@ class Workers(Protocol):
         """The leader's part of a role's model; None: it has none."""
         ...
 
-    def clock(self, pools: Collection[RewardPool], progress: Progress) -> Clock:
+    def clock(self, pools: Collection[RewardPool], progress: ProgressSink) -> Clock:
         """Advances calls, records their actions and waits for other ranks."""
         ...
 
@@ -112,4 +114,16 @@ class Workers(Protocol):
 
     def end_engines(self) -> None:
         """End the processes of engines that have one, however the run ended."""
+        ...
+
+
+class Leading(Protocol):
+    """What leads the ranks of a run: this process alone, or the one of rank 0."""
+
+    def progress(self) -> AbstractContextManager[ProgressSink]:
+        """Where the progress of the run is shown, while inside."""
+        ...
+
+    def workers(self, recorder: Recorder) -> Workers:
+        """All ranks, with their models loaded."""
         ...

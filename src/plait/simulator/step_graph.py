@@ -47,7 +47,7 @@ class StepCall:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """What parts samples are scored in beside generation, as `runtime.steps.streams` cuts them.
+    """What parts samples are scored in beside generation, as `runtime.steps.scoring_parts` cuts them.
 
     groups:       prompts of a step
     group_tokens: of a prompt with its samples behind the root, in the mean

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from plait.errors import RunError
-from plait.observe.progress import Progress
+from plait.observe.progress import ProgressSink
 from plait.rewards.pool import RewardPool
 from plait.schedule.dispatch import Task
 from plait.schedule.work import Done
@@ -32,7 +32,7 @@ class RunClock:
         status: StatusFile,
         pools: Collection[RewardPool],
         recorder: Recorder,
-        progress: Progress,
+        progress: ProgressSink,
     ) -> None:
         self._transport = transport
         self._status = status

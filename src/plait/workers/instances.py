@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from plait.data.across import Bits, HostTokens, numbers_of
+from plait.generation.decode_batch import Drafts
 from plait.generation.engine import Engine
 from plait.generation.joint import Tokens
 from plait.generation.response import Response
-from plait.generation.rows import Drafts
 from plait.generation.sampler import sample
 from plait.generation.settings import SamplingSettings
 from plait.generation.speculates import NoSpeculation, Speculates

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from plait.engines import GroupEngine
-from plait.observe.progress import Progress
+from plait.observe.progress import ProgressSink
 from plait.policy.decode_ring import StageUse, busy_shares
 from plait.rewards.pool import RewardPool
 from plait.schedule.timeline import Span
@@ -142,7 +142,7 @@ class WorkerGroup:
         mine = self.rank_state.roles.get(role)
         return None if mine is None else mine.model
 
-    def clock(self, pools: Collection[RewardPool], progress: Progress) -> RunClock:
+    def clock(self, pools: Collection[RewardPool], progress: ProgressSink) -> RunClock:
         return RunClock(self.announcer.transport, self.announcer.status, pools, self._recorder, progress)
 
     def tick(self) -> None:

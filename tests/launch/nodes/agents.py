@@ -10,7 +10,7 @@ from pathlib import Path
 
 from plait.launch.local import LocalNode
 from plait.launch.nodes.agent import who
-from plait.launch.nodes.gathering import gather
+from plait.launch.nodes.gathering import NodeRendezvous
 from plait.launch.nodes.introduction import listening
 from tests.memory_groups import inside
 
@@ -73,7 +73,7 @@ def joined(num_nodes, *, own=True, silent_after_s=15.0, per_node=1, group=None):
     gathered = None
     try:
         place = LocalNode() if own else None
-        gathered = gather(listener, KEY, tasks, me(), place=place, silent_after_s=silent_after_s, deadline_s=60.0)
+        gathered = NodeRendezvous(listener, KEY, tasks, me(), silent_after_s).wait(place, deadline_s=60.0)
         yield gathered, agents
     finally:
         if gathered is not None:

@@ -19,7 +19,7 @@ import sys, time
 from plait.launch.failures import WorkerError
 from plait.launch.local import LocalNode, LocalProcesses
 from plait.launch.nodes.agent import who
-from plait.launch.nodes.gathering import gather
+from plait.launch.nodes.gathering import NodeRendezvous
 from plait.launch.nodes.interfaces import interface_variables
 from plait.launch.nodes.introduction import listening
 from tests.launch.nodes.agents import KEY
@@ -29,7 +29,7 @@ if __name__ == "__main__":
     listener = listening("10.77.0.1", 4077)
     here = LocalNode("10.77.0.1", interface_variables("10.77.0.1", {}))
     me = who(0, 0, "10.77.0.1", own_devices=False)
-    gathered = gather(listener, KEY, [1], me, place=here, silent_after_s=4.0, deadline_s=60.0)
+    gathered = NodeRendezvous(listener, KEY, [1], me, silent_after_s=4.0).wait(here, deadline_s=60.0)
     with LocalProcesses(nodes=gathered.nodes).start(Summing, 2) as group:
         print("sum", *group.submit([0, 1], "sum", 3).result(60.0), flush=True)
         handle = group.submit([0, 1], "sum", 1, 10**9)

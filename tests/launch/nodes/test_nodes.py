@@ -24,7 +24,7 @@ from plait.launch import monitor
 from plait.launch.failures import Ended, WorkerError
 from plait.launch.local import LocalProcesses
 from plait.launch.nodes.agent import BEAT_S, TICK_S
-from plait.launch.nodes.gathering import Gathered, gather
+from plait.launch.nodes.gathering import Gathered, NodeRendezvous
 from plait.launch.nodes.introduction import Stranger, dialled, introduced, listening
 from tests.launch.nodes.agents import KEY, agent, end, joined, me
 from tests.launch.test_strangers import listened_on
@@ -222,7 +222,7 @@ def test_nothing_listens_that_was_not_asked_for() -> None:
     assert listened_on([os.getpid()]) == [("0100007F", port)]
     process = agent(port, 1)
     try:
-        gathered = gather(listener, KEY, [1], me(), place=None)
+        gathered = NodeRendezvous(listener, KEY, [1], me()).wait(None)
         everyone = [os.getpid(), process.pid]
         assert listened_on(everyone) == []
         with LocalProcesses(nodes=gathered.nodes).start(Summing, 2) as group:
@@ -246,7 +246,7 @@ def test_strangers_and_other_keys_do_not_join_and_hold_up_nobody() -> None:
         right = agent(port, 1)
         for process in (other, right):
             stack.callback(end, process)
-        gathered = gather(listener, KEY, [1], me(), place=None, deadline_s=LIMIT_S)
+        gathered = NodeRendezvous(listener, KEY, [1], me()).wait(None, deadline_s=LIMIT_S)
         assert [link.joined.pid for link in gathered.links] == [right.pid]
         gathered.end(3)
         assert right.wait(LIMIT_S) == 3, "the exit code that the leader gives"
@@ -270,7 +270,7 @@ def test_nodes_that_do_not_come_are_counted() -> None:
     try:
         assert select.select([listener], [], [], LIMIT_S)[0], "one comes"
         with pytest.raises(RunError) as caught:
-            gather(listener, KEY, [1, 2], me(), place=None, deadline_s=1.0)
+            NodeRendezvous(listener, KEY, [1, 2], me()).wait(None, deadline_s=1.0)
         assert f"expected 2 more commands of this run to join at 127.0.0.1:{port}; not there after 1 s" in str(
             caught.value
         )
@@ -288,7 +288,7 @@ def test_who_has_another_key_is_named_by_its_address() -> None:
         with pytest.raises(
             RunError, match=r"joined: none; turned away: 127\.0\.0\.1 \(it has another key\)\. Are they"
         ):
-            gather(listener, KEY, [1], me(), place=None, deadline_s=1.0)
+            NodeRendezvous(listener, KEY, [1], me()).wait(None, deadline_s=1.0)
     finally:
         end(process)
 
@@ -313,7 +313,7 @@ def test_who_says_what_this_version_cannot_read_is_turned_away() -> None:
     other = threading.Thread(target=join)
     other.start()
     with pytest.raises(RunError, match=r"turned away: 127\.0\.0\.1 \(it has another version of plait: ValueError"):
-        gather(listener, KEY, [1], me(), place=None, deadline_s=2.0)
+        NodeRendezvous(listener, KEY, [1], me()).wait(None, deadline_s=2.0)
     other.join(LIMIT_S)
     assert closed == [b""]
 
@@ -336,7 +336,7 @@ def test_a_command_that_is_given_twice_is_told_so_and_the_first_stays() -> None:
             others.start()
 
     try:
-        gathered = gather(listener, KEY, [1, 2], me(), place=None, deadline_s=LIMIT_S, told=told)
+        gathered = NodeRendezvous(listener, KEY, [1, 2], me(), told=told).wait(None, deadline_s=LIMIT_S)
         others.join(LIMIT_S)
         assert gathered.links[0].joined.pid == first.pid
         assert processes[1].wait(LIMIT_S) == 2
@@ -354,7 +354,7 @@ def test_another_recipe_is_said_on_both_sides() -> None:
     process, said = agent(listener.getsockname()[1], 1, keys=theirs), []
     try:
         ours = replace(me(), keys=(("steps", "8"), ("seed", "0")))
-        gather(listener, KEY, [1], ours, place=None, deadline_s=LIMIT_S, told=said.append).end(0)
+        NodeRendezvous(listener, KEY, [1], ours, told=said.append).wait(None, deadline_s=LIMIT_S).end(0)
         text = f"node 1 ({HOST}) was begun with another recipe than node 0 ({HOST}), whose is used: `steps` 8, not 5"
         assert text in said[1]
         assert process.wait(LIMIT_S) == 0
@@ -382,7 +382,7 @@ def test_what_must_be_equal_and_is_not_is_refused_on_both_sides(ours: dict[str, 
     process = agent(listener.getsockname()[1], 1, files=(("`model` /m", "1"), ("`algorithm` /f.py:grpo", "2")))
     try:
         with pytest.raises(ConfigError, match=says):
-            gather(listener, KEY, [1], replace(me(), **ours), place=None, deadline_s=LIMIT_S)
+            NodeRendezvous(listener, KEY, [1], replace(me(), **ours)).wait(None, deadline_s=LIMIT_S)
         assert process.wait(LIMIT_S) == 2
     finally:
         end(process)
@@ -411,7 +411,7 @@ def test_unequal_nodes_are_refused() -> None:
     processes = [agent(port, task, node) for task, node in ((1, 0), (2, 0), (3, 1))]
     try:
         with pytest.raises(ConfigError, match="found 2 on node 0, 1 on node 1"):
-            gather(listener, KEY, [1, 2, 3], me(), place=None, deadline_s=LIMIT_S)
+            NodeRendezvous(listener, KEY, [1, 2, 3], me()).wait(None, deadline_s=LIMIT_S)
         assert [process.wait(LIMIT_S) for process in processes] == [2, 2, 2]
     finally:
         for process in processes:

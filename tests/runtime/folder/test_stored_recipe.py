@@ -15,9 +15,9 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 from plait.recipes.stages import load_stages
 from plait.recipes.trust import user_recipe
-from plait.runtime.api import flattened
 from plait.runtime.folder.claim import RESUMABLE_KEYS, claim
 from plait.runtime.folder.stored_recipe import as_begun, changed_keys, recipe_text
+from plait.runtime.inputs.keys_from_python import flattened
 from plait.runtime.prepare import outline
 
 KEYS: dict[str, Any] = {

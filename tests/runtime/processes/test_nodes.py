@@ -41,7 +41,7 @@ def test_a_leader_that_has_only_a_name_of_its_own_for_itself_is_told(
 ) -> None:
     said: list[str] = []
     found = SimpleNamespace(check_folder=lambda _: None, end=lambda *_: None)
-    monkeypatch.setattr(nodes, "gather", lambda *_, **__: found)
+    monkeypatch.setattr(nodes, "NodeRendezvous", lambda *_: SimpleNamespace(wait=lambda place: found))
     monkeypatch.setattr(nodes, "said_files", lambda _: ())
     for host, count in (("node0", 2), ("node0", 1), ("localhost", 2), ("127.0.0.1", 2)):
         monkeypatch.setattr(nodes, "resolved", lambda _: "127.0.1.1")

@@ -13,8 +13,8 @@ from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.runtime.folder.moments import Moment
 from plait.runtime.steps.asking import AskedRollout, Asking, Beside
+from plait.runtime.steps.partial_rollout import PartialRollout
 from plait.runtime.steps.step import StepState
-from plait.runtime.steps.streams import PartialRollout
 from tests.runtime.samples import prompt, sample
 from tests.runtime.scripted_engine import ScriptedEngine
 

@@ -16,7 +16,7 @@ from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.data.rows import Rows
 from plait.errors import RunError
 from plait.runtime.steps.drawn import DrawnBatch, read_drawn, stored_drawn
-from plait.runtime.steps.streams import PartialRollout
+from plait.runtime.steps.partial_rollout import PartialRollout
 from tests.runtime.samples import halted_batch, prompt, sample, whole_batch
 
 NODE = 3

@@ -14,9 +14,9 @@ from plait.data.records import Prompt, Sample
 from plait.data.rows import FloatArray
 from plait.dataflow import Resample
 from plait.errors import RunError
+from plait.runtime.steps.partial_rollout import PartialRollout
 from plait.runtime.steps.resampling import Resampling, Rounds
 from plait.runtime.steps.step import StepState
-from plait.runtime.steps.streams import PartialRollout
 from plait.schedule.work import Work
 from tests.runtime.samples import prompt, sample
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -247,8 +248,6 @@ def who(
     files: tuple[tuple[str, str], ...] = (),
 ) -> messages.Joined:
     """What this process says of itself and of its machine. Arguments: see `Joined`."""
-    import socket
-
     return messages.Joined(
         task,
         node,

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from plait.errors import ConfigError, RunError
@@ -129,92 +130,128 @@ class Gathered:
                 link.end(code, text)
 
 
-def gather(
-    listener: socket.socket,
-    key: bytes,
-    tasks: Collection[int],
-    own: Joined,
-    *,
-    place: Node | None,
-    silent_after_s: float = NODE_SILENT_S,
-    deadline_s: float = JOIN_S,
-    told: Callable[[str], None] = lambda text: None,
-    lost: Callable[[], str] = lambda: "",
-) -> Gathered:
-    """Wait for all commands of a run.
+@dataclass
+class NodeRendezvous:
+    """Where all commands of a run come to its leader, which waits for them.
 
     Args:
-        listener: closed when this returns or raises.
+        listener: closed when `wait` returns or raises.
         tasks: numbers of the commands that are to come.
         own: what this command would say of itself: versions must be equal.
-        place: of ranks in this process's machine; None: none are to be here.
+        silent_after_s: without a word of a node, or of its leader there, after which it counts as lost.
         told: is told who has come.
-        lost: why it is no use to wait any longer; empty while it is.
-
-    Raises:
-        RunError: some have not come in time, or will not; names those that have.
-        ConfigError: one has another version of something, or other files.
     """
-    come: queue.SimpleQueue[NodeLink] = queue.SimpleQueue()
-    links: dict[int, NodeLink] = {}
-    greeting = threading.BoundedSemaphore(_MOST_GREETINGS)
-    turned_away: dict[str, str] = {}
-    end = time.monotonic() + deadline_s
-    try:
-        with listener:
-            while set(links) != set(tasks):
-                _accept(listener, key, silent_after_s, come, greeting, turned_away)
-                with contextlib.suppress(queue.Empty):
-                    while True:
-                        _admit(come.get_nowait(), links, tasks, own, silent_after_s, told)
-                why = next((f"{link.name} is lost: {link.gone}" for link in links.values() if link.gone), "") or lost()
-                if why or time.monotonic() >= end:
-                    why = why or f"not there after {deadline_s:g} s"
-                    raise RunError(_missing(listener, tasks, links, why, turned_away))
-    except BaseException as error:
-        for link in links.values():
-            link.end(1, f"node 0 gave up: {error}")
-        raise
-    gathered = Gathered(list(links.values()), place)
-    try:
-        gathered.check_equal()
-    except ConfigError as error:
-        gathered.end(2, str(error))
-        raise
-    return gathered
 
+    listener: socket.socket
+    key: bytes
+    tasks: Collection[int]
+    own: Joined
+    silent_after_s: float = NODE_SILENT_S
+    told: Callable[[str], None] = lambda text: None
+    _come: queue.SimpleQueue[NodeLink] = field(default_factory=queue.SimpleQueue, init=False)
+    """Those that have said who they are, and are not admitted yet."""
+    _links: dict[int, NodeLink] = field(default_factory=dict, init=False)
+    """Number of a command → the one that has come."""
+    _greeting: threading.BoundedSemaphore = field(
+        default_factory=lambda: threading.BoundedSemaphore(_MOST_GREETINGS), init=False
+    )
+    _turned_away: dict[str, str] = field(default_factory=dict, init=False)
+    """Address of a stranger → why it is one."""
 
-def _accept(
-    listener: socket.socket,
-    key: bytes,
-    silent_after_s: float,
-    come: queue.SimpleQueue[NodeLink],
-    greeting: threading.BoundedSemaphore,
-    turned_away: dict[str, str],
-) -> None:
-    """Take a connection if there is one. A thread of its own asks who it is, so that strangers hold up nobody.
+    def wait(self, place: Node | None, *, deadline_s: float = JOIN_S, lost: Callable[[], str] = lambda: "") -> Gathered:
+        """Wait for all commands of the run.
 
-    Args:
-        turned_away: gets the address of a stranger, and why it is one.
-    """
-    if not select.select([listener], [], [], 0.1)[0]:
-        return
-    link, (host, _) = listener.accept()
-    if not greeting.acquire(blocking=False):
-        link.close()
-        return
+        Args:
+            place: of ranks in this process's machine; None: none are to be here.
+            lost: why it is no use to wait any longer; empty while it is.
 
-    def greet() -> None:
+        Raises:
+            RunError: some have not come in time, or will not; names those that have.
+            ConfigError: one has another version of something, or other files.
+        """
+        end = time.monotonic() + deadline_s
         try:
-            channel, own = welcomed(link, key)
-            come.put(NodeLink(channel, own, _first_word(channel), silent_after_s))
-            turned_away.pop(host, None)  # it had another run's key at first
-        except Stranger as stranger:
-            turned_away[host] = str(stranger)
-        finally:
-            greeting.release()
+            with self.listener:
+                while set(self._links) != set(self.tasks):
+                    self._accept()
+                    with contextlib.suppress(queue.Empty):
+                        while True:
+                            self._admit(self._come.get_nowait())
+                    links = self._links.values()
+                    why = next((f"{link.name} is lost: {link.gone}" for link in links if link.gone), "") or lost()
+                    if why or time.monotonic() >= end:
+                        raise RunError(self._missing(why or f"not there after {deadline_s:g} s"))
+        except BaseException as error:
+            for link in self._links.values():
+                link.end(1, f"node 0 gave up: {error}")
+            raise
+        gathered = Gathered(list(self._links.values()), place)
+        try:
+            gathered.check_equal()
+        except ConfigError as error:
+            gathered.end(2, str(error))
+            raise
+        return gathered
 
-    threading.Thread(target=greet, name="plait-greeting", daemon=True).start()
+    def _accept(self) -> None:
+        """Take a connection if there is one. A thread of its own asks who it is, so that strangers hold up nobody."""
+        if not select.select([self.listener], [], [], 0.1)[0]:
+            return
+        link, (host, _) = self.listener.accept()
+        if not self._greeting.acquire(blocking=False):
+            link.close()
+            return
+
+        def greet() -> None:
+            try:
+                channel, own = welcomed(link, self.key)
+                self._come.put(NodeLink(channel, own, _first_word(channel), self.silent_after_s))
+                self._turned_away.pop(host, None)  # it had another run's key at first
+            except Stranger as stranger:
+                self._turned_away[host] = str(stranger)
+            finally:
+                self._greeting.release()
+
+        threading.Thread(target=greet, name="plait-greeting", daemon=True).start()
+
+    def _admit(self, link: NodeLink) -> None:
+        """Take a command into the run, or have it leave where it is none of it. Raises ConfigError as `wait`."""
+        task, name, tasks, own = link.joined.task, link.name, self.tasks, self.own
+        if task not in tasks or task in self._links:
+            other = f"expected {min(tasks)} to {max(tasks)}"
+            if task in self._links:
+                other = f"it is {self._links[task].name} already"
+            link.end(2, f"this command says that it is number {task} of the run, but {other}; see --node")
+            return
+        for (what, version), (_, ours) in zip(link.joined.versions, own.versions, strict=False):
+            if version != ours:
+                text = f"{name} has {what} {version}, {own.label} has {ours}; install the same on all nodes"
+                link.end(2, text)
+                raise ConfigError(text)
+        if other_files := link.joined.other_files(own):
+            text = f"{name} has other files than {own.label} under {', '.join(other_files)}; copy the same to all nodes"
+            link.end(2, text)
+            raise ConfigError(text)
+        self._links[task] = link
+        link.send(Welcome(self.silent_after_s))
+        self.told(f"{name} has joined ({len(self._links)} of {len(tasks)})")
+        if unlike := link.joined.unlike(own):
+            text = f"{name} was begun with another recipe than {own.label}, whose is used: {'; '.join(unlike)}"
+            self.told(text)
+            link.send(Note(text))
+
+    def _missing(self, why: str) -> str:
+        """Who has not come, for a message."""
+        address, port = self.listener.getsockname()
+        waiting = ", ".join(str(task) for task in sorted(set(self.tasks) - set(self._links)))
+        there = ", ".join(link.name for link in self._links.values()) or "none"
+        strangers = ", ".join(f"{host} ({fault})" for host, fault in list(self._turned_away.items()))
+        there += f"; turned away: {strangers}" if strangers else ""
+        return (
+            f"expected {len(self.tasks)} more commands of this run to join at {address}:{port}; {why}: number "
+            f"{waiting} has not come, joined: {there}. Are they started, with the same --leader, and does a firewall "
+            "let this port through?"
+        )
 
 
 def _first_word(channel: Channel) -> Joined:
@@ -233,55 +270,6 @@ def _first_word(channel: Channel) -> Joined:
         raise Stranger(f"it has another version of plait: {error!r}") from error
     channel.link.close()
     raise Stranger("it has not said who it is")
-
-
-def _admit(
-    link: NodeLink,
-    links: dict[int, NodeLink],
-    tasks: Collection[int],
-    own: Joined,
-    silent_after_s: float,
-    told: Callable[[str], None],
-) -> None:
-    task, name = link.joined.task, link.name
-    if task not in tasks or task in links:
-        other = f"it is {links[task].name} already" if task in links else f"expected {min(tasks)} to {max(tasks)}"
-        link.end(2, f"this command says that it is number {task} of the run, but {other}; see --node")
-        return
-    for (what, version), (_, ours) in zip(link.joined.versions, own.versions, strict=False):
-        if version != ours:
-            text = f"{name} has {what} {version}, {own.label} has {ours}; install the same on all nodes"
-            link.end(2, text)
-            raise ConfigError(text)
-    if other := link.joined.other_files(own):
-        text = f"{name} has other files than {own.label} under {', '.join(other)}; copy the same to all nodes"
-        link.end(2, text)
-        raise ConfigError(text)
-    links[task] = link
-    link.send(Welcome(silent_after_s))
-    told(f"{name} has joined ({len(links)} of {len(tasks)})")
-    if unlike := link.joined.unlike(own):
-        text = f"{name} was begun with another recipe than {own.label}, whose is used: {'; '.join(unlike)}"
-        told(text)
-        link.send(Note(text))
-
-
-def _missing(
-    listener: socket.socket,
-    tasks: Collection[int],
-    links: dict[int, NodeLink],
-    why: str,
-    turned_away: dict[str, str],
-) -> str:
-    address, port = listener.getsockname()
-    waiting = ", ".join(str(task) for task in sorted(set(tasks) - set(links)))
-    there = ", ".join(link.name for link in links.values()) or "none"
-    strangers = ", ".join(f"{host} ({fault})" for host, fault in list(turned_away.items()))
-    there += f"; turned away: {strangers}" if strangers else ""
-    return (
-        f"expected {len(tasks)} more commands of this run to join at {address}:{port}; {why}: number {waiting} has not "
-        f"come, joined: {there}. Are they started, with the same --leader, and does a firewall let this port through?"
-    )
 
 
 def _seen(path: Path, word: str) -> bool:

@@ -29,12 +29,8 @@ _DEATH_S = 10.0
 """To hear why a rank died: where its node is lost, whoever started that may be asked for some seconds."""
 _GONE_S = 12.0
 """For all processes of a node to be gone."""
-
-
 _FULL = 0.9
 """Share of a node's memory in use, at which its loss may be for want of more."""
-
-
 ECHOED_BYTES, ECHOES = 4 << 20, 3
 """Size of a message that says how fast the network is, and how often it is sent."""
 

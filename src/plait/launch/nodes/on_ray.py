@@ -19,7 +19,7 @@ from typing import Any
 
 from plait.errors import ConfigError, RunError
 from plait.launch.nodes.agent import who
-from plait.launch.nodes.gathering import JOIN_S, Gathered, gather
+from plait.launch.nodes.gathering import JOIN_S, Gathered, NodeRendezvous
 from plait.launch.nodes.introduction import dialled, introduced, listening
 from plait.launch.nodes.joining import serve
 from plait.launch.nodes.messages import LEADS_ALONE
@@ -67,16 +67,8 @@ def started_by_ray(
                     raise RunError(f"Ray could not start the ranks of node {task - 1}: {why}")
             return ""
 
-        gathered = gather(
-            listener,
-            key,
-            list(refs),
-            who(0, LEADS_ALONE, address, own_devices=True),
-            place=None,
-            silent_after_s=silent_after_s,
-            told=say,
-            lost=lost,
-        )
+        me = who(0, LEADS_ALONE, address, own_devices=True)
+        gathered = NodeRendezvous(listener, key, list(refs), me, silent_after_s, say).wait(None, lost=lost)
         stack.callback(gathered.end, 1, "the leader has left")
         for link in gathered.links:
             link.explain = partial(_why, ray, refs[link.joined.task], _END_S)

@@ -19,7 +19,7 @@ from plait.rewards.pool import RewardPool
 from plait.rewards.scores import NONE, GroupScores
 from plait.runtime.evaluating.evaluation import Evaluation, logged_means, task_of
 from plait.runtime.steps.aside import Aside
-from plait.runtime.steps.drawing import drawing
+from plait.runtime.steps.engine_loop import engine_loop
 from plait.runtime.steps.function_reports import FunctionReports
 from plait.runtime.steps.roles import ModelRole, RewardRole
 from plait.schedule.work import MOVED_ON, Work
@@ -193,7 +193,7 @@ def _answered(
             scored.submit(sample)
         return scored.collect()
 
-    yield from drawing(engine, CALL, take, before=go_on_unless_asked_to_stop)
+    yield from engine_loop(engine, CALL, take, before=go_on_unless_asked_to_stop)
     while scored.are_left:
         yield MOVED_ON if scored.collect() else None
     return samples

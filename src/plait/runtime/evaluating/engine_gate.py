@@ -6,7 +6,7 @@ weights, another dtype's kernels or another head would bias every update, and no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,12 +18,12 @@ from plait.errors import ConfigError
 from plait.generation.request import Request
 from plait.kernels.noise import NoiseKey
 from plait.observe.doctor_reading import limits_of
-from plait.observe.progress import Progress
+from plait.observe.progress import ProgressSink
 from plait.recipes.engine_checks import abilities
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.aside import Aside
-from plait.runtime.steps.drawing import drawing
-from plait.runtime.steps.roles import ModelRole, RoleRuntime, models_of
+from plait.runtime.steps.engine_loop import engine_loop
+from plait.runtime.steps.roles import ModelRole, Roles, models_of
 from plait.schedule.work import Work
 
 NUM_PROMPTS = 16
@@ -35,7 +35,7 @@ GATE_ROLLOUT = -1
 """None of a run's rollouts: the noise of these samples is theirs alone."""
 
 
-def check_engines(prepared: Prepared, roles: Mapping[str, RoleRuntime], aside: Aside) -> None:
+def check_engines(prepared: Prepared, roles: Roles, aside: Aside) -> None:
     """Compare the log-probs of samples of each engine with those of its role's trainer, where it computes elsewhere.
 
     Raises:
@@ -59,7 +59,7 @@ def _compared(prepared: Prepared, role: ModelRole, engine: GenerationEngine) -> 
     return rows, (yield from role.trainer.score(rows, Score.LOGPROBS, temperature=temperature, call=CALL))
 
 
-def _check(prepared: Prepared, name: str, rows: Rows, expected: FloatArray, progress: Progress) -> None:
+def _check(prepared: Prepared, name: str, rows: Rows, expected: FloatArray, progress: ProgressSink) -> None:
     recipe = prepared.recipe
     apart = float(np.abs(np.exp(rows.sampling_logprobs) - np.exp(expected)).mean())
     limit = limits_of(recipe.doctor, recipe.dtype.value, recipe.sampling.temperature).probs_diff
@@ -88,5 +88,5 @@ def _drawn(prepared: Prepared, engine: GenerationEngine) -> Work[list[Sample]]:
         samples.extend(finished)
         return False
 
-    yield from drawing(engine, CALL, take)
+    yield from engine_loop(engine, CALL, take)
     return samples

@@ -78,8 +78,8 @@ class Evaluation:
 
     def judged_gain(self, before: Evaluation, name: str) -> Estimate | None:
         """The same of what a judge says."""
-        scores = (item_means(evaluation.judged[name], evaluation.per_item) for evaluation in (before, self))
-        return paired_difference(*scores)
+        was, now = before.judged[name], self.judged[name]
+        return paired_difference(item_means(was, before.per_item), item_means(now, self.per_item))
 
     def pass_at_k(self, k: int) -> Estimate | None:
         """Chance that one of k answers is right, the mean over items: exact, for a task; else of a reward of 1 or more.

@@ -17,7 +17,7 @@ from plait.kept_memory import give_back_freed
 from plait.models.loading import load_model
 from plait.runtime.evaluating.generate_job import Asked, Job
 from plait.runtime.evaluating.generation_report import GenerationReport, Meter, limit_of
-from plait.runtime.steps.drawing import drawing
+from plait.runtime.steps.engine_loop import engine_loop
 from plait.runtime.stopping import stop_signals
 from plait.schedule.work import Done, to_the_end
 from plait.stop_signals import STOP_SIGNALS
@@ -97,7 +97,7 @@ def _ask(engine: Engine, request: Request, done: Collection[tuple[int, int]]) ->
 
 
 class _Metered:
-    """An engine of this process alone, whose steps are measured: `drawing.Draws`."""
+    """An engine of this process alone, whose steps are measured: `engine_loop.SteppedEngine`."""
 
     ready = True
 
@@ -122,7 +122,7 @@ def _drain(
 ) -> int:
     """Step until no work is left or somebody says stop; how many samples ended."""
     num_samples = 0
-    with stop_signals(progress, stopped_by) as stop, contextlib.suppress(KeyboardInterrupt):
+    with stop_signals(progress.message, stopped_by) as stop, contextlib.suppress(KeyboardInterrupt):
 
         def take(finished: Sequence[Sample]) -> bool:
             nonlocal num_samples
@@ -135,5 +135,5 @@ def _drain(
         stop.doing = "stopping after this step, with the responses so far"
         progress.start()
         progress.phase("generate", engine.occupancy.num_waiting, "samples")
-        to_the_end(drawing(_Metered(engine, meter), "generate", take, until=lambda: stop.asked))
+        to_the_end(engine_loop(_Metered(engine, meter), "generate", take, until=lambda: stop.asked))
     return num_samples

@@ -14,7 +14,7 @@ import numpy as np
 from plait.cost.limit import MachineRates, ideal_steps, limit_seconds
 from plait.data.records import Sample
 from plait.generation.occupancy import Occupancy
-from plait.generation.records import StepRecord
+from plait.generation.step_record import StepRecord
 from plait.models.shape import ModelShape
 from plait.policy.step import StepKind
 from plait.speculation.counts import Counts

@@ -1,12 +1,13 @@
-"""What training on given samples would log, without training on them: the calls of a step, where those that train
-evaluate."""
+"""What training on given samples would log, without training on them: the calls of a step are run, and a TRAIN call
+only evaluates its loss."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from plait.data.records import Prompt
 from plait.dataflow import CallKind, Dataflow, Node
+from plait.runtime.folder.moments import Round
 from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.calls import Calls
 from plait.runtime.steps.step import StepState
@@ -38,5 +39,6 @@ def _work(node: Node, calls: Calls, state: StepState, task: Task) -> Work[dict[s
     return {}
 
 
-def _draws_nothing(count: int) -> Sequence[Prompt]:
-    return ()
+def _draws_nothing(record: Collection[Round] | None, *, is_later: bool) -> Sequence[Prompt] | None:
+    """`rollout.Draw` of calls of which none generates."""
+    return None

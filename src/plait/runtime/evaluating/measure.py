@@ -13,13 +13,13 @@ from plait.runtime.evaluating.given_evaluation import evaluate_given
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.calls import Calls
-from plait.runtime.steps.roles import RoleRuntime, models_of, rewards_of
+from plait.runtime.steps.roles import Roles, models_of, rewards_of
 from plait.runtime.steps.step import StepState
 
 
 def measure(
     prepared: Prepared,
-    roles: Mapping[str, RoleRuntime],
+    roles: Roles,
     judges: RewardPool | None,
     calls: Calls,
     aside: Aside,

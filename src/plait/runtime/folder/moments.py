@@ -56,7 +56,8 @@ class Moments:
     """
 
     def __init__(self, path: Path, kv: HeldKV, tell: Callable[[str], None] | None = None) -> None:
-        self._path, self._kv, self._tell = path, kv, tell
+        self._path, self._tell = path, tell
+        self._kv: HeldKV = kv
         self._moments: dict[int, Moment] = {}
         if path.is_file():
             cut_torn_line(path)

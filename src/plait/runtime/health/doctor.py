@@ -13,7 +13,7 @@ from pathlib import Path
 
 from plait.errors import RunError
 from plait.models.backbone_model import BackboneModel
-from plait.models.outputs import Said
+from plait.models.language_model import LanguageModel
 from plait.observe.doctor import Doctor, Finding
 from plait.observe.doctor_reading import Diagnosis, Reading, Severity
 from plait.observe.doctor_settings import DoctorSettings
@@ -126,7 +126,7 @@ class RunDoctor:
             others = {
                 name: model
                 for name, model in self._patient.models.items()
-                if name not in self._patient.flow.trained_roles and Said.LOGPROBS in model.says and _whole(model)
+                if name not in self._patient.flow.trained_roles and isinstance(model, LanguageModel) and _whole(model)
             }
             patient = self._patient
             temperature, has_come_apart = patient.recipe.sampling.temperature, reading.has_come_apart

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +10,7 @@ from plait.dataflow import CallKind, Dataflow, Node
 from plait.models.backbone_model import BackboneModel
 from plait.recipes.recipe import Recipe
 from plait.runtime.steps.aside import Aside
-from plait.runtime.steps.roles import RoleRuntime
+from plait.runtime.steps.roles import Roles
 from plait.runtime.steps.step import StepState
 from plait.runtime.workers import Workers
 
@@ -21,7 +20,7 @@ class Patient:
     """A run, as the doctor sees it."""
 
     flow: Dataflow
-    roles: Mapping[str, RoleRuntime]
+    roles: Roles
     recipe: Recipe
     workers: Workers
     """They know where weights are."""

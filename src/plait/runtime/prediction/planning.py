@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from plait.cost.calibration import VENDORS, Calibration, uncorrected
 from plait.cost.cluster import ClusterSpec
@@ -51,9 +52,14 @@ from plait.simulator.steps import Prediction, predict
 
 @dataclass(frozen=True)
 class Planning:
-    """shapes: by the model's name; calibration: where seconds come from; corrected: by what runs measured; drafts: of
-    the run whose lengths are taken, where it guessed; acceptance: of guesses, as a user states it; pools_stay:
-    whether pools and graphs of GPUs are those of the rollout before; to_come: models that earlier stages make"""
+    """All that plans of one recipe are searched, completed and foretold by.
+
+    calibration: where the seconds of predictions come from; corrected: by what runs have measured, too
+    drafts:      what guessed tokens came to in the run whose lengths are taken; None: it made none
+    acceptance:  how often guesses come true, as a user states it
+    pools_stay:  whether pools and graphs of GPUs stay from one rollout to the next
+    to_come:     models that earlier stages of the recipe make
+    """
 
     recipe: Recipe
     flow: Dataflow
@@ -143,7 +149,7 @@ class Planning:
     def problem(self) -> PlanProblem:
         tokens = self.recipe.micro_batch_tokens
         halves = (tokens // 2, tokens // 4)[: 1 + self.recipe.finds_lengths] if tokens >= 1024 else ()
-        costs = BoundedMoves(self.costs) if self.cluster.num_devices > LARGE else self.costs
+        costs: Any = BoundedMoves(self.costs) if self.cluster.num_devices > LARGE else self.costs
         facts = facts_of_roles(self.recipe, self.models, self.shapes, self.parameters)
         pairs = joint_pairs(self.recipe, self.flow, self.models)
         return PlanProblem(self.graph, costs, facts, halves, pairs=pairs, stage_works=self.costs.stage_works)

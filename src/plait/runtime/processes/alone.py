@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from plait.observe.progress import Progress
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.step_metrics import watched
+from plait.runtime.workers import Workers
 from plait.workers.announcer import Announcer
 from plait.workers.rank_state import Setting
 from plait.workers.ranks import LEADER
@@ -18,7 +19,7 @@ from plait.workers.worker_group import WorkerGroup
 
 
 class Alone:
-    """`session.Leading` of this process."""
+    """`workers.Leading` of this process."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
@@ -26,10 +27,11 @@ class Alone:
     def progress(self) -> Progress:
         return Progress(self._prepared.recipe.steps, watched=watched(self._prepared))
 
-    def workers(self, recorder: Recorder) -> WorkerGroup:
+    def workers(self, recorder: Recorder) -> Workers:
         prepared = self._prepared
         setting = Setting(
             prepared.recipe, prepared.flow, prepared.models, prepared.plan, LEADER, lambda what: nullcontext()
         )
         rank_state = make_rank_state(setting)
-        return WorkerGroup(Announcer(rank_state, Transport(None, LEADER, ()), recorder, StatusFile(None, LEADER)), 1)
+        announcer = Announcer(rank_state, Transport(None, LEADER, ()), recorder, StatusFile(None, LEADER))
+        return WorkerGroup(announcer, 1)  # pyright: ignore[reportReturnType]  # its parts are of narrower types

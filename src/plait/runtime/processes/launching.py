@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,44 +11,52 @@ from plait.errors import RunError, UserError
 from plait.launch.failures import WorkerError
 from plait.launch.local import LocalProcesses
 from plait.launch.node import Node
-from plait.recipes.recipe import Recipe
+from plait.observe.progress import Progress
+from plait.runtime.inputs.prepared import Prepared
+from plait.runtime.processes.progress_relay import ProgressRelay
 from plait.workers.ranks import LEADER
-from plait.workers.status_file import LINE_BYTES, read_progress, read_status
+from plait.workers.status_file import LINE_BYTES, StatusFile, read_progress, read_status
 
 RUN_S = 365 * 24 * 3600.0
 LOADS = "load models"
 """What the status of a rank says meanwhile."""
 
 
-def launcher_of(
-    recipe: Recipe,
+@contextlib.contextmanager
+def launcher_shown(
+    prepared: Prepared,
     threads: int,
     status: Path,
-    heard: Callable[[int, str], None],
     nodes: Sequence[Node],
+    progress: Progress,
     *,
     output_dir: Path | None = None,
-) -> LocalProcesses:
-    """Starts the ranks of a recipe.
+) -> Iterator[LocalProcesses]:
+    """What starts the ranks of a plan. While inside, what their leader tells is shown, and what a person should know of
+    them said.
 
     Args:
-        threads: of each.
-        status: file in which they say what they are doing.
-        heard: given what a rank tells.
+        threads: of each rank.
+        status: file in which they say what they are doing; it is made here.
         output_dir: where they leave what they print; None keeps only what errors quote.
     """
-    return LocalProcesses(
-        threads=threads,
-        output_dir=output_dir,
-        freeze_after_s=recipe.freeze_after_s,
-        doing=lambda: read_status(status),
-        progress=lambda: read_progress(status),
-        stalled_after_s=recipe.stalled_after_s,
-        on_devices=recipe.device != "cpu",
-        heard=heard,
-        status=(status, LINE_BYTES),
-        nodes=nodes,
-    )
+    recipe, num_ranks = prepared.recipe, prepared.plan.num_ranks
+    StatusFile.create(status, num_ranks)
+    with progress, ProgressRelay(progress, lambda: still_loading(read_status(status))) as relay:
+        if recipe.device == "cpu" and len(nodes) == 1 and (note := crowding(num_ranks, threads, nodes[0].cores)):
+            progress.message(note)
+        yield LocalProcesses(
+            threads=threads,
+            output_dir=output_dir,
+            freeze_after_s=recipe.freeze_after_s,
+            doing=lambda: read_status(status),
+            progress=lambda: read_progress(status),
+            stalled_after_s=recipe.stalled_after_s,
+            on_devices=recipe.device != "cpu",
+            heard=relay.hear,
+            status=(status, LINE_BYTES),
+            nodes=nodes,
+        )
 
 
 def as_alone(error: WorkerError, *, peers: bool = True) -> Exception:

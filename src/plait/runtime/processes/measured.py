@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
-from plait.observe.progress import Progress
+from plait.observe.progress import ProgressSink
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES
 from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.evaluating.measure import measure
 from plait.runtime.inputs.prepared import Prepared
-from plait.runtime.session import Leading
-from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.calls import Calls
-from plait.runtime.steps.filling import build_roles
-from plait.runtime.steps.reward_pools import open_pools
+from plait.runtime.steps.opened_roles import open_roles
+from plait.runtime.workers import Leading
 from plait.schedule.named_plans import NAMES
 from plait.workers.recorder import Recorder
 
@@ -36,25 +34,18 @@ def of_asked(prepared: Prepared) -> Prepared:
     return replace(prepared, models=models)
 
 
-def measured(prepared: Prepared, leading: Leading, progress: Progress) -> Evaluation:
+def measured(prepared: Prepared, leading: Leading, progress: AbstractContextManager[ProgressSink]) -> Evaluation:
     """Answers to held-out prompts, or losses of held-out examples or pairs.
 
     Args:
         prepared: as of `of_asked`.
+        progress: where the progress of the evaluation is shown, while inside.
     """
-    with progress, ExitStack() as stack:
-        pools = open_pools(prepared, stack)
-        judges = pools.pop("judges", None)
+    with progress as shown, ExitStack() as stack:
         recorder = Recorder()
-        workers = leading.workers(recorder)
-        stack.callback(workers.end_engines)
-        roles = build_roles(prepared, workers, pools, recorder, progress.message)
-        all_pools = (*pools.values(), *filter(None, (judges,)))
-        for pool in all_pools:
-            pool.looked = workers.tick
-        progress.start()
-        clock = workers.clock(all_pools, progress)
-        calls = Calls(prepared.flow, roles, prepared.recipe, recorder, progress)
-        result = measure(prepared, roles, judges, calls, Aside(clock, recorder, progress))
-        workers.close()
+        opened = open_roles(prepared, leading, recorder, shown, stack)
+        shown.start()
+        calls = Calls(prepared.flow, opened.roles, prepared.recipe, recorder, shown)
+        result = measure(prepared, opened.roles, opened.judges, calls, opened.aside)
+        opened.workers.close()
         return result

@@ -13,13 +13,11 @@ from plait.observe.progress import Progress
 from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.folder.history import Origin
 from plait.runtime.inputs.prepared import Prepared
-from plait.runtime.processes.launching import RUN_S, as_alone, crowding, launcher_of, still_loading
+from plait.runtime.processes.launching import RUN_S, as_alone, launcher_shown
 from plait.runtime.processes.nodes import threads_of
-from plait.runtime.processes.progress_relay import ProgressRelay
 from plait.runtime.processes.worker import Job, Worker
 from plait.runtime.processes.worker_output import STATUS
 from plait.workers.ranks import LEADER
-from plait.workers.status_file import StatusFile, read_status
 
 
 def measured_by_ranks(prepared: Prepared) -> Evaluation:
@@ -37,14 +35,8 @@ def measured_by_ranks(prepared: Prepared) -> Evaluation:
     loading(f"{num_ranks} processes, each with its part of {recipe.model}")
     with tempfile.TemporaryDirectory(prefix="plait-eval-") as name:
         folder = Path(name)
-        status = folder / STATUS
-        StatusFile.create(status, num_ranks)
         job = Job(recipe, prepared.plan, prepared.models, folder, False, threads, Origin.here())
-        late = lambda: still_loading(read_status(status))
-        with Progress(0) as progress, ProgressRelay(progress, late) as relay:
-            if recipe.device == "cpu" and (note := crowding(num_ranks, threads, node.cores)):
-                progress.message(note)
-            launcher = launcher_of(recipe, threads, status, relay.hear, [node])
+        with launcher_shown(prepared, threads, folder / STATUS, [node], Progress(0)) as launcher:
             try:
                 with launcher.start(Worker, num_ranks, arguments=(job,)) as group:
                     leader = group.submit(LEADER, "measure")

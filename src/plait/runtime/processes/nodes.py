@@ -15,7 +15,7 @@ from plait.launch.local import LocalNode
 from plait.launch.machine import hardware
 from plait.launch.node import Node
 from plait.launch.nodes.agent import who
-from plait.launch.nodes.gathering import NODE_SILENT_S, Gathered, gather
+from plait.launch.nodes.gathering import NODE_SILENT_S, Gathered, NodeRendezvous
 from plait.launch.nodes.interfaces import interface_variables, resolved
 from plait.launch.nodes.introduction import listening
 from plait.launch.nodes.messages import Joined
@@ -155,7 +155,7 @@ def _attached(
     )
     tasks = range(1, attached.tasks)
     own_word = me(own, own_devices=attached.own_devices)
-    return gather(listener, key, tasks, own_word, place=place, silent_after_s=silent_after_s, told=say)
+    return NodeRendezvous(listener, key, tasks, own_word, silent_after_s, say).wait(place)
 
 
 def _need(recipe: Recipe, num_nodes: int) -> Need:

@@ -21,16 +21,15 @@ from plait.runtime.folder.history import Origin
 from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.processes.handed_on import HandedOnSignals, handing_on_signals
-from plait.runtime.processes.launching import RUN_S, crowding, launcher_of, still_loading
+from plait.runtime.processes.launching import RUN_S, launcher_shown
 from plait.runtime.processes.nodes import threads_of
-from plait.runtime.processes.progress_relay import ProgressRelay
 from plait.runtime.processes.restarting import RanksLost
 from plait.runtime.processes.worker import Job, Worker
 from plait.runtime.processes.worker_output import STATUS, worker_output
 from plait.runtime.step_metrics import watched
 from plait.schedule.plan import Plan
 from plait.workers.ranks import LEADER
-from plait.workers.status_file import StatusFile, read_status
+from plait.workers.status_file import read_status
 
 
 def supervise(
@@ -64,14 +63,10 @@ def supervise(
     folder = RunFiles(path).workers
     status = folder / STATUS
     with worker_output(directory, resume=resume):
-        StatusFile.create(status, num_ranks)
-        late = lambda: still_loading(read_status(status))
-        with Progress(recipe.steps, watched=watched(prepared)) as progress, ProgressRelay(progress, late) as relay:
-            crowded = recipe.device == "cpu" and len(places) == 1
-            for note in (crowding(num_ranks, threads, places[0].cores) if crowded else "", spread(plan)):
-                if note:
-                    progress.message(note)
-            launcher = launcher_of(recipe, threads, status, relay.hear, places, output_dir=folder)
+        progress = Progress(recipe.steps, watched=watched(prepared))
+        with launcher_shown(prepared, threads, status, places, progress, output_dir=folder) as launcher:
+            if note := spread(plan):
+                progress.message(note)
             with saying_what_is_left(progress, job, directory):
                 return _run(launcher, job, directory, nodes, status)
 

@@ -29,6 +29,7 @@ from plait.runtime.processes.measured import for_measuring, measured, of_asked
 from plait.runtime.processes.progress_relay import RelayedProgress
 from plait.runtime.session import Session
 from plait.runtime.stopping import LEADERS_SIGNAL
+from plait.runtime.workers import Workers
 from plait.schedule.plan import Plan
 from plait.workers.announcer import Announcer
 from plait.workers.follower import FollowerLoop
@@ -74,7 +75,7 @@ class Worker:
         )
         nccl.connect(None, range(context.num_ranks), self.rank, pairs=False)
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WAIT_S))
-        assert group is not None, "every rank is in the group of all"
+        assert not isinstance(group, int | None), "every rank is in the group of all"
         peers = [rank for rank in range(context.num_ranks) if rank != LEADER] if self.rank == LEADER else [LEADER]
         self._transport = Transport(group, self.rank, peers, waiting_for=context.waiting_for)
 
@@ -111,11 +112,11 @@ class Worker:
         """Shown by the process that started the run."""
         return RelayedProgress(self._context.tell)
 
-    def workers(self, recorder: Recorder) -> WorkerGroup:
+    def workers(self, recorder: Recorder) -> Workers:
         """Join the other ranks, as their leader."""
         with self._status.doing(LOADS):
             announcer = Announcer(self._parts(), self._transport, recorder, self._status)
-            return WorkerGroup(announcer, self._context.num_ranks)
+            return WorkerGroup(announcer, self._context.num_ranks)  # pyright: ignore[reportReturnType]  # as in `alone`
 
     def _parts(self) -> RankState:
         job = self._job

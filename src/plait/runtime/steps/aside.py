@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
-from plait.observe.progress import Progress
+from plait.observe.progress import ProgressSink
 from plait.schedule.dispatch import Clock, Task, run_alone
 from plait.schedule.work import Result, Work
 from plait.workers.recorder import Recorder
@@ -17,7 +18,7 @@ class Aside:
 
     clock: Clock
     recorder: Recorder
-    progress: Progress
+    progress: ProgressSink
     """Where it is shown."""
 
     def run(self, name: str, work: Work[Result], ranks: Collection[int] = (), role: str = "") -> Result:
@@ -33,7 +34,7 @@ class Aside:
         """
         return self.run_task(Task(((0, 0),), name, work, frozenset(ranks), role))
 
-    def run_task(self, task: Task) -> Result:
+    def run_task(self, task: Task) -> Any:
         """The same of a task, which says as it runs which ranks it keeps busy."""
         with self.recorder.of_no_step():
             return run_alone(task, self.clock)

@@ -18,9 +18,9 @@ from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.policy.step import Key
 from plait.runtime.folder.moments import Moment, Moments
-from plait.runtime.steps.drawing import drawing
+from plait.runtime.steps.engine_loop import engine_loop
+from plait.runtime.steps.partial_rollout import PartialRollout
 from plait.runtime.steps.step import StepState
-from plait.runtime.steps.streams import PartialRollout
 from plait.runtime.steps.watch import Watch
 from plait.schedule.dispatch import Key as CallKey
 from plait.schedule.work import MOVED_ON, Work
@@ -141,7 +141,7 @@ class Asking:
             if not repeats:  # else samples stop by themselves, where the record says
                 beside.halt(engine, parks=self._keeps)
 
-        yield from drawing(engine, node.call, take, before=halt, until=is_there)
+        yield from engine_loop(engine, node.call, take, before=halt, until=is_there)
         growing.hear({})
         for key in mine:
             out.pop(key, None)

@@ -1,8 +1,13 @@
-"""What each call of a flow does, an action at a time: read, compute, generate, score or train."""
+"""What each call of a flow does, one action at a time: read, compute, generate, score or train.
+
+A SCORE call of a model may begin while the samples that it scores are still being drawn. It *streams* if its ranks are
+others than those that generate; if they are the same ones, it *scores where ranks are free*, on those that have no
+samples left to generate. In both cases it scores in parts (`scoring_parts`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,18 +16,18 @@ import numpy as np
 from plait.data.given_rows import given_rows
 from plait.data.rows import FloatArray, Rows, evaluate, trained_rows
 from plait.dataflow import CallKind, Dataflow, Level, Node
-from plait.engines import ScoredBy, Training, TrainingEngine
+from plait.engines import GenerationEngine, ScoredBy, Training, TrainingEngine
 from plait.errors import RunError
-from plait.observe.progress import Progress
+from plait.observe.progress import ProgressSink
 from plait.policy.score_parts import PartSize
 from plait.recipes.drawn_ahead import scores_ahead
 from plait.recipes.recipe import Recipe
 from plait.runtime.steps.free_copies import Copies, where_free
 from plait.runtime.steps.rewarding import RewardCalls
-from plait.runtime.steps.roles import ModelRole, RoleRuntime, models_of, rewards_of
+from plait.runtime.steps.roles import ModelRole, Roles, models_of, rewards_of
 from plait.runtime.steps.rollout import Draw, Rollout
+from plait.runtime.steps.scoring_parts import Parts, RolloutParts, Spread, Table, in_parts
 from plait.runtime.steps.step import StepState
-from plait.runtime.steps.streams import Parts, RolloutParts, Spread, Table, in_parts
 from plait.schedule.dispatch import Task
 from plait.schedule.joint_training import fused_calls
 from plait.schedule.needs import may_stream
@@ -35,7 +40,7 @@ class Calls:
     """The calls of a flow, bound to the engines of its roles."""
 
     def __init__(
-        self, flow: Dataflow, roles: Mapping[str, RoleRuntime], recipe: Recipe, recorder: Recorder, progress: Progress
+        self, flow: Dataflow, roles: Roles, recipe: Recipe, recorder: Recorder, progress: ProgressSink
     ) -> None:
         self._flow = flow
         self._roles, self._models, self._rewards = roles, models_of(roles), rewards_of(roles)
@@ -44,7 +49,10 @@ class Calls:
         self._of_next_step = {node.next_value for node in flow.of_kind(CallKind.BECOMES)}
         self.rewarding = RewardCalls(flow, roles, recorder, progress)
         self.rollout = Rollout(flow, self.rewarding, recipe, progress)
-        self._recipe, self._ahead = recipe, scores_ahead(flow, recipe)
+        self._recipe = recipe
+        self.ahead = scores_ahead(flow, recipe)
+        """Ids of the SCORE calls that score samples in the step that draws them; None: all do, as no batch is drawn
+        ahead of its step."""
         self._groups = self._groups_of()
 
     def mesh(self, node: Node, step: int, *, begins: bool = False) -> frozenset[int]:
@@ -77,22 +85,19 @@ class Calls:
     def _takes_turns(self, node: Node) -> bool:
         """Whether a call that streams frees its ranks while it waits for samples: if other calls can run there without
         anything leaving the devices."""
-        if not self.streams(node):
-            return False
-        engine = self._model(self._flow.nodes[node.rows]).engine
-        return engine is not None and engine.traits.shares_devices
+        return self.streams(node) and self._rollout_of(node)[1].traits.shares_devices
 
     def scores_where_free(self, node: Node, step: int) -> bool:
         """Whether a call scores parts of a rollout on the ranks that generate, once they have no samples left: if the
         recipe says so, or the gate of the run for this step. The parts do not depend on it
         (`free_copies.where_free`)."""
-        trainer, source = self.trainer(node), self._flow.nodes[node.rows]
+        trainer = self.trainer(node)
         if trainer is None or not may_stream(node, self._flow) or self.streams(node):
             return False
-        if self._ahead is not None and node.id not in self._ahead:  # all samples are there when its step begins
+        if self.ahead is not None and node.id not in self.ahead:  # all samples are there when its step begins
             return False
-        engine = self._model(source).engine
-        if engine is None or engine.moves is None or not engine.moves.gathers or not trainer.scoring_instances:
+        source, engine = self._rollout_of(node)
+        if engine.moves is None or not engine.moves.gathers or not trainer.scoring_instances:
             return False
         return self.rollout.gate.early(step, source.call, self.rollout.size_of(source, engine)).pays
 
@@ -108,11 +113,9 @@ class Calls:
         """
         match node.kind:
             case CallKind.GENERATE:
-                engine = self._model(node).engine
-                assert engine is not None, f"{node.call}: role `{node.role}` has no generation engine"
                 readers = [other for other in self._flow.nodes if other.rows == node.id]
                 is_fused = any(self.scores_where_free(other, state.step) for other in readers)
-                return self.rollout.work(node, engine, state, draw, task if is_fused else None)
+                return self.rollout.work(node, self._engine(node), state, draw, task if is_fused else None)
             case CallKind.SCORE if str(node.role) in self._rewards:
                 return self.rewarding.work(node, state, self._spread(node, state, task), task.release)
             case CallKind.SCORE:
@@ -124,24 +127,22 @@ class Calls:
 
     def keeps_weights(self, node: Node) -> bool:
         """Whether a GENERATE call can go on with the last published weights while its role is trained."""
-        engine = self._model(node).engine
-        return engine is not None and engine.traits.keeps_weights
+        return self._engine(node).traits.keeps_weights
 
     def runs_beside(self, node: Node) -> bool:
         """Whether a GENERATE call may go on while calls of other batches compute. Its engine must have its own copy of
         the weights, nothing may have to leave the device for the other calls, and ranks that generate together must
         not compute other calls."""
-        engine = self._model(node).engine
-        if engine is None or not engine.traits.keeps_weights or not engine.traits.shares_devices:
+        engine, mesh = self._engine(node), self._mesh(node)
+        if not engine.traits.keeps_weights or not engine.traits.shares_devices:
             return False
-        mesh = self._mesh(node)
         others = [other for other in self._flow.nodes if other.kind is not CallKind.GENERATE]
         return len(mesh) == engine.traits.num_instances or all(mesh.isdisjoint(self._mesh(other)) for other in others)
 
     # -- score
 
     def _spread(self, node: Node, state: StepState, task: Task) -> Spread:
-        """How a SCORE call is computed: all rows at once, or in parts as samples end; by which copies of the model."""
+        """How a SCORE call is computed: all rows at once or in parts as samples end, by which copies of the model."""
         trainer = self.trainer(node)
         parts: Parts
         if trainer is not None and self.scores_where_free(node, state.step):
@@ -151,7 +152,7 @@ class Calls:
             is_last, copies = node.id == order[-1], len(instances)
             tokens = trainer.tokens_of_a_part(rollout.root_tokens) // copies
             size = PartSize(tokens, node.id == order[0], copies if is_last else None)
-            parted = self._parted(node, state.step)
+            parted = self.rollout.parted(*self._rollout_of(node), state.step)
             parts = RolloutParts(rollout, size, self._running(node), parted)
             behind = state.step, node.rows
             return partial(where_free, parts, Copies(instances, behind, copies if is_last else 0), task)
@@ -165,19 +166,11 @@ class Calls:
                 return partial(where_free, parts, together, task)
         return partial(in_parts, parts)
 
-    def _parted(self, node: Node, step: int) -> int:
-        """How many samples of the rollout, its last ones, the call scores apart from the others of their groups."""
-        source = self._flow.nodes[node.rows]
-        engine = self._model(source).engine
-        assert engine is not None, f"{node.call}: nobody generates what it scores"
-        return self.rollout.parted(source, engine, step)
-
     def _running(self, node: Node) -> int:
         """How many samples run at a time in the rollout that a call scores; 1 for an engine that does not tell the
         lengths of running samples."""
-        engine = self._model(self._flow.nodes[node.rows]).engine
-        assert engine is not None, f"{node.call}: nobody generates what it scores"
-        return engine.traits.num_instances * self._recipe.sampling.max_running if engine.traits.tells_lengths else 1
+        traits = self._rollout_of(node)[1].traits
+        return traits.num_instances * self._recipe.sampling.max_running if traits.tells_lengths else 1
 
     def _scored(self, node: Node, state: StepState, spread: Spread) -> Work[None]:
         self._progress.phase(node.call, 0, "actions")
@@ -215,7 +208,7 @@ class Calls:
         }
 
     def training(self, node: Node, state: StepState) -> Training:
-        """What a TRAIN call trains on, in this step."""
+        """A TRAIN call with the rows that it trains on in this step."""
         rows = self._rows_of(node, state)
         return Training(node, rows, state.step, self._temperature(node), state.batch)
 
@@ -233,8 +226,8 @@ class Calls:
     def evaluated(self, node: Node, state: StepState) -> Work[dict[str, float]]:
         """The metrics that training on the samples would have, without training on them."""
         self._progress.phase(node.call, 0, "actions")
-        loss_inputs = {"temperature": self._temperature(node), "batch_values": state.batch}
-        return self._model(node).trainer.evaluate(node, self._rows_of(node, state), **loss_inputs)
+        rows, temperature = self._rows_of(node, state), self._temperature(node)
+        return self._model(node).trainer.evaluate(node, rows, temperature=temperature, batch_values=state.batch)
 
     def _rows_of(self, node: Node, state: StepState) -> Rows:
         """What a TRAIN call trains on, with the columns that its loss reads."""
@@ -252,26 +245,33 @@ class Calls:
         assert role is not None, f"{node.call}: role `{node.role}` is no model"
         return role
 
+    def _engine(self, rollout: Node) -> GenerationEngine:
+        """The engine of a GENERATE call."""
+        engine = self._model(rollout).engine
+        assert engine is not None, f"{rollout.call}: role `{rollout.role}` has no generation engine"
+        return engine
+
+    def _rollout_of(self, node: Node) -> tuple[Node, GenerationEngine]:
+        """The GENERATE call whose samples a SCORE call scores, and its engine."""
+        rollout = self._flow.nodes[node.rows]
+        return rollout, self._engine(rollout)
+
     # -- read and compute
 
     def _at_once(self, node: Node, state: StepState) -> Work[None]:
         match node.kind:
             case CallKind.READ:
-                self._read(node, state)
+                state.begin_table(node.id, given_rows(state.given[node.call], node.outputs))
             case CallKind.COMPUTE:
                 self._compute(node, state)
             case CallKind.CARRIED:
-                start = np.asarray(node.start, dtype=np.float64)
-                value = state.carried.get(node.call, start)
+                value = state.carried.get(node.call, np.asarray(node.start, dtype=np.float64))
                 state.batch[node.outputs[0]] = value
                 _record(node.call, value, state)
             case CallKind.BECOMES:
                 self._keep(node, state)
         return
         yield
-
-    def _read(self, node: Node, state: StepState) -> None:
-        state.begin_table(node.id, given_rows(state.given[node.call], node.outputs))
 
     def _compute(self, node: Node, state: StepState) -> None:
         output = node.outputs[0]

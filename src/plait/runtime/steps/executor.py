@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from plait.dataflow import CallKind, Dataflow, Node
-from plait.observe.progress import Progress
-from plait.recipes.drawn_ahead import scores_ahead
+from plait.observe.progress import ProgressSink
 from plait.recipes.recipe import Recipe
 from plait.runtime.steps.asking import Beside
 from plait.runtime.steps.batches import Batches
 from plait.runtime.steps.calls import Calls
 from plait.runtime.steps.graph_order import GraphOrder
-from plait.runtime.steps.roles import RoleRuntime, rewards_of
+from plait.runtime.steps.roles import Roles, rewards_of
 from plait.runtime.steps.step import StepState
 from plait.schedule.dispatch import Clock, Dispatcher, Key, Task, run_alone
 from plait.schedule.needs import needs_of
@@ -26,17 +25,21 @@ from plait.workers.recorder import Recorder
 class Executor:
     """Binds a dataflow to the engines of its roles and runs steps of it.
 
+    Which calls a step has is said by `OpenSteps`, in which order they run by the `Dispatcher`, and what each does by
+    `Calls`: a call is a generator (`Work`) that does one small action at a time.
+
     Args:
-        clock: advances calls by an action, and records it.
+        roles: name of each role → its model and engines, or its reward functions.
+        clock: has a call do its next action, records it, and waits where no call can go on.
     """
 
     def __init__(
         self,
         flow: Dataflow,
-        roles: Mapping[str, RoleRuntime],
+        roles: Roles,
         recipe: Recipe,
         recorder: Recorder,
-        progress: Progress,
+        progress: ProgressSink,
         clock: Clock,
     ) -> None:
         self.flow = flow
@@ -44,8 +47,8 @@ class Executor:
         needs = needs_of(flow, rewards_of(roles))
         self.calls = Calls(flow, roles, recipe, recorder, progress)
         beside = None if recipe.update_rule.waits else self.calls.runs_beside
-        early = scores_ahead(flow, recipe) or frozenset()
-        self._open = OpenSteps(flow, needs, recipe.max_staleness, recipe.steps, self.calls.keeps_weights, beside, early)
+        ahead = self.calls.ahead or frozenset()
+        self._open = OpenSteps(flow, needs, recipe.max_staleness, recipe.steps, self.calls.keeps_weights, beside, ahead)
         self._clock = clock
         self._under_way: _Steps | None = None
 
@@ -81,8 +84,9 @@ class Executor:
         run_alone(Task(((0, 0),), "rewards", self.calls.rewarding.settling(), frozenset()), self._clock)
 
     def _beside(self, step: int, keys: Sequence[Key], batches: Batches) -> Beside | None:
-        """The rollouts among the calls of a step, if those of later batches halt with it; else None. Their batches are
-        open then: first prompts do not wait for further rounds of others."""
+        """The rollouts among the calls of a step, if those of later batches halt when it ends; else None.
+
+        All their batches draw their prompts now, so that none waits until another one has drawn further rounds."""
         if self._open.beside is None:
             return None
         for batch, _ in keys:
@@ -94,7 +98,12 @@ class Executor:
 
 @dataclass
 class _Steps:
-    """`schedule.dispatch.Program`: the calls of a step and of later batches, by (step, node)."""
+    """`schedule.dispatch.Program` of one step, with the calls of later batches that run in it. A call is named by its
+    key: the step that trains on its batch, and its node in the flow.
+
+    The dispatcher asks which calls must end before one may begin (`needs`), which ranks it needs (`mesh`) and which
+    calls run together with it (`partners`). As soon as all is free, it has them begun as one task (`begin`).
+    """
 
     flow: Dataflow
     calls: Calls
@@ -114,7 +123,7 @@ class _Steps:
     """Step of each batch of which a call has begun → the batch."""
 
     def order(self, state: StepState) -> GraphOrder:
-        """Puts the metrics and columns of a batch into the order of the graph."""
+        """What puts the metrics and columns of a batch into the order of the graph, whichever call ended first."""
         if state.step not in self._orders:
             self._orders[state.step] = GraphOrder(self.flow, state)
         return self._orders[state.step]
@@ -137,13 +146,14 @@ class _Steps:
         return self.calls.mesh(self.flow.nodes[key[1]], key[0], begins=True)
 
     def _busy(self, key: Key) -> frozenset[int]:
-        """The ranks that a call keeps busy once it has begun."""
+        """The ranks that a call keeps busy once its weights are there: no other call begins on them."""
         node = self.flow.nodes[key[1]]
         beside = self.open.beside if self.open.halts(self.step, key) else None
         return frozenset() if beside is not None and beside(node) else self.calls.mesh(node, key[0])
 
     def begin(self, keys: tuple[Key, ...]) -> Task:
-        """A task that first brings the weights to where they are needed, then does the call, or the calls together."""
+        """A task that first moves the weights to where the calls need them, then does the calls: one alone, or training
+        calls of several roles by one schedule."""
         state = self._begun[keys[0][0]] = self.batches.at(keys[0][0])
         nodes = [self.flow.nodes[number] for _, number in keys]
         mesh = frozenset(rank for key in keys for rank in self.mesh(key))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from plait.data.rows import FloatArray
 from plait.engines import ScoredBy
-from plait.runtime.steps.streams import Call, Part, Parts, Scored
+from plait.runtime.steps.scoring_parts import Call, Part, Parts, Scored
 from plait.schedule.dispatch import Key as CallKey
 from plait.schedule.dispatch import Task
 from plait.schedule.work import MOVED_ON, Done, Work

@@ -16,7 +16,7 @@ from plait.data.records import Prompt, Sample
 from plait.data.rows import FloatArray
 from plait.dataflow import Node, Resample
 from plait.errors import RunError
-from plait.observe.progress import Progress
+from plait.observe.progress import ProgressSink
 from plait.runtime.steps.step import StepState
 from plait.schedule.work import Work
 from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of
@@ -53,7 +53,7 @@ class Resampling:
         seed: of the run; what a function of the user's draws to keep a group follows from it.
     """
 
-    def __init__(self, rewarding: Judges, progress: Progress, seed: int) -> None:
+    def __init__(self, rewarding: Judges, progress: ProgressSink, seed: int) -> None:
         self._rewarding, self._progress, self._seed = rewarding, progress, seed
 
     def work(self, node: Node, state: StepState, rounds: Rounds) -> Work[tuple[Groups, Groups] | None]:

@@ -1,62 +1,75 @@
-"""Starts the processes of a recipe's reward functions and judges, and of the function that replies between turns."""
+"""Starts the processes of a recipe's functions: those that reward, those that judge, and the one that replies."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from plait.observe.loading import loading
+from plait.rewards.functions import RewardFunction
 from plait.rewards.pool import RewardPool
 from plait.rewards.replies import reply_function
+from plait.rewards.settings import RewardSettings, TurnSettings
 from plait.runtime.inputs.prepared import Prepared
 
-REPLIES = "replies"
-"""The pool of the function that replies (`turns.reply`)."""
+
+@dataclass(frozen=True)
+class Pools:
+    """The functions of a recipe, each set of them in worker processes of its own."""
+
+    rewards: Mapping[str, RewardPool]
+    """Reward role → its functions; a role that a model alone scores is not there."""
+    judges: RewardPool | None
+    """Functions that only judge evaluations (`evaluation.functions`); None: there are none."""
+    replies: RewardPool | None
+    """The function that replies between turns (`turns.reply`); None: nothing replies."""
+
+    @property
+    def all(self) -> tuple[RewardPool, ...]:
+        return (*self.rewards.values(), *(pool for pool in (self.replies, self.judges) if pool is not None))
 
 
-def open_pools(prepared: Prepared, stack: contextlib.ExitStack, output: Path | None = None) -> dict[str, RewardPool]:
-    """Start the recipe's functions: they are loaded, and the data have every column that they need.
+def open_pools(prepared: Prepared, stack: contextlib.ExitStack, output: Path | None = None) -> Pools:
+    """Start the recipe's functions, so that they are loaded, and see that the data have every column that they need.
 
     Args:
         stack: closes the pools.
-
-    Returns:
-        Reward role → its pool; the functions that judge evaluations under `judges`, the one that replies under REPLIES.
+        output: file for what the functions print; None: it goes where this process prints.
 
     Raises:
         ConfigError: a function cannot be loaded, or a column is missing.
     """
     recipe = prepared.recipe
-    pools: dict[str, RewardPool] = {}
-    for name, functions in {**prepared.functions, "judges": prepared.judges}.items():
+
+    def opened(
+        title: str,
+        functions: Sequence[RewardFunction],
+        settings: RewardSettings | TurnSettings,
+        memory_gb: float | None = None,
+    ) -> RewardPool | None:
         if not functions:
-            continue
-        loading(f"functions of {name}")
-        settings = recipe.cost if name == "cost" else recipe.reward
-        pools[name] = pool = stack.enter_context(
-            RewardPool(
-                functions,
-                timeout_s=settings.timeout_s,
-                workers=settings.workers,
-                at_once=settings.at_once,
-                on_error=settings.on_error,
-                seed=recipe.seed,
-                output=output,
-                memory_gb=settings.memory_gb,
-            )
-        )
-        pool.start(columns=prepared.columns or None)
-    if recipe.turns.reply is not None:
-        loading("the function that replies")
-        replies = RewardPool(
-            (reply_function(recipe.turns.reply),),
-            timeout_s=recipe.turns.timeout_s,
-            workers=recipe.turns.workers,
-            at_once=recipe.turns.at_once,
-            on_error=recipe.turns.on_error,
+            return None
+        loading(title)
+        pool = RewardPool(
+            functions,
+            timeout_s=settings.timeout_s,
+            workers=settings.workers,
+            at_once=settings.at_once,
+            on_error=settings.on_error,
             seed=recipe.seed,
             output=output,
+            memory_gb=memory_gb,
         )
-        pools[REPLIES] = stack.enter_context(replies)
-        replies.start(columns=prepared.columns or None)
-    return pools
+        stack.enter_context(pool).start(columns=prepared.columns or None)
+        return pool
+
+    rewards: dict[str, RewardPool] = {}
+    for role, functions in prepared.functions.items():
+        settings = recipe.cost if role == "cost" else recipe.reward
+        if (pool := opened(f"functions of {role}", functions, settings, settings.memory_gb)) is not None:
+            rewards[role] = pool
+    judges = opened("functions of judges", prepared.judges, recipe.reward, recipe.reward.memory_gb)
+    reply = () if recipe.turns.reply is None else (reply_function(recipe.turns.reply),)
+    return Pools(rewards, judges, opened("the function that replies", reply, recipe.turns))

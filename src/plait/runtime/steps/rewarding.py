@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -13,13 +13,13 @@ from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.dataflow.graph import scores_alone, scores_by_turn, scores_decoupled
 from plait.errors import RunError
-from plait.observe.progress import Progress
+from plait.observe.progress import ProgressSink
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import NONE, GroupScores
 from plait.runtime.steps.function_reports import FunctionReports
-from plait.runtime.steps.roles import RewardRole, RoleRuntime, rewards_of
+from plait.runtime.steps.roles import RewardRole, Roles, rewards_of
+from plait.runtime.steps.scoring_parts import Spread, Table, in_parts
 from plait.runtime.steps.step import StepState
-from plait.runtime.steps.streams import Spread, Table, in_parts
 from plait.schedule.work import MOVED_ON, Work
 from plait.workers.recorder import Recorder
 
@@ -27,9 +27,7 @@ from plait.workers.recorder import Recorder
 class RewardCalls:
     """Runs the SCORE nodes whose role is a reward, or a cost."""
 
-    def __init__(
-        self, flow: Dataflow, roles: Mapping[str, RoleRuntime], recorder: Recorder, progress: Progress
-    ) -> None:
+    def __init__(self, flow: Dataflow, roles: Roles, recorder: Recorder, progress: ProgressSink) -> None:
         self._flow = flow
         self._rewards = rewards_of(roles)
         self._progress = progress

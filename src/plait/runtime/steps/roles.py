@@ -45,13 +45,15 @@ class RewardRole:
 
 RoleRuntime = ModelRole | RewardRole
 """Either has the attributes `model`, `trainer` and `engine`; what it lacks is None."""
+Roles = Mapping[str, RoleRuntime]
+"""Name of each role of a flow → what fills it."""
 
 
-def models_of(roles: Mapping[str, RoleRuntime]) -> dict[str, ModelRole]:
+def models_of(roles: Roles) -> dict[str, ModelRole]:
     """Those that are models of the flow."""
     return {name: role for name, role in roles.items() if isinstance(role, ModelRole)}
 
 
-def rewards_of(roles: Mapping[str, RoleRuntime]) -> dict[str, RewardRole]:
+def rewards_of(roles: Roles) -> dict[str, RewardRole]:
     """Those that give rewards or costs."""
     return {name: role for name, role in roles.items() if isinstance(role, RewardRole)}

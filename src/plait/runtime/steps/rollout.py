@@ -21,7 +21,7 @@ from plait.dataflow import CallKind, Dataflow, Node
 from plait.engines import GenerationEngine
 from plait.errors import RunError
 from plait.kernels.noise import NoiseKey
-from plait.observe.progress import Progress
+from plait.observe.progress import ProgressSink
 from plait.policy.fusion_gate import RolloutSize
 from plait.policy.migration import Bounds
 from plait.recipes.engine_checks import said_of_no_guesses
@@ -30,11 +30,11 @@ from plait.runtime.folder.moments import Moments, Round
 from plait.runtime.steps.asking import AskedRollout, Asking, Beside
 from plait.runtime.steps.drawn import DrawnBatch
 from plait.runtime.steps.gates import AtShare, Decides, Gate
+from plait.runtime.steps.partial_rollout import PartialRollout
 from plait.runtime.steps.rebalancing import Balance, Rebalancer
 from plait.runtime.steps.resampling import Groups, Resampling, Rounds
 from plait.runtime.steps.rewarding import RewardCalls
 from plait.runtime.steps.step import StepState
-from plait.runtime.steps.streams import PartialRollout
 from plait.runtime.steps.tail import Batch, Tail
 from plait.runtime.steps.watch import Watch
 from plait.schedule.dispatch import Task
@@ -50,7 +50,7 @@ class Draw(Protocol):
 class Rollout:
     """Runs the GENERATE nodes of a flow."""
 
-    def __init__(self, flow: Dataflow, rewarding: RewardCalls, recipe: Recipe, progress: Progress) -> None:
+    def __init__(self, flow: Dataflow, rewarding: RewardCalls, recipe: Recipe, progress: ProgressSink) -> None:
         self._flow = flow
         self._rewarding = rewarding
         self._recipe = recipe
@@ -78,7 +78,8 @@ class Rollout:
         self._asking = Asking(self._rewarding, moments, keeps=self._recipe.update_rule.keeps)
 
     def size_of(self, node: Node, engine: GenerationEngine) -> RolloutSize:
-        """The size of a rollout: samples, instances, samples that an instance runs at a time, samples of a prompt."""
+        """How many samples a rollout has, how many instances of the engine draw them, how many each runs at a time, and
+        how many samples a prompt has."""
         count, most = self._count(node), self._recipe.sampling.max_running
         return RolloutSize(count * self._recipe.prompts_per_step, engine.traits.num_instances, most, count)
 
@@ -114,8 +115,15 @@ class Rollout:
     def _fill(
         self, node: Node, state: StepState, groups: Sequence[Sequence[Sample]], generated: Sequence[Sequence[Sample]]
     ) -> None:
-        """Set the node's table (`groups`, but for samples to which nobody could reply), and all that it drew
-        (`generated`). Raises RunError: nothing is left in the table."""
+        """End a rollout.
+
+        Args:
+            groups: go into the node's table, without samples to which the reply function failed.
+            generated: all groups that were drawn, for the records.
+
+        Raises:
+            RunError: nothing is left in the table.
+        """
         limit = self._recipe.sampling.max_response_tokens
         rows = _with_generated_columns(_rows_of(groups), node, limit)
         state.begin_table(node.id, rows)
@@ -155,7 +163,7 @@ class Rollout:
         return node.generation.num_samples(self._recipe.samples_per_prompt)
 
     def _asked(self, node: Node, state: StepState, growing: PartialRollout) -> AskedRollout:
-        """How a rollout samples its prompts: those of the batch, or further ones that `resample` has drawn."""
+        """What the engine is asked for the prompts of `growing`: with which parameters, and by which noise."""
         asked = self._recipe.sampling
         how = {"temperature": 0.0} if node.generation.greedy else {"keeps_support": asked.filters}
         sampling = asked.sampling(**how)
@@ -247,7 +255,8 @@ class Rollout:
         return self.rebalancer.balance((state.step + 1, name), engine, tokens, self._bounds)
 
     def _say_how(self, node: Node, engine: GenerationEngine) -> None:
-        """Say once per run why nothing is guessed, and, which stages know when they have drawn, not compiled."""
+        """Say once per run why the engine does not compute by compiled layers, and why it guesses no tokens. Stages
+        know the first when they have drawn, so this is called before and after a rollout."""
         by_layers, refusals = "computed by the model's own layers, not by compiled ones", engine.refusals
         no_guesses = said_of_no_guesses(self._recipe, refusals.steady)
         for what, why in ((by_layers, refusals.compiled), ("guesses of next tokens", no_guesses)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +14,7 @@ from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.prediction.machine import machine_of
 from plait.runtime.steps.gates import AtShare, Gate
 from plait.runtime.steps.rebalancing import Rebalancer
-from plait.runtime.steps.roles import RoleRuntime
+from plait.runtime.steps.roles import Roles
 from plait.runtime.steps.step import StepState
 from plait.runtime.steps.tail import FusionGate
 from plait.schedule.fusion_times import FusionTimes
@@ -26,16 +25,18 @@ from plait.schedule.timeline import Timeline
 
 @dataclass(frozen=True)
 class RolloutMoves:
-    """gate: says when the last samples of a rollout are gathered; rebalancer: which go on elsewhere before that, None:
-    none does; rollout: the first of the flow, by which both learn, None: neither does."""
+    """What decides in a run whether samples move between instances, and when."""
 
     gate: Gate
+    """Says when the last samples of a rollout are gathered."""
     rebalancer: Rebalancer | None = None
+    """Says which samples go on in another instance before that; None: none does."""
     rollout: Node | None = None
+    """The first rollout of the flow, from which both learn; None: neither learns."""
 
     @classmethod
     def of(cls, prepared: Prepared, files: RunFiles, step: int) -> RolloutMoves:
-        """By what the folder of a run has of its steps up to this one."""
+        """For a run that has done `step` steps, of which its folder has the samples."""
         recipe, rollouts = prepared.recipe, prepared.flow.of_kind(CallKind.GENERATE)
         rule = recipe.fusion_rule
         gathers, rebalances = rule.is_open and prepared.plan.fuses(rule), recipe.rebalance == "auto"
@@ -52,7 +53,7 @@ class RolloutMoves:
             rollouts[0],
         )
 
-    def learn(self, state: StepState, timeline: Timeline, roles: Mapping[str, RoleRuntime]) -> None:
+    def learn(self, state: StepState, timeline: Timeline, roles: Roles) -> None:
         """After a step.
 
         Args:

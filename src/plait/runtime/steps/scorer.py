@@ -82,7 +82,9 @@ class ModelScorer:
             DataError: its chat template refuses one.
         """
         read = tuple(samples) if self.translator is None else self.translator.translate_all(samples)
-        for sample in () if self.vocabulary is None else read:
+        if self.vocabulary is None:
+            return read
+        for sample in read:
             last = max((*sample.prompt.token_ids, *sample.all_ids), default=0)
             if last >= self.vocabulary:
                 raise ModelError(

@@ -13,7 +13,7 @@ from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Column
 from plait.policy.step import Key
 from plait.rewards.scores import GroupScores
-from plait.runtime.steps.streams import PartialRollout
+from plait.runtime.steps.partial_rollout import PartialRollout
 
 
 @dataclass

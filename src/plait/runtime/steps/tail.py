@@ -18,7 +18,7 @@ from plait.policy.early_scores import EarlyScores, foretold
 from plait.policy.fusion_gate import LEAST_SHARE, Choice, Remaining, RolloutSize, Seen, choose, pays
 from plait.policy.migration import AT_ONCE, Bounds, HowToMove
 from plait.policy.step import Key
-from plait.runtime.folder.decisions import Experience
+from plait.runtime.folder.decisions import CallOfStep, Experience
 from plait.runtime.steps.gates import LOOKING, Decides
 from plait.schedule.dispatch import Task
 from plait.schedule.fusion_times import FusionTimes
@@ -27,7 +27,7 @@ from plait.schedule.work import COMPUTE
 
 
 class FusionGate:
-    """By what the last steps took. See `Gate`.
+    """A `Gate` that decides by what the last steps took.
 
     Args:
         experience: what the run decides by.
@@ -57,13 +57,7 @@ class FusionGate:
 
     def judge(self, step: int, call: str, size: RolloutSize) -> Judge:
         """What decides in a rollout; `step` counts from 0."""
-        before = self.experience.decisions.of((step + 1, call))
-        lengths = tuple(self.experience.lengths)
-        if before is not None:
-            choice = Choice(before["moved_at"], before["gain_s"], before["needed_s"], before["why"])
-        else:
-            choice = choose(self._seen, lengths, size, seed=step)
-        return Judge(self, (step + 1, call), choice, _Known(self._seen, lengths, size), before)
+        return Judge(self.experience, (step + 1, call), self._seen, size)
 
     def learn(self, timeline: Timeline, lengths: Sequence[int], instances: int) -> None:
         self.experience.heard(lengths)
@@ -82,30 +76,25 @@ class FusionGate:
         self._seen = Seen(fixed_s, each_s, score_s, move_s, timeline.makespan_s, loaded_s / len(ranks), tokens)
 
 
-@dataclass(frozen=True)
-class _Known:
-    """seen: what the last steps took; None: there were none. lengths: of their responses"""
-
-    seen: Seen | None
-    lengths: Sequence[int]
-    size: RolloutSize
-
-
 class Judge:
-    """By what the last steps took. See `Decides`."""
+    """Decides for one rollout by what the last steps took, or as an earlier stay of the run decided. See `Decides`.
 
-    def __init__(
-        self,
-        gate: FusionGate,
-        key: tuple[int, str],
-        choice: Choice,
-        known: _Known,
-        before: Mapping[str, Any] | None,
-    ) -> None:
-        self._gate, self._key, self._choice, self._known, self._seen = gate, key, choice, known, known.seen
-        self._before = before
-        """What a run before this one decided in it; None: none did."""
-        self.clock = gate.experience.clock
+    Args:
+        key: the rollout.
+        seen: what the last steps took; None: there were none.
+    """
+
+    def __init__(self, experience: Experience, key: CallOfStep, seen: Seen | None, size: RolloutSize) -> None:
+        self._experience, self._key, self._seen, self._size = experience, key, seen, size
+        self._lengths = tuple(experience.lengths)
+        """Lengths of the responses of the last steps."""
+        self._before = before = experience.decisions.of(key)
+        """What an earlier stay of the run decided in this rollout, which is decided again; None: nothing."""
+        if before is not None:
+            self._choice = Choice(before["moved_at"], before["gain_s"], before["needed_s"], before["why"])
+        else:
+            self._choice = choose(seen, self._lengths, size, seed=key[0] - 1)
+        self.clock = experience.clock
         self._moved_at = 0
         self._how = AT_ONCE
 
@@ -117,7 +106,7 @@ class Judge:
         count = sum(map(len, left.unfinished))
         if self._before is None:
             assert self._seen is not None, "a threshold of nothing"
-            if not pays(self._seen, self._known.lengths, left, self._known.size):
+            if not pays(self._seen, self._lengths, left, self._size):
                 return False
         self._moved_at = count
         return True
@@ -129,15 +118,15 @@ class Judge:
         if self._before is not None:
             keys = frozenset((uid, index) for uid, index in self._before.get("recompute", ()))
             self._how = HowToMove(keys, self._before.get("ahead", False))
-        elif self._gate.experience.times is not None and self._seen is not None:
-            self._how = self._gate.experience.times.how(contexts, self._seen.decode_s(len(contexts)))
+        elif self._experience.times is not None and self._seen is not None:
+            self._how = self._experience.times.how(contexts, self._seen.decode_s(len(contexts)))
         return self._how
 
     def end(self, num_moved: int, move_s: float | None) -> None:
         moved_at = self._moved_at if num_moved else 0
         row = _row(self._choice, self._seen, moved_at, num_moved, move_s, self._how)
-        row["parted"] = self._known.size.parted
-        self._gate.experience.keep(self._key, row, move_s if num_moved else None)
+        row["parted"] = self._size.parted
+        self._experience.keep(self._key, row, move_s if num_moved else None)
 
 
 def _row(
@@ -165,7 +154,9 @@ class Batch:
 
 
 class Tail:
-    """
+    """The last samples of one rollout: looks after each step of the engine whether to gather them, and frees the ranks
+    that have none left.
+
     Args:
         task: of the rollout, which keeps the ranks busy that still generate.
         engine: whose samples may move.

@@ -10,10 +10,12 @@ from plait.runtime.steps.tail import Tail
 
 @dataclass(frozen=True)
 class Watch:
-    """tail: gathers the last samples; balance: has others move before that. None: they stay where they are."""
+    """What may move the samples of one rollout between instances."""
 
     tail: Tail | None = None
+    """Gathers the last samples in few instances; None: they end where they are."""
     balance: Balance | None = None
+    """Moves samples to instances that would end sooner; None: they stay where they are."""
 
     def look(self, finished: int) -> None:
         """After a step of the engine that has finished so many samples."""

@@ -6,16 +6,15 @@ Which samples make a part depends on the samples, never on the clock (`policy.sc
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from plait.data.records import Prompt, Sample
+from plait.data.records import Sample
 from plait.data.rows import FloatArray, Rows
 from plait.engines import ScoredBy
-from plait.policy.packing import root_of
-from plait.policy.score_parts import PartSize, SampleLength, ScoredPart, next_part, settled
-from plait.policy.step import Key
+from plait.policy.score_parts import PartSize, ScoredPart, next_part, settled
+from plait.runtime.steps.partial_rollout import PartialRollout
 from plait.schedule.work import MOVED_ON, Work
 
 Scored = tuple[Rows, FloatArray]
@@ -29,94 +28,9 @@ do, each a share."""
 Spread = Callable[[Call, str], Work[list[Scored]]]
 """Scores all parts with a call of this name; the parts in their order."""
 
-
-HEARD = 16
-"""Steps of generation that are news as the end of a sample is: the lengths of running samples may settle the next
-parts."""
-
 FEW_NEWS = 1 / 32
 """The next parts are looked for again when there is so much news for each unfinished sample: a look takes as long as
 the rollout is large, and hardly anything is settled between two ends of many."""
-
-
-class PartialRollout:
-    """A rollout under way: its finished samples, by group, and the lengths of the others.
-
-    Args:
-        count: samples of each prompt.
-    """
-
-    def __init__(self, prompts: Sequence[Prompt], count: int) -> None:
-        self.prompts = tuple(prompts)
-        self.count = count
-        self.root_tokens = root_of([prompt.token_ids for prompt in prompts])
-        """That all prompts begin with: each forward computes them once."""
-        self.groups: dict[int, list[Sample]] = {prompt.uid: [] for prompt in prompts}
-        self.num_finished = 0
-        """Finished samples."""
-        self.news = 0
-        """Grows when a sample ends, and every HEARD times that the lengths of others are told."""
-        self._said: Mapping[Key, int] = {}
-        self._times_heard = 0
-
-    def extend(self, prompts: Sequence[Prompt]) -> None:
-        """Ask for samples of further prompts."""
-        self.prompts += tuple(prompts)
-        self.root_tokens = root_of([prompt.token_ids for prompt in self.prompts])
-        self.groups |= {prompt.uid: [] for prompt in prompts}
-
-    @property
-    def unfinished(self) -> Iterator[tuple[int, int]]:
-        """(prompt uid, index) of each sample that is not finished."""
-        for uid, group in self.groups.items():
-            finished = {sample.index for sample in group}
-            yield from ((uid, index) for index in range(self.count) if index not in finished)
-
-    @property
-    def whole(self) -> list[list[Sample]]:
-        """Groups of which all samples are finished, each by index."""
-        return [
-            sorted(group, key=lambda sample: sample.index) for group in self.groups.values() if len(group) == self.count
-        ]
-
-    @property
-    def num_asked(self) -> int:
-        """Samples that the rollout will have."""
-        return self.count * len(self.prompts)
-
-    def take(self, sample: Sample) -> list[Sample] | None:
-        """Add a finished sample; its group, by index, if it was the last of the group."""
-        group = self.groups[sample.prompt.uid]
-        group.append(sample)
-        self.news += 1
-        self.num_finished += 1
-        if len(group) < self.count:
-            return None
-        group.sort(key=lambda member: member.index)
-        return group
-
-    def hear(self, said: Mapping[Key, int]) -> None:
-        """Tell the tokens that unfinished samples have at least; nothing is known of samples that are not named."""
-        self._said = said
-        self._times_heard += 1
-        self.news += self._times_heard % HEARD == 0
-
-    def lengths_of(self, uid: int) -> list[SampleLength]:
-        """The lengths of a prompt's samples, by index."""
-        finished = {sample.index: sample.num_tokens for sample in self.groups[uid]}
-        return [
-            SampleLength(finished[index], ended=True)
-            if index in finished
-            else SampleLength(self._said.get((uid, index), 0), ended=False)
-            for index in range(self.count)
-        ]
-
-    def samples_of(self, piece: ScoredPart) -> list[Sample]:
-        """The samples of a piece, which have all ended."""
-        group = self.groups[self.prompts[piece.place].uid]
-        if len(piece.indices) == self.count:
-            return group
-        return [sample for sample in group if sample.index in piece.indices]
 
 
 @dataclass(frozen=True)

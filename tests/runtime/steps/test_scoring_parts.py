@@ -10,8 +10,9 @@ import pytest
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.policy import score_parts
 from plait.policy.score_parts import PartSize
-from plait.runtime.steps import streams
-from plait.runtime.steps.streams import PartialRollout, RolloutParts
+from plait.runtime.steps import scoring_parts
+from plait.runtime.steps.partial_rollout import PartialRollout
+from plait.runtime.steps.scoring_parts import RolloutParts
 
 PROMPTS, SAMPLES = 256, 4
 COUNT = PROMPTS * SAMPLES
@@ -26,7 +27,7 @@ def test_parts_of_a_large_rollout_are_looked_for_now_and_then(monkeypatch: pytes
         looks.append(given)
         return score_parts.settled(*given)
 
-    monkeypatch.setattr(streams, "settled", counted)
+    monkeypatch.setattr(scoring_parts, "settled", counted)
     rng = random.Random(3)
     prompts = [Prompt(uid, "", (1,) * 4) for uid in range(PROMPTS)]
     samples = [

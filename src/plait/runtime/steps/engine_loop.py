@@ -1,4 +1,4 @@
-"""The one loop that has a generation engine draw: in rollouts, in evaluations, and where engines are compared."""
+"""The one loop that steps a generation engine: in rollouts, in evaluations, and where engines are compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from plait.data.records import Sample
 from plait.schedule.work import MOVED_ON, Done, Work
 
 
-class Draws(Protocol):
+class SteppedEngine(Protocol):
     """What of `engines.GenerationEngine` the loop needs."""
 
     @property
@@ -21,8 +21,8 @@ class Draws(Protocol):
     def advance(self, call: str) -> tuple[Done | None, list[Sample]]: ...
 
 
-def drawing(
-    engine: Draws,
+def engine_loop(
+    engine: SteppedEngine,
     call: str,
     take: Callable[[Sequence[Sample]], bool],
     *,

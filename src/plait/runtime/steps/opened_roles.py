@@ -1,46 +1,85 @@
-"""Fills the roles of a flow. A reward that is not trained is of functions, of a frozen scalar model, or of both."""
+"""Opens the roles of a flow: the ranks with their models, the engines over them, and the functions that reward.
+
+A reward that is not trained comes from functions, from a frozen scalar model, or from both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 
 from plait.data.records import FinishReason, Sample
 from plait.data.replies import ReplyEncoder
 from plait.engines import GenerationEngine
+from plait.observe.progress import ProgressSink
 from plait.recipes.role_models import is_reward
 from plait.recipes.turn_checks import rounds_by_prompt
 from plait.rewards.pool import RewardPool
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.inputs.tokenizers import load_tokenizer
+from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.conversing import Conversing, Replies
 from plait.runtime.steps.function_reports import FunctionReports
-from plait.runtime.steps.reward_pools import REPLIES
-from plait.runtime.steps.roles import ModelRole, RewardRole, RoleRuntime
+from plait.runtime.steps.reward_pools import Pools, open_pools
+from plait.runtime.steps.roles import ModelRole, RewardRole, RoleRuntime, Roles
 from plait.runtime.steps.scorer import ModelScorer, translator_for
-from plait.runtime.workers import Workers
+from plait.runtime.workers import Leading, Workers
 from plait.workers.recorder import Recorder
 
 
-def build_roles(
+@dataclass(frozen=True)
+class OpenedRoles:
+    """The roles of a flow, and all that computes for them."""
+
+    workers: Workers
+    roles: Roles
+    judges: RewardPool | None
+    """Functions that only judge evaluations; None: there are none."""
+    aside: Aside
+    """Drives what is computed between steps. Its clock drives the steps, too."""
+
+
+def open_roles(
     prepared: Prepared,
-    workers: Workers,
-    pools: Mapping[str, RewardPool],
+    leading: Leading,
     recorder: Recorder,
-    tell: Callable[[str], None],
-) -> dict[str, RoleRuntime]:
-    """Everything that the flow's roles need.
+    progress: ProgressSink,
+    stack: ExitStack,
+    output: Path | None = None,
+) -> OpenedRoles:
+    """Start the functions of a recipe, have all ranks load their models, and give each role its engines.
 
     Args:
-        pools: of `open_pools`: reward role → its functions, and the one that replies.
-        recorder: of the run.
-        tell: is told how the function failed that replies, where the run goes on.
+        recorder: gets the actions of all calls.
+        stack: closes the functions, and ends the processes that engines have for themselves.
+        output: file for what functions print; None: it goes where this process prints.
 
     Raises:
-        UserError: a reward model cannot read the prompts of a source, as far as the first one tells.
+        UserError: functions or models cannot be loaded, the data lack a column that a function needs, or a reward model
+            cannot read the first prompt of a source.
+        RunError: a rank could not load its models.
+    """
+    pools = open_pools(prepared, stack, output)
+    workers = leading.workers(recorder)
+    stack.callback(workers.end_engines)
+    roles = _roles(prepared, workers, pools, recorder, progress.message)
+    for pool in pools.all:
+        pool.looked = workers.tick
+    return OpenedRoles(workers, roles, pools.judges, Aside(workers.clock(pools.all, progress), recorder, progress))
+
+
+def _roles(
+    prepared: Prepared, workers: Workers, pools: Pools, recorder: Recorder, tell: Callable[[str], None]
+) -> dict[str, RoleRuntime]:
+    """
+    Args:
+        tell: is told how the function that replies has failed, if the run goes on.
     """
     flow, recipe = prepared.flow, prepared.recipe
     actor = next((model for model in prepared.models if model.role == "actor"), None)
-    replies = Replies(pools[REPLIES], FunctionReports(recorder, tell)) if REPLIES in pools else None
+    replies = None if pools.replies is None else Replies(pools.replies, FunctionReports(recorder, tell))
     roles: dict[str, RoleRuntime] = {}
     for model in prepared.models:
         mine, trainer = workers.model(model.role), workers.trainer(model.role)
@@ -60,15 +99,14 @@ def build_roles(
                 known,
             )
             _try_prompts(prepared, scorer)
-            roles[model.role] = RewardRole(pools.get(model.role), scorer, mine)
+            roles[model.role] = RewardRole(pools.rewards.get(model.role), scorer, mine)
             continue
         engine = workers.engine(model.role)
         if engine is not None and replies is not None:
             engine = _conversing(prepared, engine, replies)
         roles[model.role] = ModelRole(mine, trainer, engine)
-    for role, pool in pools.items():
-        if role != REPLIES:
-            roles.setdefault(role, RewardRole(pool))
+    for role, pool in pools.rewards.items():
+        roles.setdefault(role, RewardRole(pool))
     return roles
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plait.data.records import Sample
-from plait.runtime.steps.drawing import drawing
+from plait.runtime.steps.engine_loop import engine_loop
 from plait.schedule.work import MOVED_ON
 from tests.runtime.samples import sample
 from tests.runtime.scripted_engine import ScriptedEngine
@@ -21,7 +21,7 @@ def test_each_step_is_an_action_and_what_ends_is_handed_on() -> None:
         taken.append(finished)
         return next(news)
 
-    actions = list(drawing(engine, "actor.generate", take))
+    actions = list(engine_loop(engine, "actor.generate", take))
     # Not ready it has nothing to record; where something else came (a reward, say) it need not wait all the same.
     assert [done if done is None else (done.action, done.units) for done in actions] == [
         ("actor.generate/decode", 1),
@@ -40,16 +40,16 @@ def test_it_leaves_an_engine_that_others_go_on_with() -> None:
         mine.difference_update(done.prompt.uid for done in finished)
         return False
 
-    assert len(list(drawing(engine, "first", take, until=lambda: not mine))) == 2
-    assert len(list(drawing(engine, "second", take))) == 1
+    assert len(list(engine_loop(engine, "first", take, until=lambda: not mine))) == 2
+    assert len(list(engine_loop(engine, "second", take))) == 1
     assert engine.steps == ["first", "first", "second"]
-    assert list(drawing(engine, "third", take)) == []
+    assert list(engine_loop(engine, "third", take)) == []
 
 
 def test_what_is_said_before_a_step_reaches_that_step() -> None:
     """As a halt does, whose time has come between two steps."""
     engine = ScriptedEngine([[A], [B]])
     said = list[int]()
-    for _ in drawing(engine, "call", lambda finished: False, before=lambda: said.append(len(engine.steps))):
+    for _ in engine_loop(engine, "call", lambda finished: False, before=lambda: said.append(len(engine.steps))):
         pass
     assert said == [0, 1]
