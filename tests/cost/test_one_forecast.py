@@ -313,6 +313,16 @@ APART = [("1", "1"), ("1 1", "1 1"), ("1 1 1", "1"), ("1", "1 1 1"), ("3", "1"),
 """Of tp 3, as the model has three heads of keys."""
 
 
+@pytest.mark.parametrize("recipe", ["cpu", "cuda"])
+@pytest.mark.parametrize("draws", ["1 1", "1 3"])
+def test_instances_of_several_placements_share_the_samples(draws, recipe) -> None:
+    """Each holds the keys and values of half of them: of 6 prompts with 8 samples."""
+    keys = {"prompts_per_step": 6, "samples_per_prompt": 8}
+    for memory, device in both(facts_for(apart("", draws), "grpo", **RECIPES[recipe] | keys)):
+        assert memory.peak_bytes == pytest.approx(device.most_bytes, abs=ZERO_UNIT)
+        assert any(what.startswith("actor: KV cache (24 samples") for what, _ in device.rows)
+
+
 @pytest.mark.parametrize("recipe", ["cpu", "cuda", "adapters", "drafts", "giving samples", "few prompts"])
 @pytest.mark.parametrize(("prompts", "draws"), APART)
 def test_where_prompts_are_computed_on_devices_of_their_own(prompts, draws, recipe) -> None:

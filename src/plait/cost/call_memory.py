@@ -37,7 +37,7 @@ from plait.layout.shards import stage_bounds
 from plait.models.lora_settings import NO_LORA
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.recipes.engine_checks import abilities, most_guessed
-from plait.recipes.role_models import RoleModel
+from plait.recipes.role_models import RoleModel, is_balanced
 from plait.schedule.placements import RolePlacement
 from plait.schedule.plan import Mode
 from plait.training.memory import BYTES
@@ -79,7 +79,8 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
                 rows_by_use[model.role, "decode"].append((f"draft model: {GRAPHS}", graphs))
         if recipe.device == "cuda":
             tokens, filters = recipe.sampling.max_prefill_tokens, recipe.sampling.filters
-            step = LargestStep.of(tokens, pool.running, most_new_tokens, filters=filters)
+            drawing = pool.running if pool.draws else 0
+            step = LargestStep.of(tokens, drawing, most_new_tokens, filters=filters)
             of_stages = step_bytes(shape, recipe.dtype, step, instance.parallelism)
             rows_by_use[model.role, "decode"].append((STEP, of_stages[instance.coordinates(rank).pp]))
         if is_packed(recipe):
@@ -141,6 +142,7 @@ def micro_batch_bytes(
             tp=sizes.tp,
             splits_tokens=mode == "train" and recipe.sequence_parallel,
             by_kernel=recipe.device == "cuda",
+            balanced=mode == "train" and is_balanced(model.role, recipe),
         ),
         recipe.lora if mode == "train" else NO_LORA,
     )

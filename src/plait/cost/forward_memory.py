@@ -62,6 +62,7 @@ def forward_memory(
     schedule: str | None,
     *,
     scalar: bool,
+    balanced: bool = False,
 ) -> ForwardMemory:
     """
     Args:
@@ -69,6 +70,7 @@ def forward_memory(
         schedule: of a training's pipeline, by name (`training_order.rule_named`); None: of a score, which keeps one
             layer's activations at a time.
         scalar: has no head of a language model.
+        balanced: of a training, as of `Blocks`.
     """
     train, width = schedule is not None, BYTES[workload.dtype]
     in_flight: list[int | None] = [None] * sizes.pp
@@ -92,6 +94,7 @@ def forward_memory(
                 tp=sizes.tp,
                 splits_tokens=train and workload.sequence_parallel,
                 by_kernel=workload.device == "cuda",
+                balanced=train and balanced,
             ),
             workload.lora if train else NO_LORA,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from math import ceil
@@ -12,7 +12,7 @@ from plait.cost.beginning import Beginning
 from plait.cost.cluster import ClusterSpec
 from plait.cost.connections import Connections, heads_of_keys
 from plait.cost.corrections import Corrections
-from plait.cost.costs import Apart, CallCost, MoveCost
+from plait.cost.costs import CallCost, MoveCost, Spread
 from plait.cost.cutting import Cutting
 from plait.cost.forward_memory import ForwardMemory, forward_memory
 from plait.cost.generating import Generating
@@ -20,7 +20,7 @@ from plait.cost.generating_apart import GeneratingApart
 from plait.cost.generation_bytes import GenerationBytes
 from plait.cost.instances import Instances
 from plait.cost.layer_kinds import layer_kinds
-from plait.cost.layer_times import added, scaled, total
+from plait.cost.layer_times import BALANCING, added, scaled, total
 from plait.cost.micro_batch import Cut, LargestBatch, share_of
 from plait.cost.moves import move_cost, offload_cost
 from plait.cost.optimizer_step import optimizer_step
@@ -104,7 +104,7 @@ class ModelCosts:
         *,
         micro_batch_tokens: int | None = None,
         schedule: str = "",
-        apart: Apart | None = None,
+        spread: Spread | None = None,
     ) -> CallCost:
         node = self._nodes[call]
         if node.role not in self.shapes:
@@ -116,14 +116,14 @@ class ModelCosts:
             case "score":
                 cost = self._score(node, layout, budget)
             case "prefill":
-                there = apart or Apart((layout,), (layout,))
+                there = spread or Spread((layout,), (layout,))
                 cost = self._apart.prompts(str(node.role), self._samples[node.id], layout, there)
             case _:
-                cost = self._generate(node, layout, apart=apart)
+                cost = self._generate(node, layout, spread or Spread((), (layout,)))
         return self._corrected(cost, "decode" if mode == "prefill" else mode, layout)
 
-    def _generation(self, call: str, layout: Layout, held_bytes: int) -> CallCost:
-        cost = self._generate(self._nodes[call], layout, held_bytes=held_bytes)
+    def _generation(self, call: str, layout: Layout, spread: Spread, held_bytes: tuple[int, ...]) -> CallCost:
+        cost = self._generate(self._nodes[call], layout, spread, held_bytes)
         return self._corrected(cost, "decode", layout)
 
     def _corrected(self, cost: CallCost, mode: str, layout: Layout) -> CallCost:
@@ -143,10 +143,10 @@ class ModelCosts:
         """What moves carry of a role that has no copy: all weights, or its adapter alone."""
         return self._memory.trained_parameters(role).num_elements * BYTES[self.workload.dtype]
 
-    def step_line(self, call: str, layout: Layout) -> tuple[float, float, float]:
+    def step_line(self, call: str, layout: Layout, instances: int) -> tuple[float, float, float]:
         """See `Generating.step_line`."""
         node = self._nodes[call]
-        return self._generating.step_line(str(node.role), self._samples[node.id], layout)
+        return self._generating.step_line(str(node.role), self._samples[node.id], layout, instances)
 
     def stage_seconds(self, call: str, layout: Layout, micro_batches: int) -> list[tuple[float, float]]:
         """Forward and backward of each pipeline stage, of a mini-batch's share of one copy in so many micro-batches; a
@@ -160,7 +160,7 @@ class ModelCosts:
             forward = passes.forward(micro, stage)
             backward_s = total(passes.backward(micro, stage))
             if workload.checkpoint_activations:
-                backward_s += total(forward) - forward.get("head", 0.0)
+                backward_s += total(forward) - forward.get("head", 0.0) - forward.get(BALANCING, 0.0)
             seconds.append((total(forward), backward_s))
         return seconds
 
@@ -213,7 +213,9 @@ class ModelCosts:
         terms = max((copy.scoring(micro, count) for copy in copies), key=total)
         whole_s = total(terms)
         sent = scored_bytes(self._lengths[node.id], samples, numbers_scored(node))
-        terms |= rows_traffic(self.cluster, layout, sent, copies=layout.parallelism.tp * layout.parallelism.pp)
+        terms |= rows_traffic(
+            self.cluster, layout.mesh.ranks, sent, copies=layout.parallelism.tp * layout.parallelism.pp
+        )
         num_bytes = passes.received_bytes(micro) * count * layout.parallelism.dp
         in_parts_s = 0.0
         if self.workload.gathers and (parts := count + self._cutting.small_parts(node)) > count:
@@ -236,20 +238,19 @@ class ModelCosts:
         steps = mini_batches * options.epochs
         terms = scaled(added(step, update), steps)
         sent = trained_bytes(self._lengths[node.id], samples, numbers_read(node))
-        terms |= rows_traffic(self.cluster, layout, sent, copies=sizes.tp * sizes.pp)
+        terms |= rows_traffic(self.cluster, layout.mesh.ranks, sent, copies=sizes.tp * sizes.pp)
         moved = passes.received_bytes(micro) * count * sizes.dp * (2 + again)
         memory = self._forward_memory(node, layout, budget, schedule)
         return memory.cost(terms, steps * (moved + update_bytes))
 
-    def _generate(
-        self, node: Node, layout: Layout, *, held_bytes: int | None = None, apart: Apart | None = None
-    ) -> CallCost:
+    def _generate(self, node: Node, layout: Layout, spread: Spread, held_bytes: Sequence[int | None] = ()) -> CallCost:
         role, samples = str(node.role), self._samples[node.id]
-        if apart is not None:
-            cost = self._apart.drawing(role, samples, layout, apart)
+        if spread.prompts:
+            cost = self._apart.drawing(role, samples, layout, spread)
         else:
-            cost = self._generating.cost(role, samples, layout, held_bytes=held_bytes)
-        rows = rows_traffic(self.cluster, layout, generated_bytes(self.workload.lengths, samples), copies=1)
+            cost = self._generating.cost(role, samples, layout, spread, held_bytes)
+        ranks = sorted({rank for drawing in spread.samples for rank in drawing.mesh.ranks})
+        rows = rows_traffic(self.cluster, ranks, generated_bytes(self.workload.lengths, samples), copies=1)
         return replace(cost, seconds=cost.seconds + total(rows), terms={**cost.terms, **rows})
 
     # Bytes
@@ -262,7 +263,8 @@ class ModelCosts:
         cut = Cut(budget, self._cutting.least(sizes), options.whole_groups, wide_numbers(node))
         batch = LargestBatch.of_share(share, samples.per_prompt, self._lengths[node.id], cut)
         role = str(node.role)
-        return forward_memory(workload, self.shapes[role], sizes, batch, schedule, scalar=role in SCALAR_ROLES)
+        scalar, balanced = role in SCALAR_ROLES, role in workload.balanced
+        return forward_memory(workload, self.shapes[role], sizes, batch, schedule, scalar=scalar, balanced=balanced)
 
     # Weights
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from plait.cost.costs import CallCost, MoveCost
+from plait.cost.costs import CallCost, MoveCost, Spread
 from plait.cost.model_costs import ModelCosts
 from plait.layout.mesh import Layout
 from plait.layout.shards import stage_bounds
@@ -34,8 +34,8 @@ class BoundedMoves:
         """See `Costs.call`."""
         return self._costs.call
 
-    def generation(self, call: str, layout: Layout, held_bytes: int) -> CallCost:
-        return self._costs.generation(call, layout, held_bytes)
+    def generation(self, call: str, layout: Layout, spread: Spread, held_bytes: tuple[int, ...]) -> CallCost:
+        return self._costs.generation(call, layout, spread, held_bytes)
 
     def offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> MoveCost:
         return self._costs.offload(role, layout, what)

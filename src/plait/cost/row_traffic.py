@@ -6,11 +6,12 @@ Ids and numbers take eight bytes each, as they travel (`workers.messages`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from plait.cost.cluster import ClusterSpec
 from plait.cost.layer_times import Terms
 from plait.cost.lengths import SampleLengths
 from plait.cost.workload import Samples
-from plait.layout.mesh import Layout
 
 ITEM_BYTES = 8
 
@@ -30,18 +31,18 @@ def trained_bytes(lengths: SampleLengths, samples: Samples, numbers: int) -> flo
     return ITEM_BYTES * samples.count * (lengths.prompts.mean + (2 + numbers) * lengths.responses.mean)
 
 
-def rows_traffic(cluster: ClusterSpec, layout: Layout, num_bytes: float, *, copies: int) -> Terms:
-    """One rank of the layout has its rows at hand, the others get theirs one after the other over the link to their
+def rows_traffic(cluster: ClusterSpec, ranks: Sequence[int], num_bytes: float, *, copies: int) -> Terms:
+    """One of the ranks of a call has its rows at hand, the others get theirs one after the other over the link to their
     host, or, where there are several nodes, over that between nodes as far as they are elsewhere.
 
     Args:
         num_bytes: of all samples, of which each dp rank gets its share.
         copies: ranks that get the same share.
     """
-    size = len(layout.mesh.ranks)
+    size = len(ranks)
     if size == 1:
         return {}
-    cluster = cluster.among((0, *layout.mesh.ranks))
+    cluster = cluster.among((0, *ranks))
     sent = num_bytes * copies * (size - 1) / size
     far = (cluster.nodes - 1) / cluster.nodes
     seconds = (1 - far) * sent / (cluster.host.bandwidth * cluster.software.links)

@@ -96,6 +96,8 @@ class Blocks:
     tp:            ranks that divide them
     splits_tokens: what enters a block, norms and residuals are divided over tp, too (`sequence_parallel`)
     by_kernel:     attention is one kernel, as on GPUs (`flash_plan`, `flex_plan`), which keeps no weights
+    balanced:      logits of routers are kept for a loss of theirs (`optimizer.router_aux_loss_coef`), by each rank of
+                   tp all of them, of a block that is computed again as well
     """
 
     width: int
@@ -104,6 +106,7 @@ class Blocks:
     tp: int = 1
     splits_tokens: bool = False
     by_kernel: bool = False
+    balanced: bool = False
 
 
 def activations_by_kind(
@@ -114,7 +117,9 @@ def activations_by_kind(
     for kind in layer_kinds(shape):
         whole = activation_bytes(kind.shape, batch, blocks, adapter_inputs(kind.shape, lora))
         inputs = batch.tokens * _inputs(shape, blocks)
-        by_kind.append(Activations(inputs, whole - inputs) if blocks.checkpointed else Activations(whole))
+        routed = blocks.width * batch.tokens * kind.shape.experts * kind.shape.expert_layers if blocks.balanced else 0
+        kept, again = (inputs, whole - inputs) if blocks.checkpointed else (whole, 0)
+        by_kind.append(Activations(kept + routed, again))
     return tuple(by_kind)
 
 

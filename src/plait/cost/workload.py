@@ -18,7 +18,7 @@ from plait.models.shape import ModelShape
 from plait.recipes.drawn_ahead import scores_ahead
 from plait.recipes.engine_checks import guesses_whole, most_guessed
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import frozen_adapters, optimizer_of, role_models
+from plait.recipes.role_models import frozen_adapters, is_balanced, optimizer_of, role_models
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Workload:
                  with which it computes once; held_root: which it holds once
     lora:        of the adapters of trained roles; of rank 0: whole models are trained
     frozen:      role that is not trained → its adapter, where it has one
-    sharded:     roles whose gradients are divided over dp (`optimizer.shard_gradients`)
+    sharded:     roles whose gradients are divided over dp (`optimizer.shard_gradients`); balanced: whose routers have
+                 a loss (`optimizer.router_aux_loss_coef`)
     follows:     whether the reference follows the actor
     fused, packed: as of `working_memory.is_fused` and `is_packed`
     device:      cpu or cuda
@@ -75,6 +76,7 @@ class Workload:
     lora: LoraSettings = NO_LORA
     frozen: Mapping[str, LoraSettings] = field(default_factory=dict)
     sharded: frozenset[str] = frozenset()
+    balanced: frozenset[str] = frozenset()
     follows: bool = False
     fused: bool = False
     packed: bool = False
@@ -126,6 +128,7 @@ class Workload:
             lora=recipe.lora,
             frozen=frozen_adapters(role_models(flow, recipe), recipe),
             sharded=frozenset(role for role in flow.roles if optimizer_of(role, recipe).shard_gradients),
+            balanced=frozenset(role for role in flow.roles if is_balanced(role, recipe)),
             follows=recipe.reference.sync_every > 0,
             fused=is_fused(recipe),
             packed=is_packed(recipe),
