@@ -9,11 +9,13 @@ from plait.cost.draft_memory import draft_cache, drafts_on
 from plait.cost.estimate import Rows
 from plait.cost.generation_memory import asked_tokens, packed_stages, pool_tokens, state_bytes
 from plait.cost.graph_memory import GRAPHS, first_context, graph_bytes, prompt_graph_bytes
+from plait.cost.kept_sets import SETS_READ
 from plait.cost.layer_kinds import stage_counts
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
 from plait.cost.prompts_apart import tokens_sent
+from plait.cost.set_memory import sets_read
 from plait.cost.shared_root import held_root
 from plait.cost.step_room import STEP, LargestStep, step_bytes
 from plait.cost.working_memory import (
@@ -26,6 +28,7 @@ from plait.cost.working_memory import (
     is_packed,
     kept_logits,
     logits_bytes,
+    sets_at_head,
     stage_activations,
     wide_bytes,
 )
@@ -104,12 +107,19 @@ def _forward_rows(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout:
     """What a call that trains or scores takes."""
     recipe, shape, width = facts.recipe, facts.shapes[model.name], BYTES[facts.recipe.dtype]
     rows = [(ACTIVATIONS, _activations(rank, facts, model, mode, layout, fused=is_fused(recipe)))]
-    tp = layout.parallelism.tp
+    tp, sets = layout.parallelism.tp, sets_read(facts, model, mode)
+    if recipe.device == "cpu":
+        batch, num_in_flight = largest_batch(facts, model, mode, layout), 1
+        if mode == "train":
+            num_in_flight = facts.places[model.role].in_flight(rank, batch.count)
+        rows.append((SETS_READ, num_in_flight * sets.read_bytes(batch.tokens)))
     if not model.scalar and layout.coordinates(rank).pp == layout.parallelism.pp - 1:
         rows.append(("logits of one chunk", logits_bytes(shape, width, recipe.device, tp)))
         rows.append(("likeliest tokens of each place", wide_bytes(largest_batch(facts, model, mode, layout))))
         if mode == "train" and recipe.lora.rank == 0:
             rows.append(("gradient of the head", head_gradient_bytes(shape, width, tp)))
+        if recipe.device != "cpu":
+            rows.append((SETS_READ, sets_at_head(shape, width, tp, sets)))
     return [(what, count) for what, count in rows if count]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from plait.cost.costs import CallCost
-from plait.cost.profile import Ratio, kind_on
+from plait.cost.profile import MOVE, Ratio, kind_on
 from plait.schedule.plan import Placement
 
 PRIOR_STEPS = 1
@@ -17,7 +17,6 @@ differ by a tenth, runs from profiles by a fifth to a third, by which a tenth of
 what differs between numbers of ranks."""
 BETWEEN = frozenset({"gradients", "hops", "new weights", "rows", "tensor parallel"})
 """Terms of what ranks do with each other, which a carried correction leaves alone: more ranks have other ones."""
-MOVE = "move"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plait.cost.costs import CallCost
+from plait.cost.kept_sets import NO_SETS, KeptSets
 from plait.cost.layer_kinds import stage_counts
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.working_memory import (
@@ -16,6 +17,7 @@ from plait.cost.working_memory import (
     head_gradient_bytes,
     kept_logits,
     logits_bytes,
+    sets_at_head,
     stage_activations,
     wide_bytes,
 )
@@ -63,6 +65,7 @@ def forward_memory(
     *,
     scalar: bool,
     balanced: bool = False,
+    sets: KeptSets = NO_SETS,
 ) -> ForwardMemory:
     """
     Args:
@@ -71,6 +74,7 @@ def forward_memory(
             layer's activations at a time.
         scalar: has no head of a language model.
         balanced: of a training, as of `Blocks`.
+        sets: of the tokens, where their log-probs are computed.
     """
     train, width = schedule is not None, BYTES[workload.dtype]
     in_flight: list[int | None] = [None] * sizes.pp
@@ -109,4 +113,10 @@ def forward_memory(
     if not scalar:
         head = logits_bytes(shape, width, workload.device, sizes.tp) + wide_bytes(batch)
         head += head_gradient_bytes(shape, width, sizes.tp) if train and workload.lora.rank == 0 else 0
-    return ForwardMemory((*activations[:-1], activations[-1] + head), activations, plain)
+        if workload.device != "cpu":
+            head += sets_at_head(shape, width, sizes.tp, sets)
+    on_host = [0] * sizes.pp
+    if workload.device == "cpu":
+        on_host = [(1 if count is None else count) * sets.read_bytes(batch.tokens) for count in in_flight]
+    working = [count + read for count, read in zip(activations, on_host, strict=True)]
+    return ForwardMemory((*working[:-1], working[-1] + head), activations, plain)

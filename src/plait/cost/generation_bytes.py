@@ -112,7 +112,7 @@ class GenerationBytes:
         if workload.device == "cpu" or workload.elsewhere:
             return (0,) * layout.parallelism.pp
         new_tokens = workload.most_new_tokens
-        step = LargestStep.of(workload.max_prefill_tokens, running, new_tokens, filters=workload.filters)
+        step = LargestStep.of(workload.max_prefill_tokens, running, new_tokens, filters=workload.filters is not None)
         return step_bytes(shape, workload.dtype, step, layout.parallelism)
 
 

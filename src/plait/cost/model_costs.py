@@ -12,7 +12,7 @@ from plait.cost.beginning import Beginning
 from plait.cost.cluster import ClusterSpec
 from plait.cost.connections import Connections, heads_of_keys
 from plait.cost.corrections import Corrections
-from plait.cost.costs import CallCost, MoveCost, Spread
+from plait.cost.costs import CallCost, MoveCost, Spread, num_instances
 from plait.cost.cutting import Cutting
 from plait.cost.forward_memory import ForwardMemory, forward_memory
 from plait.cost.generating import Generating
@@ -28,6 +28,7 @@ from plait.cost.profile import Profile
 from plait.cost.role_memory import RoleMemory
 from plait.cost.role_passes import RolePasses, work_of_roles
 from plait.cost.row_traffic import generated_bytes, rows_traffic, scored_bytes, trained_bytes
+from plait.cost.sample_sets import SampleSets
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.wide_columns import numbers_read, numbers_scored, wide_numbers
 from plait.cost.working_memory import NCCL, Amount, Expected, keeps_freed, process_terms, slack_terms
@@ -85,6 +86,8 @@ class ModelCosts:
         self._parameters = cache(lambda role: given.get(role) or parameters_of_shape(self.shapes[role], outputs(role)))
         self._samples = {node.id: workload.samples_of(flow, node) for node in flow.nodes}
         self._lengths = {node.id: workload.lengths.of(flow.nodes[node.rows].call) for node in flow.nodes}
+        self._sets = SampleSets(workload, self.shapes, flow, self._samples, self._lengths)
+        self.sets_bytes = self._sets.all_bytes
         self._cutting = Cutting(workload, self.shapes, flow, self._samples, self._lengths, cluster.software)
         self._memory = RoleMemory(workload, self.shapes, self._parameters)
         role_passes = RolePasses(work_of_roles(workload, shapes, flow), cluster, profile)
@@ -212,7 +215,7 @@ class ModelCosts:
         copies = self._copies(str(node.role), layout)
         terms = max((copy.scoring(micro, count) for copy in copies), key=total)
         whole_s = total(terms)
-        sent = scored_bytes(self._lengths[node.id], samples, numbers_scored(node))
+        sent = scored_bytes(self._lengths[node.id], samples, numbers_scored(node), self._sets.sent(node))
         terms |= rows_traffic(
             self.cluster, layout.mesh.ranks, sent, copies=layout.parallelism.tp * layout.parallelism.pp
         )
@@ -222,7 +225,8 @@ class ModelCosts:
             part, _ = self._cutting.micro(node, share, layout, budget, parts)
             parts_s = max(total(copy.scoring(part, parts)) for copy in copies)
             in_parts_s = max(0.0, parts_s - whole_s)
-        return self._forward_memory(node, layout, budget, None).cost(terms, num_bytes, in_parts_s)
+        cost = self._forward_memory(node, layout, budget, None).cost(terms, num_bytes, in_parts_s)
+        return replace(cost, set_bytes=self._sets.held(node, layout.parallelism.dp))
 
     def _train(self, node: Node, layout: Layout, budget: int, schedule: str) -> CallCost:
         role, sizes, options = str(node.role), layout.parallelism, node.training
@@ -237,11 +241,12 @@ class ModelCosts:
         update, update_bytes = optimizer_step(passes, self._memory.trained_elements(role, sizes), sums)
         steps = mini_batches * options.epochs
         terms = scaled(added(step, update), steps)
-        sent = trained_bytes(self._lengths[node.id], samples, numbers_read(node))
+        sent = trained_bytes(self._lengths[node.id], samples, numbers_read(node), self._sets.sent(node))
         terms |= rows_traffic(self.cluster, layout.mesh.ranks, sent, copies=sizes.tp * sizes.pp)
         moved = passes.received_bytes(micro) * count * sizes.dp * (2 + again)
         memory = self._forward_memory(node, layout, budget, schedule)
-        return memory.cost(terms, steps * (moved + update_bytes))
+        cost = memory.cost(terms, steps * (moved + update_bytes))
+        return replace(cost, set_bytes=self._sets.held(node, sizes.dp))
 
     def _generate(self, node: Node, layout: Layout, spread: Spread, held_bytes: Sequence[int | None] = ()) -> CallCost:
         role, samples = str(node.role), self._samples[node.id]
@@ -250,8 +255,10 @@ class ModelCosts:
         else:
             cost = self._generating.cost(role, samples, layout, spread, held_bytes)
         ranks = sorted({rank for drawing in spread.samples for rank in drawing.mesh.ranks})
-        rows = rows_traffic(self.cluster, ranks, generated_bytes(self.workload.lengths, samples), copies=1)
-        return replace(cost, seconds=cost.seconds + total(rows), terms={**cost.terms, **rows})
+        sent = generated_bytes(self.workload.lengths, samples, self._sets.sent(node))
+        rows = rows_traffic(self.cluster, ranks, sent, copies=1)
+        held = self._sets.held(node, num_instances(spread.samples))
+        return replace(cost, seconds=cost.seconds + total(rows), terms={**cost.terms, **rows}, set_bytes=held)
 
     # Bytes
 
@@ -263,8 +270,16 @@ class ModelCosts:
         cut = Cut(budget, self._cutting.least(sizes), options.whole_groups, wide_numbers(node))
         batch = LargestBatch.of_share(share, samples.per_prompt, self._lengths[node.id], cut)
         role = str(node.role)
-        scalar, balanced = role in SCALAR_ROLES, role in workload.balanced
-        return forward_memory(workload, self.shapes[role], sizes, batch, schedule, scalar=scalar, balanced=balanced)
+        return forward_memory(
+            workload,
+            self.shapes[role],
+            sizes,
+            batch,
+            schedule,
+            scalar=role in SCALAR_ROLES,
+            balanced=role in workload.balanced,
+            sets=self._sets.read(node),
+        )
 
     # Weights
 

@@ -26,7 +26,7 @@ class BoundedMoves:
         self.cluster, self.pool_takes_rest = costs.cluster, costs.pool_takes_rest
         self.process_terms, self.slack = costs.process_terms, costs.slack
         self.engine_bytes, self.keeps_freed = costs.engine_bytes, costs.keeps_freed
-        self.connections = costs.connections
+        self.connections, self.sets_bytes = costs.connections, costs.sets_bytes
         self.move = cache(self._move)
 
     @property
@@ -51,7 +51,7 @@ class BoundedMoves:
         into_devices, into_nodes = lacking(layers, source, target, self.cluster.devices_per_node)
         cluster = self.cluster.among((*source.mesh.ranks, *target.mesh.ranks))
         share = cluster.software.links
-        near = float(into_devices.max()) * num_bytes / (cluster.intra.bandwidth * share)
+        near = float(into_devices.max()) * num_bytes / (cluster.near.bandwidth * share)
         far = float(into_nodes.max()) * num_bytes / (cluster.inter.bandwidth * share)
         terms = {"links": max(near, far), "switching": cluster.software.switch_s}
         return MoveCost(sum(terms.values()), terms, int(into_devices.sum() * num_bytes))

@@ -131,7 +131,7 @@ def _kind(rank: int, placed: Placed) -> tuple[object, ...]:
     """All that the memory of a device depends on: its coordinates in the layouts of each role, who computes there,
     which of these parts are one, and what leaves. Devices of one kind hold as much."""
     numbers: dict[PartKey, int] = {}
-    kinds: list[object] = [placed.connected[rank]]
+    kinds: list[object] = [placed.connected[rank], rank == 0 and placed.recipe.sampling.filters]
     for role, place in placed.places.items():
         for layout in place.layouts_on(rank):
             number = numbers.setdefault(part_key(layout, rank), len(numbers))

@@ -39,7 +39,7 @@ def sent_s(cluster: ClusterSpec, source: Layout, target: Layout, num_bytes: floa
     ranks, sizes = (*source.mesh.ranks, *target.mesh.ranks), target.parallelism
     some, nodes = cluster.among(ranks), {rank // cluster.devices_per_node for rank in ranks}
     pairs = min(len(source.mesh.ranks), sizes.tp * sizes.pp)
-    link, lanes = (some.intra, pairs) if len(nodes) == 1 else (some.inter, 1)
+    link, lanes = (some.near, pairs) if len(nodes) == 1 else (some.inter, 1)
     return link.latency_s + num_bytes / (link.bandwidth * some.software.links * lanes)
 
 

@@ -13,12 +13,13 @@ import numpy as np
 
 from plait.cost.connections import GROUP_BYTES
 from plait.cost.costs import Amount
+from plait.cost.kept_sets import KeptSets
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.shape_parameters import adapter_inputs
 from plait.kept_memory import NUM_KERNELS, NUM_PREPARED
 from plait.layout.move import BUCKET_BYTES
-from plait.models.logits_room import head_chunk_bytes, kept_logits_bytes
+from plait.models.logits_room import head_chunk_bytes, head_chunk_rows, kept_logits_bytes
 from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import KEPT_SCORES, ModelShape
 from plait.recipes.recipe import Recipe
@@ -208,6 +209,12 @@ def kept_logits(shape: ModelShape, width: int, device: str, tokens: int, tp: int
 def head_gradient_bytes(shape: ModelShape, width: int, tp: int = 1) -> int:
     """Beside the accumulated one, while the head's weights are trained; as of `logits_bytes`."""
     return -(-shape.vocabulary // tp) * shape.hidden * (4 + 2 * width)
+
+
+def sets_at_head(shape: ModelShape, width: int, tp: int, sets: KeptSets) -> int:
+    """Bytes on a GPU of what the tokens of one chunk of logits were drawn from."""
+    rows = head_chunk_rows(-(-shape.vocabulary // tp), width, "cuda")
+    return sets.placed_bytes(rows, width)
 
 
 WIDE_NUMBER_BYTES = 32

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.generation_memory import EngineBytes
+from plait.cost.kept_sets import Filters
 from plait.cost.lengths import SampleLengths
 from plait.cost.shared_root import held_root, shared_root
 from plait.cost.working_memory import is_fused, is_packed
@@ -52,7 +53,8 @@ class Workload:
     drafts:      tokens that are guessed; draft_model: the shape of the model that guesses, None: none does;
                  guesses_whole: whether only instances of one device guess; most_new_tokens: of a sample in a step, with
                  what is guessed
-    filters:     whether top-k, top-p or min-p chooses tokens
+    filters:     what chooses tokens; None: they are drawn from the whole vocabulary
+    batches:     of samples that are there at a time
     engine_bytes: by the role, of its engine on each rank where it generates: known texts, a draft model, and what may
                  come to it where its weights are widened; all that another engine takes
     elsewhere:   whether keys and values are another engine's, and among these
@@ -88,7 +90,8 @@ class Workload:
     draft_model: ModelShape | None = None
     guesses_whole: bool = False
     most_new_tokens: int = 1
-    filters: bool = False
+    filters: Filters | None = None
+    batches: int = 1
     engine_bytes: Mapping[str, EngineBytes] = field(default_factory=dict)
     elsewhere: bool = False
     pools_stay: bool = False
@@ -137,7 +140,8 @@ class Workload:
             rebalances=recipe.rebalance == "auto",
             guesses_whole=guesses_whole(recipe),
             most_new_tokens=1 + most_guessed(recipe),
-            filters=recipe.sampling.filters,
+            filters=Filters.of(recipe.sampling),
+            batches=1 + recipe.max_staleness,
             gathers=recipe.fusion_rule.may_fuse,
             scores_ahead=scores_ahead(flow, recipe),
             workers=recipe.reward.workers,

@@ -60,6 +60,7 @@ class Place:
     activations: [ranks] of these, what forwards keep; plain: of a family whose layers are not fused; passing: of
                 generation, what no pool that stays keeps
     widened:    [ranks] more than `working`, where packed weights are widened
+    sets:       [ranks] what a rank's share of the samples was drawn from
     load_s:     seconds in which its weights come from host memory, or go there; state_s: the state
     chunks:     parts in which a streaming score is computed
     """
@@ -103,13 +104,16 @@ class Place:
         drawing = zip(*(answer.calls for answer in self.asked[: self.num_drawing]), strict=True)
         self.costs = tuple(max(of_call, key=lambda cost: cost.seconds) for of_call in drawing)
         self.seconds = tuple(cost.seconds for cost in self.costs)
-        self.working, self.activations, self.plain, self.widened, self.passing = np.zeros((5, len(self.weights)))
+        self.working, self.activations, self.plain, self.widened, self.passing, self.sets = np.zeros(
+            (6, len(self.weights))
+        )
         for p, answer in zip(self.placements, asked, strict=True):
             at, stages = _at(p), _stages(len(p.ranks), p.tp, p.pp)
             self.working[at] = _most([cost.working_bytes for cost in answer.calls], p.pp)[stages]
             self.activations[at] = _most([cost.activation_bytes for cost in answer.calls], p.pp)[stages]
             self.plain[at] = _most([cost.plain_bytes for cost in answer.calls], p.pp)[stages]
             self.passing[at] = _most([cost.passing_bytes for cost in answer.calls], p.pp)[stages]
+            self.sets[at] = 0 if p.mode == "prefill" else max(cost.set_bytes for cost in answer.calls)
             self.widened[at] = _most([cost.widened_bytes for cost in answer.calls], p.pp)[stages]
 
     def tails(self, number: int) -> Sequence[Tail]:
