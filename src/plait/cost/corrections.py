@@ -70,16 +70,18 @@ class Corrections:
         return Correction(factor, kind, ratio.steps, carried=True)
 
     def carried(self, placements: Iterable[Placement], roles: Collection[str]) -> dict[str, Correction]:
-        """Kind → its correction, of the kinds of a plan's calls whose correction is carried.
+        """Kind → its correction, of the kinds of a plan's calls whose correction is carried. Where prompts are computed
+        apart, that is a part of the generation.
 
         Args:
             roles: that models answer for.
         """
-        by_kind = {
-            kind_on(place.mode, len(place.ranks)): self.of(place.mode, len(place.ranks))
+        asked = {
+            ("decode" if place.mode == "prefill" else place.mode, len(place.ranks))
             for place in placements
             if place.role in roles
         }
+        by_kind = {kind_on(mode, ranks): self.of(mode, ranks) for mode, ranks in asked}
         return {kind: own for kind, own in sorted(by_kind.items()) if own is not None and own.carried}
 
 
