@@ -109,14 +109,15 @@ def test_their_memory() -> None:
     tokens reads 3 ids of 8 bytes of each. On a GPU they are the host's, but for those of a chunk of logits."""
     sampled = replace(WORK, filters=replace(PLAIN, top_k=3))
     on_cpu, two, one = costs_of(sampled), Layout.on(range(2), dp=2), Layout.on(range(1))
-    assert on_cpu.sets_bytes == 64 * 55
-    assert costs_of(replace(sampled, batches=3)).sets_bytes == 3 * 64 * 55
+    by_all = lambda costs: costs.call("actor.generate", "decode", two).all_set_bytes
+    assert by_all(on_cpu) == 64 * 55
+    assert by_all(costs_of(replace(sampled, batches=3))) == 3 * 64 * 55
     for call, mode in (("actor.generate", "decode"), ("ref.logprobs", "score"), ("actor.train", "train")):
         assert on_cpu.call(call, mode, two).set_bytes == 32 * 55
     assert on_cpu.call("reward.score", "score", two).set_bytes == 0
     working = lambda costs, call, mode: costs.call(call, mode, one).working_bytes[0]
     for call, mode in (("ref.logprobs", "score"), ("actor.train", "train")):
         assert working(on_cpu, call, mode) - working(costs_of(WORK), call, mode) == 96 * 3 * 8
-    on_gpu: list[ModelCosts] = [costs_of(replace(work, device="cuda"), a_cluster(1)) for work in (WORK, sampled)]
-    assert on_gpu[1].sets_bytes == 0
+    on_gpu: list[ModelCosts] = [costs_of(replace(work, device="cuda"), a_cluster(2)) for work in (WORK, sampled)]
+    assert by_all(on_gpu[1]) == 0
     assert working(on_gpu[1], "actor.train", "train") > working(on_gpu[0], "actor.train", "train")

@@ -50,7 +50,6 @@ class StandIn:
     process_bytes: int = 0
     engine_bytes: Mapping[str, EngineBytes] = field(default_factory=dict)
     slack_bytes: int = 0
-    sets_bytes: int = 0
     keeps_freed: bool = False
     connections: None = None
 

@@ -9,13 +9,12 @@ from plait.cost.draft_memory import draft_cache, drafts_on
 from plait.cost.estimate import Rows
 from plait.cost.generation_memory import asked_tokens, packed_stages, pool_tokens, state_bytes
 from plait.cost.graph_memory import GRAPHS, first_context, graph_bytes, prompt_graph_bytes
-from plait.cost.kept_sets import SETS_READ
+from plait.cost.kept_sets import NO_SETS, SETS_READ, KeptSets, reads_sets
 from plait.cost.layer_kinds import stage_counts
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
 from plait.cost.prompts_apart import tokens_sent
-from plait.cost.set_memory import sets_read
 from plait.cost.shared_root import held_root
 from plait.cost.step_room import STEP, LargestStep, step_bytes
 from plait.cost.working_memory import (
@@ -107,7 +106,7 @@ def _forward_rows(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout:
     """What a call that trains or scores takes."""
     recipe, shape, width = facts.recipe, facts.shapes[model.name], BYTES[facts.recipe.dtype]
     rows = [(ACTIVATIONS, _activations(rank, facts, model, mode, layout, fused=is_fused(recipe)))]
-    tp, sets = layout.parallelism.tp, sets_read(facts, model, mode)
+    tp, sets = layout.parallelism.tp, _sets_read(facts, model, mode)
     if recipe.device == "cpu":
         batch, num_in_flight = largest_batch(facts, model, mode, layout), 1
         if mode == "train":
@@ -121,6 +120,14 @@ def _forward_rows(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout:
         if recipe.device != "cpu":
             rows.append((SETS_READ, sets_at_head(shape, width, tp, sets)))
     return [(what, count) for what, count in rows if count]
+
+
+def _sets_read(facts: Facts, model: RoleModel, mode: Mode) -> KeptSets:
+    """The sets of a role's calls that train or score, those of the call with most of them."""
+    calls = facts.flow.calls(model.role)
+    reading = [node for node in calls if (node.kind is CallKind.TRAIN if mode == "train" else reads_sets(node))]
+    sets = [] if model.scalar else [facts.sets_of(node) for node in reading]
+    return max(sets, key=lambda kept: kept.tokens, default=NO_SETS)
 
 
 def largest_batch(facts: Facts, model: RoleModel, mode: Mode, layout: Layout) -> LargestBatch:

@@ -84,7 +84,7 @@ class ClusterSpec:
 
     @property
     def near(self) -> Link:
-        """Of what one device of a node sends to another."""
+        """The link of what one device of a node sends to another."""
         return self.messages or self.intra
 
     @property

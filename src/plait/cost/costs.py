@@ -75,7 +75,8 @@ class CallCost:
     activation_bytes: of `working_bytes`, what forwards keep; plain_bytes: of a family whose layers are not fused, these
     widened_bytes:    of generation, more than `working_bytes` where packed weights are widened
     passing_bytes:    of `working_bytes`, what no pool that stays keeps
-    set_bytes:        of each device, what its share of the samples was drawn from
+    set_bytes:        of each device, what its share of the samples was drawn from; all_set_bytes: of a generation, of
+                      all samples that are there at a time, where the flow runs
     """
 
     seconds: float
@@ -91,6 +92,7 @@ class CallCost:
     widened_bytes: tuple[int, ...] = (0,)
     passing_bytes: tuple[int, ...] = (0,)
     set_bytes: int = 0
+    all_set_bytes: int = 0
 
     def times(self, factor: float, *, but: Collection[str] = ()) -> CallCost:
         """Taking so many times as long; bytes stay.
@@ -159,12 +161,6 @@ class Costs(Protocol):
     def engine_bytes(self) -> Mapping[str, EngineBytes]:
         """Role → what its engine takes on a rank where it generates, beside the models of roles: all the time, and what
         may come to it."""
-        ...
-
-    @property
-    def sets_bytes(self) -> int:
-        """What all samples that are there at a time were drawn from, where the flow runs, as far as that is of a
-        device's memory."""
         ...
 
     def slack(

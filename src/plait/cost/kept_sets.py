@@ -22,15 +22,16 @@ from plait.dataflow import CallKind, Dataflow, Node, Score
 from plait.generation.settings import SamplingSettings
 
 TOP_P_SHARE, TOP_P_HEAT = 0.0003, 10.0
-"""Of the vocabulary, over 1 − top_p, at temperature 1; times e to so many for each 1 of temperature more."""
+"""The share of the vocabulary that is left, times 1 − top_p, at temperature 1; and how often e times as much for each 1
+of temperature more."""
 MIN_P_TOKENS, MIN_P_HEAT = 0.45, 1.7
-"""Over min_p likewise; whatever the vocabulary, as it is a share of the most probable token."""
+"""The tokens that are left, times min_p, likewise, whatever the vocabulary: it is a share of the most probable one."""
 FEW = 20
 """A set of so many tokens has as many gaps that take two bytes as one; of larger sets the share falls."""
 OBJECT_BYTES = 48
-"""Of one set's bytes in a process, beside themselves: 33 of the object, 8 that refer to it, and 7 to the next 16."""
+"""What one set takes in a process beside its bytes: 33 of the object, 8 that refer to it, and 7 to the next 16."""
 ID_BYTES = 8
-"""Of a token of a set, as a micro-batch reads it."""
+"""What a token of a set takes as a micro-batch reads it."""
 SETS, SETS_READ = "what samples were drawn from", "what tokens of micro-batches were drawn from"
 """The terms of their memory: of samples that are there, and while they are computed."""
 SIZE_BYTES = 4
@@ -56,7 +57,7 @@ class Filters:
 
 @dataclass(frozen=True)
 class KeptSets:
-    """Of the set of one token: tokens; bytes, as `data.supports` has it"""
+    """The set of one token. tokens: that it has; bytes: of it, as `data.supports` has it"""
 
     tokens: float = 0.0
     bytes: float = 0.0
@@ -80,20 +81,20 @@ class KeptSets:
 
     @property
     def held_bytes(self) -> float:
-        """In a process that has the sample."""
+        """What it takes in a process that has the sample."""
         return self.bytes + OBJECT_BYTES if self.tokens else 0.0
 
     @property
     def sent_bytes(self) -> float:
-        """Of a message."""
+        """What it takes of a message."""
         return self.bytes + SIZE_BYTES if self.tokens else 0.0
 
     def read_bytes(self, tokens: int) -> int:
-        """Of what a micro-batch of so many tokens reads of their sets on the host, until it is done."""
+        """What a micro-batch of so many tokens holds of their sets on the host, until it is done."""
         return ceil(tokens * self.tokens * ID_BYTES)
 
     def placed_bytes(self, rows: int, width: int) -> int:
-        """Of what a GPU takes of the sets of so many rows of logits: places, and the logits that stand there."""
+        """What a GPU takes of the sets of so many rows of logits: places, and the logits that stand there."""
         return ceil(rows * self.tokens * (ID_BYTES + width))
 
 
@@ -124,7 +125,7 @@ def sets_of(flow: Dataflow, node: Node, filters: Filters | None, vocabulary: Cal
 
 
 def held_set_bytes(sets: KeptSets, samples: int, longest: int) -> int:
-    """In a process that has so many samples of at most so many tokens."""
+    """Bytes in a process that has so many samples of at most so many tokens."""
     return ceil(samples * longest * sets.held_bytes)
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from plait.cost.layer_kinds import layer_kinds
-from plait.cost.model_work import ModelWork
+from plait.cost.model_work import ModelWork, balance_bytes, balancing
 from plait.cost.profile import Profile, interpolated
 from plait.cost.traffic import Traffic
 from plait.generation.settings import MOST_REPLAYED
@@ -130,7 +130,7 @@ class LayerTimes:
         """What a router's loss takes; none where it has none."""
         if not micro.balanced:
             return {}
-        flops = self.work.balancing(micro.tokens, micro.balanced, backward=backward)
+        flops = balancing(self.work.shape, micro.tokens, micro.balanced, backward=backward)
         return {BALANCING: flops / self._products_rate(micro.tokens) * self.contention}
 
     def _products_rate(self, tokens: float) -> float:
@@ -269,5 +269,5 @@ class LayerTimes:
 
     def hop(self, micro: Micro) -> float:
         """Activations from one stage to the next, and what routers have summed up."""
-        sums_bytes = self.work.balance_bytes(micro.balanced)
+        sums_bytes = balance_bytes(self.work, micro.balanced)
         return self.traffic.hop(micro.tokens * self.work.shape.hidden * self.work.width + sums_bytes)

@@ -14,7 +14,7 @@ from plait.cost.connections import Connections, heads_of_keys
 from plait.cost.corrections import Corrections
 from plait.cost.costs import CallCost, MoveCost, Spread, num_instances
 from plait.cost.cutting import Cutting
-from plait.cost.forward_memory import ForwardMemory, forward_memory
+from plait.cost.forward_memory import Beside, ForwardMemory, forward_memory
 from plait.cost.generating import Generating
 from plait.cost.generating_apart import GeneratingApart
 from plait.cost.generation_bytes import GenerationBytes
@@ -87,7 +87,6 @@ class ModelCosts:
         self._samples = {node.id: workload.samples_of(flow, node) for node in flow.nodes}
         self._lengths = {node.id: workload.lengths.of(flow.nodes[node.rows].call) for node in flow.nodes}
         self._sets = SampleSets(workload, self.shapes, flow, self._samples, self._lengths)
-        self.sets_bytes = self._sets.all_bytes
         self._cutting = Cutting(workload, self.shapes, flow, self._samples, self._lengths, cluster.software)
         self._memory = RoleMemory(workload, self.shapes, self._parameters)
         role_passes = RolePasses(work_of_roles(workload, shapes, flow), cluster, profile)
@@ -257,8 +256,9 @@ class ModelCosts:
         ranks = sorted({rank for drawing in spread.samples for rank in drawing.mesh.ranks})
         sent = generated_bytes(self.workload.lengths, samples, self._sets.sent(node))
         rows = rows_traffic(self.cluster, ranks, sent, copies=1)
-        held = self._sets.held(node, num_instances(spread.samples))
-        return replace(cost, seconds=cost.seconds + total(rows), terms={**cost.terms, **rows}, set_bytes=held)
+        cost = replace(cost, seconds=cost.seconds + total(rows), terms={**cost.terms, **rows})
+        held, held_by_all = self._sets.held(node, num_instances(spread.samples)), self._sets.held_by_all(node)
+        return replace(cost, set_bytes=held, all_set_bytes=held_by_all)
 
     # Bytes
 
@@ -270,16 +270,8 @@ class ModelCosts:
         cut = Cut(budget, self._cutting.least(sizes), options.whole_groups, wide_numbers(node))
         batch = LargestBatch.of_share(share, samples.per_prompt, self._lengths[node.id], cut)
         role = str(node.role)
-        return forward_memory(
-            workload,
-            self.shapes[role],
-            sizes,
-            batch,
-            schedule,
-            scalar=role in SCALAR_ROLES,
-            balanced=role in workload.balanced,
-            sets=self._sets.read(node),
-        )
+        beside = Beside(role in SCALAR_ROLES, role in workload.balanced, self._sets.read(node))
+        return forward_memory(workload, self.shapes[role], sizes, batch, schedule, beside)
 
     # Weights
 

@@ -100,17 +100,6 @@ class ModelWork:
         scanned = len(self.shape.recurrent) * self.shape.mixer.scanned / self.shape.layers
         return 2 * tokens * (self.dense + self.shape.experts_per_token * self.expert + scanned)
 
-    def balancing(self, tokens: float, samples: float, *, backward: bool) -> float:
-        """Floating point operations of a layer's part in the loss of routers (`training.router_balance`), on each rank
-        of tp: sums over the tokens of every sample of what is chosen, and of probabilities; a backward has one such
-        product."""
-        products = 1 if backward else 2
-        return products * 2 * samples * tokens * self.shape.experts * self.shape.expert_layers / self.shape.layers
-
-    def balance_bytes(self, samples: float) -> float:
-        """Bytes of these sums, which go from stage to stage."""
-        return 2 * samples * self.shape.experts * max(BYTES["float32"], self.width)
-
     def attention(self, pairs: float) -> float:
         """FLOPs of a layer's attention, over so many pairs of a query and a key."""
         return 4 * pairs * self.shape.heads * self.shape.head_dim * self.shape.attending / self.shape.layers
@@ -124,3 +113,15 @@ class ModelWork:
         """Bytes of a layer's keys and values of so many tokens, on one of `tp` devices."""
         heads = -(-self.shape.kv_heads // tp)
         return 2 * tokens * heads * self.shape.head_dim * self.width * self.shape.attending / self.shape.layers
+
+
+def balancing(shape: ModelShape, tokens: float, samples: float, *, backward: bool) -> float:
+    """Floating point operations of a layer's part in the loss of routers (`training.router_balance`), on each rank of
+    tp: sums over the tokens of every sample of what is chosen, and of probabilities; a backward has one such product.
+    """
+    return (1 if backward else 2) * 2 * samples * tokens * shape.experts * shape.expert_layers / shape.layers
+
+
+def balance_bytes(work: ModelWork, samples: float) -> float:
+    """Bytes of these sums of all layers, which go from stage to stage."""
+    return 2 * samples * work.shape.experts * max(BYTES["float32"], work.width)

@@ -26,7 +26,7 @@ class BoundedMoves:
         self.cluster, self.pool_takes_rest = costs.cluster, costs.pool_takes_rest
         self.process_terms, self.slack = costs.process_terms, costs.slack
         self.engine_bytes, self.keeps_freed = costs.engine_bytes, costs.keeps_freed
-        self.connections, self.sets_bytes = costs.connections, costs.sets_bytes
+        self.connections = costs.connections
         self.move = cache(self._move)
 
     @property

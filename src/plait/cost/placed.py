@@ -9,9 +9,10 @@ from functools import cached_property
 from plait.cost.aliasing import Aliasing
 from plait.cost.connections import Connected, Connections, Placing, Sending, heads_of_keys
 from plait.cost.draft_memory import drafts_on
+from plait.cost.kept_sets import Filters, KeptSets, sets_of
 from plait.cost.lengths import SampleLengths
 from plait.cost.offload_policy import OffloadPolicy
-from plait.dataflow import Dataflow
+from plait.dataflow import Dataflow, Node
 from plait.layout.params import Parameters
 from plait.layout.shards import shard, zero_range
 from plait.models.shape import ModelShape
@@ -118,6 +119,12 @@ class Facts(Placed):
         facts = replace(self, recipe=recipe)
         facts.__dict__.update({name: getattr(self, name) for name in _KEPT})
         return facts
+
+    def sets_of(self, node: Node) -> KeptSets:
+        """See `kept_sets.sets_of`."""
+        names = {model.role: model.name for model in self.models}
+        vocabulary = lambda role: self.shapes[names[role]].vocabulary
+        return sets_of(self.flow, node, Filters.of(self.recipe.sampling), vocabulary)
 
     def together(self, role: str) -> tuple[str, ...]:
         """The roles that train when this one does."""

@@ -31,15 +31,14 @@ class SampleSets:
         vocabulary = lambda role: shapes[role].vocabulary
         self._sets = {node.id: sets_of(flow, node, workload.filters, vocabulary) for node in flow.nodes}
         self._samples, self._lengths, self._of_device = samples, lengths, workload.device == "cpu"
-        self.all_bytes = workload.batches * sum(self.held(node, 1) for node in flow.of_kind(CallKind.GENERATE))
-        """See `Costs.sets_bytes`."""
+        self._batches = workload.batches
 
     def sent(self, node: Node) -> KeptSets:
-        """Of the samples that a call makes or gets."""
+        """The sets of the samples that a call makes or gets."""
         return NO_SETS if node.kind is CallKind.SCORE and not reads_sets(node) else self._sets[node.id]
 
     def read(self, node: Node) -> KeptSets:
-        """Of the tokens whose log-probs a call computes."""
+        """The sets of the tokens whose log-probs a call computes."""
         return NO_SETS if node.role in SCALAR_ROLES else self.sent(node)
 
     def held(self, node: Node, copies: int) -> int:
@@ -50,3 +49,7 @@ class SampleSets:
             return 0
         share = share_of(samples.count, 1, copies, samples.per_prompt if node.kind is CallKind.GENERATE else 1)
         return held_set_bytes(sets, share, self._lengths[node.id].responses.longest)
+
+    def held_by_all(self, node: Node) -> int:
+        """The same of all samples of a generation that are there at a time."""
+        return self._batches * self.held(node, 1)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from plait.cost.kept_sets import NO_SETS, Filters, KeptSets, held_set_bytes, reads_sets, sets_of
+from plait.cost.kept_sets import NO_SETS, held_set_bytes, reads_sets
 from plait.cost.micro_batch import share_of
 from plait.cost.placed import Facts
 from plait.dataflow import CallKind, Node
-from plait.recipes.role_models import RoleModel
-from plait.schedule.plan import Mode
 
 
 def held_sets(rank: int, facts: Facts) -> int:
@@ -29,23 +27,9 @@ def held_sets(rank: int, facts: Facts) -> int:
     return max(shares)
 
 
-def sets_read(facts: Facts, model: RoleModel, mode: Mode) -> KeptSets:
-    """Of the calls of a role that train or score those of the largest."""
-    kind = CallKind.TRAIN if mode == "train" else CallKind.SCORE
-    calls = [node for node in facts.flow.calls(model.role) if node.kind is kind and not model.scalar]
-    sets = [_sets(facts, node) for node in calls if mode == "train" or reads_sets(node)]
-    return max(sets, key=lambda kept: kept.tokens, default=NO_SETS)
-
-
-def _sets(facts: Facts, node: Node) -> KeptSets:
-    names = {model.role: model.name for model in facts.models}
-    vocabulary = lambda role: facts.shapes[names[role]].vocabulary
-    return sets_of(facts.flow, node, Filters.of(facts.recipe.sampling), vocabulary)
-
-
 def _held(facts: Facts, node: Node, copies: int) -> int:
-    """Of one of so many copies or instances."""
-    rows, recipe, sets = facts.flow.nodes[node.rows], facts.recipe, _sets(facts, node)
+    """Bytes of what one of so many copies or instances has of a call."""
+    rows, recipe, sets = facts.flow.nodes[node.rows], facts.recipe, facts.sets_of(node)
     if sets == NO_SETS:
         return 0
     per_prompt = rows.generation.num_samples(recipe.samples_per_prompt)

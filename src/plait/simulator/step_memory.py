@@ -107,13 +107,13 @@ def standing_bytes(
     behind the reading of models, of messages, and of what samples were drawn from."""
     engines = on_engines(graph, places, costs, lambda engine: engine.held)
     groups, messages = connection_bytes(graph, places, weights, costs)
-    return sum(costs.process_terms.values()) + engines + groups, messages + set_bytes(places, costs)
+    return sum(costs.process_terms.values()) + engines + groups, messages + set_bytes(places)
 
 
-def set_bytes(places: Sequence[Place], costs: Costs) -> Floats:
+def set_bytes(places: Sequence[Place]) -> Floats:
     """[ranks] of what the samples of each were drawn from; the first has all."""
     sets = np.maximum.reduce([place.sets for place in places])
-    sets[0] = max(sets[0], costs.sets_bytes)
+    sets[0] = max(sets[0], sum(cost.all_set_bytes for place in places for cost in place.costs))
     return sets
 
 
@@ -141,7 +141,7 @@ def memory_of(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weigh
     none = np.zeros(len(peak))
     engine = none + on_engines(graph, places, costs, lambda engine: engine.held)
     groups, messages = (none + count for count in connection_bytes(graph, places, weights, costs))
-    sets = set_bytes(places, costs)
+    sets = set_bytes(places)
     return [
         RankMemory(
             rank,
