@@ -138,3 +138,13 @@ def test_what_reads_memory_takes_longer_where_both_cores_do() -> None:
         )
         assert slow == pytest.approx(1.5 * plain)
         assert alone == pytest.approx({"optimizer": 2.0, "packing": 1.0}[term] * plain), "each packs all of it"
+
+
+def test_what_is_carried_of_prompts_that_are_computed_apart_is_said() -> None:
+    """They are a part of the generation, which was measured on one rank."""
+    placements = [
+        Placement("actor.generate", "prefill", (0, 1), tp=2),
+        Placement("actor.generate", "decode", (2,)),
+    ]
+    carried = Corrections({"decode on 1": ratio(16.0)}).carried(placements, ("actor",))
+    assert {kind: own.kind for kind, own in carried.items()} == {"decode on 2": "decode on 1"}

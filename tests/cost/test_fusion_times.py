@@ -72,7 +72,7 @@ def test_what_models_take_that_score_where_samples_are_generated() -> None:
     assert times.parts_s == pytest.approx(2 * sum(cost.in_parts_s for cost in costs) + apart_s)
     assert sum(cost.in_parts_s for cost in costs) > 0
     assert (times.step_s, times.more_s, times.step_tokens) == COSTS.step_line(
-        "actor.generate", Layout.on(range(2), dp=2)
+        "actor.generate", Layout.on(range(2), dp=2), 2
     )
     assert 0 < times.more_s < times.step_s
 

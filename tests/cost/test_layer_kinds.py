@@ -73,6 +73,33 @@ def test_each_stage_takes_what_its_own_layers_take() -> None:
     assert backward["products"] == pytest.approx(2 * 2 * 96 * (2 * LAYER + per_token) / 0.5e9)
 
 
+def test_the_loss_of_routers_is_summed_over_the_tokens_of_each_sample() -> None:
+    """Of 5 samples, in each of the two mixtures of the second stage: two products of [5, 96] and [96, 8] in a forward,
+    one in a backward. What is computed again does not sum up anew. From stage to stage go sums [2, 5, 8] in float32."""
+    both = passes(MIXED)
+    for backward, products in ((False, 2), (True, 1)):
+        make = both.backward if backward else both.forward
+        plain, balanced = (make(Micro(96, 0, 96, balanced=count), 1) for count in (0, 5))
+        expected = 2 * products * 2 * 5 * 96 * 8 / 0.5e9
+        assert balanced == pytest.approx({**plain, "router balance": expected})
+        assert make(Micro(96, 0, 96, balanced=5), 0).get("router balance", 0) == 0, "dense layers"
+    plain, balanced = (
+        both.training(Micro(96, 0, 96, balanced=count), 1, recompute=True, schedule="1F1B") for count in (0, 5)
+    )
+    assert balanced.get("recomputing") == plain.get("recomputing")
+    assert balanced["hops"] - plain["hops"] == pytest.approx(2 * 2 * 5 * 8 * 4 / 0.5e8)
+
+
+def test_a_recipes_coefficient_has_routers_summed_up() -> None:
+    """Of the actor, in training: 8 samples in one micro-batch of 96 tokens."""
+    plain, balanced = (costs_of(MIXED, replace(WORK, balanced=roles)) for roles in (frozenset(), frozenset({"actor"})))
+    one = Layout.on(range(1))
+    terms = balanced.call("actor.train", "train", one).terms
+    assert terms["router balance"] == pytest.approx(2 * 3 * 2 * 8 * 96 * 8 / 0.5e9)
+    for call, mode in (("critic.train", "train"), ("actor.generate", "decode"), ("ref.logprobs", "score")):
+        assert balanced.call(call, mode, one) == plain.call(call, mode, one)
+
+
 def test_tokens_that_are_decoded_read_the_experts_that_they_reach() -> None:
     """Of three rows, which reach six experts, with the way that counts many steps at once as with the terms."""
     mixture = 2 * (ATTENTION + BESIDE + 6 * EXPERT) / 0.5e8

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from plait.cost.cluster import ClusterSpec
-from plait.cost.costs import CallCost, Costs
+from plait.cost.costs import CallCost, Costs, Spread
 from plait.cost.decoding import Decoding, Guessing, Pieces, profile
 from plait.cost.drafts import NO_DRAFTS, TRUST, Drafts
 from plait.cost.generation_bytes import held_by_graphs
@@ -210,6 +210,27 @@ def test_rows_go_through_one_rank() -> None:
     assert far.terms["rows"] == pytest.approx(sent / 2 / 0.5e7 + sent / 2 / 0.5e7 + 3 * 1e-3)
 
 
+def test_instances_of_several_placements_share_the_samples() -> None:
+    """As two copies of one placement do. Of unlike ones each has two of four prompts, and takes what it takes for these
+    alone."""
+    costs, half = costs_of(WORK), costs_of(replace(WORK, prompts_per_step=2))
+    one, other, pair = (Layout.on(ranks, tp=len(ranks)) for ranks in ((0,), (1,), (1, 2)))
+    generate = lambda of, layout, *layouts: of.call(
+        "actor.generate", "decode", layout, spread=Spread((), layouts) if layouts else None
+    )
+    whole = generate(costs, Layout.on((0, 1), dp=2))
+    for layout in (one, other):
+        part = generate(costs, layout, one, other)
+        assert (part.terms, part.tails, part.working_bytes) == (whole.terms, whole.tails, whole.working_bytes)
+        assert part.instance_seconds == whole.instance_seconds[:1]
+    for layout in (one, pair):
+        part, alone = generate(costs, layout, one, pair), generate(half, layout)
+        rows_s = alone.terms.get("rows", 0.0)
+        assert part.instance_seconds == pytest.approx((alone.seconds - rows_s,))
+        assert part.working_bytes == alone.working_bytes
+        assert part.terms["rows"] == pytest.approx(8 * (4 * 8 + 2 * 8 * 8) * 2 / 3 / 0.5e7)
+
+
 def test_heads_that_do_not_divide_make_one_device_the_slower() -> None:
     """Three key-value heads of three query heads each over two devices: six query heads on one of them; of the MLP
     half."""
@@ -286,16 +307,17 @@ def test_a_pool_takes_what_others_leave_of_its_share() -> None:
     """Half of a device, less what is held there: room for two samples of 16 tokens, as eight of the weights alone."""
     software = Software(1.0, 1.0, 1.0, layer_s=1.0, hop_s=0.0, pool_share=0.5)
     costs, place = costs_of(Workload(4, 2, LENGTHS), a_cluster(software=software)), Layout.on(range(1))
+    holding = lambda num_bytes: costs.generation("actor.generate", place, Spread((), (place,)), (num_bytes,))
     assert costs.pool_takes_rest
     assert not costs_of(WORK).pool_takes_rest
     alone = costs.call("actor.generate", "decode", place)
     sample_bytes = 16 * 2 * 4 * 64 * 2
     assert alone.working_bytes == (8 * sample_bytes,)
-    beside = costs.generation("actor.generate", place, (1 << 29) - 2 * sample_bytes)
+    beside = holding((1 << 29) - 2 * sample_bytes)
     assert beside.working_bytes == (2 * sample_bytes,)
     assert beside.terms["launching"] == pytest.approx(4 * alone.terms["launching"], rel=1e-3)
-    assert costs.generation("actor.generate", place, costs.held_bytes("actor", place, trained=False)[0]) == alone
-    full = costs.generation("actor.generate", place, 1 << 30)
+    assert holding(costs.held_bytes("actor", place, trained=False)[0]) == alone
+    full = holding(1 << 30)
     assert full.working_bytes == (sample_bytes,), "one at a time at least: it is the memory that says it does not fit"
 
 

@@ -14,6 +14,7 @@ from plait.cost.call_memory import ON_THEIR_WAY
 from plait.cost.cluster_file import read_cluster
 from plait.cost.device_memory import READING, DeviceMemory, memory_by_device
 from plait.cost.generation_memory import packed_bytes
+from plait.cost.kept_sets import SETS, SETS_READ
 from plait.cost.lengths import SampleLengths
 from plait.cost.placed import Facts
 from plait.cost.vllm_memory import pool_tokens_of_vllm
@@ -311,6 +312,31 @@ def apart(prompts: str, draws: str):
 
 APART = [("1", "1"), ("1 1", "1 1"), ("1 1 1", "1"), ("1", "1 1 1"), ("3", "1"), ("1 3", "1"), ("1", "1 3"), ("3", "3")]
 """Of tp 3, as the model has three heads of keys."""
+
+
+@pytest.mark.parametrize("recipe", ["cpu", "cuda"])
+@pytest.mark.parametrize("make", [plan_of((4, 1, 1)), plan_of((1, 1, 4)), leaving], ids=["copies", "stages", "leaving"])
+def test_what_tokens_were_drawn_from_is_counted(make, recipe) -> None:
+    """With the samples on a CPU, where the first rank has most; and as they are read."""
+    keys = RECIPES[recipe]
+    sampling = keys.get("sampling", {}) | {"top_p": 0.99}
+    for memory, device in both(facts_for(make, **keys | {"sampling": sampling})):
+        assert memory.peak_bytes == pytest.approx(device.most_bytes, abs=4 * ZERO_UNIT)
+        assert sum(memory.terms.values()) == pytest.approx(memory.peak_bytes, abs=8)
+        rows = dict(device.rows)
+        assert memory.terms.get(SETS, 0) == rows.get(SETS, 0)
+        assert (SETS in rows) == (recipe == "cpu")
+        assert SETS_READ in rows or recipe == "cuda"
+
+
+@pytest.mark.parametrize("recipe", ["cpu", "cuda"])
+@pytest.mark.parametrize("draws", ["1 1", "1 3"])
+def test_instances_of_several_placements_share_the_samples(draws, recipe) -> None:
+    """Each holds the keys and values of half of them: of 6 prompts with 8 samples."""
+    keys = {"prompts_per_step": 6, "samples_per_prompt": 8}
+    for memory, device in both(facts_for(apart("", draws), "grpo", **RECIPES[recipe] | keys)):
+        assert memory.peak_bytes == pytest.approx(device.most_bytes, abs=ZERO_UNIT)
+        assert any(what.startswith("actor: KV cache (24 samples") for what, _ in device.rows)
 
 
 @pytest.mark.parametrize("recipe", ["cpu", "cuda", "adapters", "drafts", "giving samples", "few prompts"])

@@ -32,7 +32,7 @@ from plait.cost.measured.sizes import sizes_of
 from plait.cost.measured.stopwatch import in_rounds
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
-from plait.cost.profile import LinkRecord, Profile, interpolated
+from plait.cost.profile import KindRecord, LinkRecord, Profile, RunRecord, interpolated
 from plait.cost.workload import Workload
 from plait.errors import DataError
 from plait.launch.local import LocalProcesses
@@ -433,6 +433,26 @@ def test_copies_to_a_devices_host_are_measured() -> None:
 def test_a_file_is_what_was_saved(tmp_path: Path) -> None:
     save_profile(PROFILE, tmp_path / "p.json")
     assert load_profile(tmp_path / "p.json") == PROFILE
+
+
+def test_what_older_runs_say_of_moves_is_left_away(tmp_path: Path) -> None:
+    """They were foretold by the link of sums. All else that they say stays, and all of what newer ones say."""
+    score, move = (KindRecord(profile_s=1.0, foretold_s=1.0, measured_s=2.0) for _ in range(2))
+    run = RunRecord(devices=2, foretold_s=1.0, measured_s=1.0, kinds={"score on 2": score, "move": move})
+    newer = PROFILE.with_run(run)
+    save_profile(newer, tmp_path / "p.json")
+    assert load_profile(tmp_path / "p.json") == newer
+    record = json.loads((tmp_path / "p.json").read_text())
+    del record["moves_by"]
+    (tmp_path / "p.json").write_text(json.dumps(record))
+    older = PROFILE.with_run(run.model_copy(update={"kinds": {"score on 2": score}}))
+    assert load_profile(tmp_path / "p.json") == older
+
+
+def test_messages_of_processes_are_as_they_were_measured() -> None:
+    cluster = PROFILE.cluster(2)
+    assert (cluster.near, cluster.intra) == (Link(1e8, 1e-4), Link(5e7, 2e-4))
+    assert PROFILE.model_copy(update={"send": None}).cluster(2, Link(1.0, 2.0)).near == cluster.intra
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,9 +28,11 @@ from plait.cost.working_memory import (
     Blocks,
     Expected,
     activation_bytes,
+    activations_by_kind,
     layer_bytes,
     process_terms,
     slack_rows,
+    stage_activations,
 )
 from plait.recipes.recipe import Recipe
 from plait.runtime.prepare import prepare
@@ -77,6 +80,22 @@ def test_checkpointed_activations_are_the_layers_inputs_and_one_layer() -> None:
     assert by_kernel == 52 * 30 * (one + 9 * 4), "it keeps no scores"
     few = activation_bytes(SMOLLM2, batch, Blocks(2, True, checkpointed=True))
     assert few == 52 * (one + 30 * 576 * 2) + 2 * 9 * batch.scores
+
+
+@pytest.mark.parametrize("more", [{}, {"checkpointed": True}, {"tp": 2}, {"tp": 2, "splits_tokens": True}])
+def test_logits_of_routers_that_are_balanced_stay(more: dict[str, Any]) -> None:
+    """30 layers, of which the first 10 are dense: 64 logits of 2 bytes of each token of a mixture, on every rank, also
+    of blocks that are computed again."""
+    shape = replace(SMOLLM2, experts=64, expert_layers=20, mixtures=tuple(range(10, 30)), expert_intermediate=100)
+    batch = LargestBatch.of_groups(2, 3, prompt_tokens=5, response_tokens=7)
+    found = [
+        activations_by_kind(shape, batch, Blocks(2, True, **more, balanced=balanced)) for balanced in (False, True)
+    ]
+    (dense, mixture), (balanced_dense, balanced) = found
+    assert balanced_dense == dense
+    assert balanced == replace(mixture, kept=mixture.kept + 30 * 52 * 64 * 2), "as if all layers were mixtures"
+    plain, with_routers = (stage_activations(kinds, (10, 20), 30, 3) for kinds in found)
+    assert with_routers - plain == 3 * 20 * 52 * 64 * 2
 
 
 def test_ranks_of_tp_divide_what_is_inside_the_products_or_all() -> None:

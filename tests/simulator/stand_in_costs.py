@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from plait.cost.costs import Apart, CallCost, MoveCost, Tail
+from plait.cost.costs import CallCost, MoveCost, Spread, Tail, num_instances
 from plait.cost.generation_memory import EngineBytes
 from plait.cost.working_memory import PROCESS
 from plait.layout.mesh import Cluster, Layout
@@ -72,10 +72,11 @@ class StandIn:
         *,
         micro_batch_tokens: int | None = None,
         schedule: str = "",
-        apart: Apart | None = None,
+        spread: Spread | None = None,
     ) -> CallCost:
         sizes = layout.parallelism
-        compute = self.work[call] / sizes.size
+        size = sizes.size if spread is None else sum(other.parallelism.size for other in spread.samples)
+        compute = self.work[call] / size
         tensor = compute * (sizes.tp - 1) * self.tax * (10 if mode == "decode" else 1)
         spans = {rank // self.devices for rank in layout.instances()[0].mesh.ranks}
         far = compute * 0.5 * (sizes.tp > 1) * (len(spans) > sizes.pp)
@@ -92,20 +93,21 @@ class StandIn:
             "slower": slower,
         }
         working = tuple(int(self.activations * share * one / sizes.tp / sizes.pp) + 1 for one in in_flight)
-        several = mode == "decode" and sizes.dp > 1
+        drawing = (layout,) if spread is None else spread.samples
+        several = mode == "decode" and num_instances(drawing) > 1
         first_s = self.first_s if mode == "decode" else 0.0
         tails = self.tails if several else ()
         seconds = sum(terms.values())
-        by_instance = (seconds,) * sizes.dp if apart else ()
+        by_instance = (seconds,) * sizes.dp if spread else ()
         return CallCost(seconds, terms, 0, working, by_instance, tails, first_s, activation_bytes=working)
 
     @property
     def pool_takes_rest(self) -> bool:
         return self.crowded_s > 0
 
-    def generation(self, call: str, layout: Layout, held_bytes: int) -> CallCost:
-        found = self.call(call, "decode", layout)
-        return replace(found, seconds=found.seconds + self.crowded_s * held_bytes, working_bytes=(held_bytes // 10,))
+    def generation(self, call: str, layout: Layout, spread: Spread, held_bytes: tuple[int, ...]) -> CallCost:
+        found, num_bytes = self.call(call, "decode", layout), held_bytes[spread.samples.index(layout)]
+        return replace(found, seconds=found.seconds + self.crowded_s * num_bytes, working_bytes=(num_bytes // 10,))
 
     def move(self, role: str, source: Layout, target: Layout) -> MoveCost:
         return MoveCost(self.move_s * self.weights[role] / 10 if source != target else 0.0, {}, self.weights[role])

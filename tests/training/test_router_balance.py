@@ -9,11 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from plait.cost.micro_batch import LargestBatch
+from plait.cost.working_memory import Blocks, activations_by_kind
+from plait.data.packed import pack
 from plait.data.rows import Rows
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
 from plait.models.model import Model
 from plait.models.scalar_loading import scalar_of
+from plait.models.shape import ModelShape, config_fields
 from plait.training.router_balance import RouterBalance, joined
 from plait.training.tally import expert_max_violation
 from tests.models.tiny import tiny, tiny_model
@@ -89,6 +93,29 @@ def test_it_is_the_same_however_samples_are_cut_and_activations_kept():
         for name in ("actor/router_aux_loss", "actor/expert_max_violation", "actor/loss", "actor/grad_norm"):
             assert after[name] == pytest.approx(before[name], rel=1e-9)
         assert torch.allclose(one, other, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_what_it_keeps_for_the_backward_is_foretold(checkpoint):
+    """The logits of all routers, as `working_memory` counts them, and beside them which tokens are of which sample."""
+    model, rows = tiny_model("mixtral", dtype=torch.float32), rows_of()
+    groups = [(sample.prompt.token_ids, [sample.all_ids]) for sample in rows.samples]
+    batch, logits, kept = pack(groups), list[Tensor](), dict[int, int]()
+    model.stage(batch, checkpoint=checkpoint, router_logits=logits)
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        RouterBalance.of(model.config, torch.float32, COEFFICIENT).sums(batch, logits, None)
+    shape = ModelShape.from_config(config_fields(model.config))
+    largest = LargestBatch(batch.num_tokens, 0)
+    plain, balanced = (
+        activations_by_kind(shape, largest, Blocks(4, False, checkpointed=checkpoint, balanced=told))[0].kept
+        for told in (False, True)
+    )
+    assert sum(kept.values()) == balanced - plain + 4 * len(rows) * batch.num_tokens
 
 
 def test_a_scalar_model_has_it_too():

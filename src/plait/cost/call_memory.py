@@ -9,6 +9,7 @@ from plait.cost.draft_memory import draft_cache, drafts_on
 from plait.cost.estimate import Rows
 from plait.cost.generation_memory import asked_tokens, packed_stages, pool_tokens, state_bytes
 from plait.cost.graph_memory import GRAPHS, first_context, graph_bytes, prompt_graph_bytes
+from plait.cost.kept_sets import NO_SETS, SETS_READ, KeptSets, reads_sets
 from plait.cost.layer_kinds import stage_counts
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.offload_policy import Use
@@ -26,6 +27,7 @@ from plait.cost.working_memory import (
     is_packed,
     kept_logits,
     logits_bytes,
+    sets_at_head,
     stage_activations,
     wide_bytes,
 )
@@ -37,7 +39,7 @@ from plait.layout.shards import stage_bounds
 from plait.models.lora_settings import NO_LORA
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.recipes.engine_checks import abilities, most_guessed
-from plait.recipes.role_models import RoleModel
+from plait.recipes.role_models import RoleModel, is_balanced
 from plait.schedule.placements import RolePlacement
 from plait.schedule.plan import Mode
 from plait.training.memory import BYTES
@@ -79,7 +81,8 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
                 rows_by_use[model.role, "decode"].append((f"draft model: {GRAPHS}", graphs))
         if recipe.device == "cuda":
             tokens, filters = recipe.sampling.max_prefill_tokens, recipe.sampling.filters
-            step = LargestStep.of(tokens, pool.running, most_new_tokens, filters=filters)
+            drawing = pool.running if pool.draws else 0
+            step = LargestStep.of(tokens, drawing, most_new_tokens, filters=filters)
             of_stages = step_bytes(shape, recipe.dtype, step, instance.parallelism)
             rows_by_use[model.role, "decode"].append((STEP, of_stages[instance.coordinates(rank).pp]))
         if is_packed(recipe):
@@ -103,13 +106,28 @@ def _forward_rows(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout:
     """What a call that trains or scores takes."""
     recipe, shape, width = facts.recipe, facts.shapes[model.name], BYTES[facts.recipe.dtype]
     rows = [(ACTIVATIONS, _activations(rank, facts, model, mode, layout, fused=is_fused(recipe)))]
-    tp = layout.parallelism.tp
+    tp, sets = layout.parallelism.tp, _sets_read(facts, model, mode)
+    if recipe.device == "cpu":
+        batch, num_in_flight = largest_batch(facts, model, mode, layout), 1
+        if mode == "train":
+            num_in_flight = facts.places[model.role].in_flight(rank, batch.count)
+        rows.append((SETS_READ, num_in_flight * sets.read_bytes(batch.tokens)))
     if not model.scalar and layout.coordinates(rank).pp == layout.parallelism.pp - 1:
         rows.append(("logits of one chunk", logits_bytes(shape, width, recipe.device, tp)))
         rows.append(("likeliest tokens of each place", wide_bytes(largest_batch(facts, model, mode, layout))))
         if mode == "train" and recipe.lora.rank == 0:
             rows.append(("gradient of the head", head_gradient_bytes(shape, width, tp)))
+        if recipe.device != "cpu":
+            rows.append((SETS_READ, sets_at_head(shape, width, tp, sets)))
     return [(what, count) for what, count in rows if count]
+
+
+def _sets_read(facts: Facts, model: RoleModel, mode: Mode) -> KeptSets:
+    """The sets of a role's calls that train or score, those of the call with most of them."""
+    calls = facts.flow.calls(model.role)
+    reading = [node for node in calls if (node.kind is CallKind.TRAIN if mode == "train" else reads_sets(node))]
+    sets = [] if model.scalar else [facts.sets_of(node) for node in reading]
+    return max(sets, key=lambda kept: kept.tokens, default=NO_SETS)
 
 
 def largest_batch(facts: Facts, model: RoleModel, mode: Mode, layout: Layout) -> LargestBatch:
@@ -141,6 +159,7 @@ def micro_batch_bytes(
             tp=sizes.tp,
             splits_tokens=mode == "train" and recipe.sequence_parallel,
             by_kernel=recipe.device == "cuda",
+            balanced=mode == "train" and is_balanced(model.role, recipe),
         ),
         recipe.lora if mode == "train" else NO_LORA,
     )

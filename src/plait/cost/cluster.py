@@ -40,11 +40,12 @@ class NodeKind:
 class ClusterSpec:
     """`nodes` nodes of equally many devices.
 
-    intra: between devices of a node, of each device
+    intra: between devices of a node, of each device; where `messages` are known apart, of sums
     inter: into or out of a node, shared by its devices
     host:  between a device and its node's memory
     price_per_device_hour: in any currency; None: not stated, or not the same for all
     checked: how wrong predictions with these numbers were; None: not stated
+    messages: from one device of a node to another; None: as `intra`
     kinds: of the nodes, in the order of their ranks, where they are not alike: `device` and the links are then the
         slowest of all, with the least memory, so that what asks for no more is right for every rank; empty: all are as
         these say
@@ -61,6 +62,7 @@ class ClusterSpec:
     software: Software = DEFAULT
     checked: Checked | None = None
     kinds: tuple[NodeKind, ...] = ()
+    messages: Link | None = None
 
     @classmethod
     def of_kinds(cls, kinds: Sequence[NodeKind], devices_per_node: int, name: str, software: Software) -> ClusterSpec:
@@ -79,6 +81,11 @@ class ClusterSpec:
             software,
             kinds=tuple(kinds) if len(unlike) > 1 else (),
         )
+
+    @property
+    def near(self) -> Link:
+        """The link of what one device of a node sends to another."""
+        return self.messages or self.intra
 
     @property
     def num_devices(self) -> int:

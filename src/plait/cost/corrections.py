@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from plait.cost.costs import CallCost
-from plait.cost.profile import Ratio, kind_on
+from plait.cost.profile import MOVE, Ratio, kind_on
 from plait.schedule.plan import Placement
 
 PRIOR_STEPS = 1
@@ -17,7 +17,6 @@ differ by a tenth, runs from profiles by a fifth to a third, by which a tenth of
 what differs between numbers of ranks."""
 BETWEEN = frozenset({"gradients", "hops", "new weights", "rows", "tensor parallel"})
 """Terms of what ranks do with each other, which a carried correction leaves alone: more ranks have other ones."""
-MOVE = "move"
 
 
 @dataclass(frozen=True)
@@ -71,16 +70,18 @@ class Corrections:
         return Correction(factor, kind, ratio.steps, carried=True)
 
     def carried(self, placements: Iterable[Placement], roles: Collection[str]) -> dict[str, Correction]:
-        """Kind → its correction, of the kinds of a plan's calls whose correction is carried.
+        """Kind → its correction, of the kinds of a plan's calls whose correction is carried. Where prompts are computed
+        apart, that is a part of the generation.
 
         Args:
             roles: that models answer for.
         """
-        by_kind = {
-            kind_on(place.mode, len(place.ranks)): self.of(place.mode, len(place.ranks))
+        asked = {
+            ("decode" if place.mode == "prefill" else place.mode, len(place.ranks))
             for place in placements
             if place.role in roles
         }
+        by_kind = {kind_on(mode, ranks): self.of(mode, ranks) for mode, ranks in asked}
         return {kind: own for kind, own in sorted(by_kind.items()) if own is not None and own.carried}
 
 

@@ -5,7 +5,7 @@ Seconds are floats, bytes whole numbers. A layout is a mesh with dp, tp, pp and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -23,14 +23,24 @@ Amount = int | NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Apart:
-    """The layouts of a generation whose prompts are computed on other devices than its samples are drawn on.
+class Spread:
+    """The layouts of all instances of a generation, which share its prompts.
 
-    prompts: of instances that compute prompts; samples: of those that draw
+    prompts: of instances that compute prompts for others; none: each that draws computes those of its samples
+    samples: of those that draw
     """
 
     prompts: tuple[Layout, ...]
     samples: tuple[Layout, ...]
+
+    def first_of(self, layout: Layout) -> int:
+        """Instances of its side in front of those of a layout."""
+        side = self.prompts if layout in self.prompts else self.samples
+        return num_instances(side[: side.index(layout)])
+
+
+def num_instances(layouts: Sequence[Layout]) -> int:
+    return sum(layout.parallelism.dp for layout in layouts)
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,8 @@ class CallCost:
     activation_bytes: of `working_bytes`, what forwards keep; plain_bytes: of a family whose layers are not fused, these
     widened_bytes:    of generation, more than `working_bytes` where packed weights are widened
     passing_bytes:    of `working_bytes`, what no pool that stays keeps
+    set_bytes:        of each device, what its share of the samples was drawn from; all_set_bytes: of a generation, of
+                      all samples that are there at a time, where the flow runs
     """
 
     seconds: float
@@ -79,6 +91,8 @@ class CallCost:
     plain_bytes: tuple[int, ...] = (0,)
     widened_bytes: tuple[int, ...] = (0,)
     passing_bytes: tuple[int, ...] = (0,)
+    set_bytes: int = 0
+    all_set_bytes: int = 0
 
     def times(self, factor: float, *, but: Collection[str] = ()) -> CallCost:
         """Taking so many times as long; bytes stay.
@@ -171,7 +185,7 @@ class Costs(Protocol):
         *,
         micro_batch_tokens: int | None = None,
         schedule: str = "",
-        apart: Apart | None = None,
+        spread: Spread | None = None,
     ) -> CallCost:
         """One call of the flow in one step.
 
@@ -180,8 +194,7 @@ class Costs(Protocol):
             mode: `decode` stands for all of a generation, its prompts included; `prefill` for the prompts alone.
             micro_batch_tokens: of a forward; None: the workload's.
             schedule: of a training's pipeline; empty: 1F1B.
-            apart: of `decode` whose prompts are computed elsewhere, and of `prefill` whose samples are drawn elsewhere;
-                the layout is one of these.
+            spread: of a generation whose instances are in several layouts; the layout is one of these.
         """
         ...
 
@@ -190,11 +203,13 @@ class Costs(Protocol):
         """Whether the keys and values of a generation have what nothing else on a device takes."""
         ...
 
-    def generation(self, call: str, layout: Layout, held_bytes: int) -> CallCost:
+    def generation(self, call: str, layout: Layout, spread: Spread, held_bytes: tuple[int, ...]) -> CallCost:
         """As `call` in `decode`, where the pool takes what is left.
 
         Args:
-            held_bytes: weights, these among them, and optimizer state on the device with most of them.
+            spread: all that draw; none compute prompts alone.
+            held_bytes: of each of its layouts, weights, these among them, and optimizer state on the device with most
+                of them.
         """
         ...
 

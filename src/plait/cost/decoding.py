@@ -199,6 +199,10 @@ class Decoding:
             taken = decode_steps(passes, samples * self._guessing.drafts.rows, context, groups, before=guessing)
         return np.add.reduceat(taken * pieces.steps, pieces.starts) / self.tokens
 
+    def alone_s(self, length: int) -> float:
+        """Seconds of a sample of so many tokens that runs by itself, behind its first token."""
+        return (length - 1) * total(self.step(1, length / 2)) / self.tokens
+
     def step(self, running: int, said: float) -> Terms:
         """A step of `running` samples, which have said so many tokens together: one token more for each, or as many as
         come true of its guesses."""
@@ -269,20 +273,15 @@ def _head_s(times: LayerTimes, rows: Floats) -> Floats:
     return np.maximum(2 * rows * work.head / times.flops_per_s, work.head * work.width / times.bytes_per_s) / tp
 
 
-def levelled(
-    seconds: tuple[float, ...], terms: Terms, decoding: Decoding, longest: int, speeds: Sequence[float]
-) -> tuple[tuple[float, ...], Terms]:
-    """Instances that give each other samples end together: when all that they have to do is done by all of them, but
-    not before the longest sample could by itself.
+def levelled(seconds: Sequence[float], least_s: float, speeds: Sequence[float]) -> float:
+    """When instances that give each other samples end together: when all that they have to do is done by all of them.
 
     Args:
-        seconds: of each, with the samples that it has; terms, decoding: of the last.
+        seconds: of each, with the samples that it has.
+        least_s: before which no sample can end that may be the last.
         speeds: of each, in any unit.
     """
     mean_s = sum(seconds) / len(seconds)
     if any(speed != speeds[0] for speed in speeds):
         mean_s = sum(own_s * speed for own_s, speed in zip(seconds, speeds, strict=True)) / sum(speeds)
-    alone = (longest - 1) * total(decoding.step(1, longest / 2)) / decoding.tokens
-    last = max(seconds)
-    end = min(last, max(alone, mean_s))
-    return (end,) * len(seconds), scaled(terms, end / last)
+    return min(max(seconds), max(least_s, mean_s))

@@ -11,10 +11,12 @@ from plait.cost.draft_memory import draft_widened
 from plait.cost.estimate import Rows
 from plait.cost.generation_memory import widened_bytes
 from plait.cost.held_parameters import HeldPart, held_parts, rows_of, with_engine
+from plait.cost.kept_sets import SETS
 from plait.cost.lengths import SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
+from plait.cost.set_memory import held_sets
 from plait.cost.step_room import STEP
 from plait.cost.working_memory import MESSAGES, NCCL, Expected, keeps_freed, process_terms, slack_rows
 from plait.dataflow import Dataflow
@@ -149,7 +151,7 @@ def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[
     pools = [use for use in working if use[1] == "decode" and _keeps_pool(rank, facts)]
     kept += sum(count for use in pools for what, count in working[use] if what != STEP)
     leaving = [part for part in held if part.after != "keep"]
-    rows: Rows = [(READING, process - terms.get(MESSAGES, 0) + _reading_bytes(held))]
+    rows: Rows = [(READING, process - sum(terms.get(what, 0) for what in (MESSAGES, SETS)) + _reading_bytes(held))]
     for p in facts.plan.placements:
         use: Use = (p.role, "decode" if p.mode in SEVERAL else p.mode)
         if rank in p.ranks and use in working:
@@ -177,7 +179,8 @@ def _process(rank: int, facts: Facts) -> Mapping[str, int]:
     groups, messages = facts.connected[rank]
     if NCCL in terms:
         terms |= {NCCL: terms[NCCL] + groups}
-    return terms | {MESSAGES: messages} if messages else terms
+    later = {MESSAGES: messages, SETS: held_sets(rank, facts)}
+    return terms | {what: count for what, count in later.items() if count}
 
 
 def _reading_bytes(held: Sequence[HeldPart]) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plait.cost.costs import CallCost
+from plait.cost.kept_sets import NO_SETS, KeptSets
 from plait.cost.layer_kinds import stage_counts
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.working_memory import (
@@ -16,6 +17,7 @@ from plait.cost.working_memory import (
     head_gradient_bytes,
     kept_logits,
     logits_bytes,
+    sets_at_head,
     stage_activations,
     wide_bytes,
 )
@@ -54,21 +56,33 @@ class ForwardMemory:
         )
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What a call takes beside its blocks.
+
+    scalar:   has no head of a language model
+    balanced: of a training, as of `Blocks`
+    sets:     of the tokens, where their log-probs are computed
+    """
+
+    scalar: bool
+    balanced: bool = False
+    sets: KeptSets = NO_SETS
+
+
 def forward_memory(
     workload: Workload,
     shape: ModelShape,
     sizes: Parallelism,
     batch: LargestBatch,
     schedule: str | None,
-    *,
-    scalar: bool,
+    beside: Beside,
 ) -> ForwardMemory:
     """
     Args:
         batch: the largest micro-batch.
         schedule: of a training's pipeline, by name (`training_order.rule_named`); None: of a score, which keeps one
             layer's activations at a time.
-        scalar: has no head of a language model.
     """
     train, width = schedule is not None, BYTES[workload.dtype]
     in_flight: list[int | None] = [None] * sizes.pp
@@ -77,7 +91,7 @@ def forward_memory(
         in_flight = [order.in_flight(stage, sizes.pp, batch.count) for stage in range(sizes.pp)]
 
     logits = 0
-    if not (scalar or workload.checkpoint_activations):
+    if not (beside.scalar or workload.checkpoint_activations):
         logits = kept_logits(shape, width, workload.device, batch.tokens, sizes.tp)
     stages = list(zip(stage_counts(shape, sizes), in_flight, strict=True))
 
@@ -92,6 +106,7 @@ def forward_memory(
                 tp=sizes.tp,
                 splits_tokens=train and workload.sequence_parallel,
                 by_kernel=workload.device == "cuda",
+                balanced=train and beside.balanced,
             ),
             workload.lora if train else NO_LORA,
         )
@@ -102,8 +117,19 @@ def forward_memory(
 
     activations = by_stage(workload.fused)
     plain = by_stage(fused_at_worst(workload.device, fused=workload.fused))
-    head = 0
-    if not scalar:
-        head = logits_bytes(shape, width, workload.device, sizes.tp) + wide_bytes(batch)
-        head += head_gradient_bytes(shape, width, sizes.tp) if train and workload.lora.rank == 0 else 0
-    return ForwardMemory((*activations[:-1], activations[-1] + head), activations, plain)
+    head = 0 if beside.scalar else _head_bytes(workload, shape, sizes.tp, batch, beside.sets, train=train)
+    on_host = [0] * sizes.pp
+    if workload.device == "cpu":
+        on_host = [(1 if count is None else count) * beside.sets.read_bytes(batch.tokens) for count in in_flight]
+    working = [count + read for count, read in zip(activations, on_host, strict=True)]
+    return ForwardMemory((*working[:-1], working[-1] + head), activations, plain)
+
+
+def _head_bytes(
+    workload: Workload, shape: ModelShape, tp: int, batch: LargestBatch, sets: KeptSets, *, train: bool
+) -> int:
+    """What the last stage takes at the head of a language model."""
+    width = BYTES[workload.dtype]
+    head = logits_bytes(shape, width, workload.device, tp) + wide_bytes(batch)
+    head += head_gradient_bytes(shape, width, tp) if train and workload.lora.rank == 0 else 0
+    return head + (0 if workload.device == "cpu" else sets_at_head(shape, width, tp, sets))

@@ -30,9 +30,9 @@ class StepCosts(Costs, Protocol):
         """Roles that are models."""
         ...
 
-    def step_line(self, call: str, layout: Layout) -> tuple[float, float, float]:
+    def step_line(self, call: str, layout: Layout, instances: int) -> tuple[float, float, float]:
         """Seconds of an instance with one sample until that has a token more, and more for each further one; tokens
-        that a sample gets in a decode step."""
+        that a sample gets in a decode step. So many instances share the samples."""
         ...
 
 
@@ -56,12 +56,13 @@ def _times(rollout: Node, plan: Plan, costs: StepCosts, copied: Collection[str])
     """The times of the first rollout of a flow, and of the models that score its samples on the same ranks."""
     generating = plan.placements_of(rollout.call, "decode")
     ranks = frozenset(rank for placement in generating for rank in placement.ranks)
-    step_s, more_s, step_tokens = costs.step_line(rollout.call, generating[0].layout)
+    instances = sum(placement.dp for placement in generating)
+    step_s, more_s, step_tokens = costs.step_line(rollout.call, generating[0].layout, instances)
     lengths, samples = costs.workload.lengths, costs.workload.samples_of(costs.flow, rollout)
     prompt_tokens = lengths.prompts.mean - lengths.prompts.root
     tokens = samples.prompts * prompt_tokens + samples.count * lengths.responses.mean
     # Seconds of an instance that generates: a score on more ranks, or fewer, counts by its ranks.
-    wide = len(ranks) / sum(placement.dp for placement in generating)
+    wide = len(ranks) / instances
     scores = [
         (costs.call(placement.call, "score", placement.layout, micro_batch_tokens=placement.micro_batch_tokens), by)
         for placement in _scoring(rollout, plan, costs, ranks)

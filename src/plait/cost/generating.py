@@ -3,12 +3,13 @@ and what instances have to spare at its end. Torch-free."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from plait.cost.beginning import Beginning
 from plait.cost.captures import capturing
-from plait.cost.costs import CallCost
+from plait.cost.costs import CallCost, Spread, num_instances
 from plait.cost.decoding import Decoding, Pieces, coarse, levelled, profile
 from plait.cost.endings import Endings
 from plait.cost.generation_bytes import GenerationBytes
@@ -17,6 +18,38 @@ from plait.cost.layer_times import Terms, added, scaled, total
 from plait.cost.passes import Passes
 from plait.cost.workload import Samples, Workload
 from plait.layout.mesh import Layout
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """One instance with its share of the samples.
+
+    begin:     terms before it decodes
+    decoded_s: seconds of its steps
+    running:   samples that it decodes at a time
+    speed:     one by the seconds in which it would decode all samples
+    """
+
+    begin: Terms
+    decoded_s: float
+    decoding: Decoding
+    running: int
+    speed: float
+
+    @property
+    def seconds(self) -> float:
+        return total(self.begin) + self.decoded_s
+
+    def terms(self, share: tuple[int, ...]) -> Terms:
+        """What its seconds are spent on.
+
+        Args:
+            share: lengths of its samples.
+        """
+        steps = self.decoding.seconds(coarse(profile(share, self.running)))
+        if self.decoded_s > 0:
+            steps = scaled(steps, self.decoded_s / total(steps))
+        return added(self.begin, steps)
 
 
 class Generating:
@@ -38,51 +71,77 @@ class Generating:
         self._instances, self._beginning, self._bytes = instances, beginning, taken
         self._pieces = cache(lambda samples, count, running: Pieces.of(self._instances.shares(samples, count), running))
 
-    def cost(self, role: str, samples: Samples, layout: Layout, *, held_bytes: int | None = None) -> CallCost:
-        """
+    def cost(
+        self, role: str, samples: Samples, layout: Layout, spread: Spread, held_bytes: Sequence[int | None] = ()
+    ) -> CallCost:
+        """What the instances of a layout take, of all those that share the samples.
+
         Args:
-            held_bytes: weights and optimizer state on the fullest device; None: the weights of this layout alone.
+            held_bytes: of each layout that draws, weights and optimizer state on the fullest device; none: the weights
+                of that layout alone.
         """
-        workload = self._workload
-        count = min(layout.parallelism.dp, samples.prompts)
-        shares = self._instances.shares(samples, count)
-        running = self._instances.running(role, layout, max(map(len, shares)), held_bytes)
-        groups = self._instances.groups(role, layout, running)
-        begins: list[Terms] = [{}] * count
-        decodings: list[Decoding | None] = [None] * count
-        decoded, speeds = [0.0] * count, [1.0] * count
-        for instance, numbers in self._instances.kinds(layout, count):
-            passes, guessing = self._passes(role, instance, layout), self._instances.guessing(instance, layout)
-            decoding = Decoding(passes, workload.lengths.prompts.mean, groups, guessing)
-            sizes = {len(shares[number]) for number in numbers}
-            begun = {size: self._beginning.seconds(role, passes, samples, size, groups, guessing) for size in sizes}
-            totals = decoding.totals(self._pieces(samples, count, running)).tolist()
-            for number in numbers:
-                captures = capturing(workload, (passes.times, *guessing.times), profile(shares[number], running))
-                begins[number], decodings[number] = begun[len(shares[number])] | captures, decoding
-                decoded[number], speeds[number] = totals[number], 1 / sum(totals) if any(totals) else 1.0
-        seconds = tuple(total(first) + other for first, other in zip(begins, decoded, strict=True))
-        longest = max(range(count), key=seconds.__getitem__)
-        decoding = decodings[longest]
-        assert decoding is not None, "every instance is of some kind"
-        steps = decoding.seconds(coarse(profile(shares[longest], running)))
-        if decoded[longest] > 0:
-            steps = scaled(steps, decoded[longest] / total(steps))
-        terms = added(begins[longest], steps)
-        if workload.rebalances and count > 1:
-            seconds, terms = levelled(seconds, terms, decoding, workload.lengths.responses.longest, speeds)
-        spare = self._endings.tails(seconds, shares, decoding, running)
-        idle = (0.0,) * (layout.parallelism.dp - count)
-        first_s, most = self._endings.first_s(terms, samples, shares, running), max(map(len, shares))
-        cost = CallCost(total(terms), terms, 0, (), seconds + idle, spare, first_s)
+        workload, dp = self._workload, layout.parallelism.dp
+        shares = self._instances.shares(samples, min(num_instances(spread.samples), samples.prompts))
+        drawing = self._drawing(role, samples, spread.samples, held_bytes or (None,) * len(spread.samples), shares)
+        ends_s = [one.seconds for one in drawing]
+        last = drawing[max(range(len(drawing)), key=ends_s.__getitem__)]
+        if workload.rebalances and len(drawing) > 1:
+            least_s = last.decoding.alone_s(workload.lengths.responses.longest)
+            ends_s = [levelled(ends_s, least_s, [one.speed for one in drawing])] * len(drawing)
+        tails = self._endings.tails(ends_s, shares, last.decoding, last.running)
+        first, most, terms = spread.first_of(layout), max(map(len, shares)), Terms()
+        own_bytes = held_bytes[spread.samples.index(layout)] if held_bytes else None
+        running = self._instances.running(role, layout, most, own_bytes)
+        if mine := range(first, min(first + dp, len(drawing))):
+            longest = max(mine, key=lambda number: drawing[number].seconds)
+            terms = drawing[longest].terms(shares[longest])
+            if ends_s[longest] != drawing[longest].seconds:
+                terms = scaled(terms, ends_s[longest] / drawing[longest].seconds)
+        seconds = (*ends_s[first : first + dp], *(0.0,) * (dp - len(mine)))
+        first_s = self._endings.first_s(terms, samples, shares, running)
+        cost = CallCost(total(terms), terms, 0, (), seconds, tails, first_s)
         return self._bytes.told(cost, role, layout, running, min(most, workload.max_running))
 
-    def step_line(self, role: str, samples: Samples, layout: Layout) -> tuple[float, float, float]:
+    def _drawing(
+        self,
+        role: str,
+        samples: Samples,
+        layouts: Sequence[Layout],
+        held_bytes: Sequence[int | None],
+        shares: Sequence[tuple[int, ...]],
+    ) -> list[_Drawing]:
+        """All instances that have samples, in the order of the layouts; prompts go round."""
+        workload, count, drawing = self._workload, len(shares), dict[int, _Drawing]()
+        for layout, num_bytes in zip(layouts, held_bytes, strict=True):
+            first = len(drawing)
+            if (own := min(layout.parallelism.dp, count - first)) < 1:
+                break
+            running = self._instances.running(role, layout, max(map(len, shares)), num_bytes)
+            groups = self._instances.groups(role, layout, running)
+            for instance, numbers in self._instances.kinds(layout, own):
+                passes, guessing = self._passes(role, instance, layout), self._instances.guessing(instance, layout)
+                decoding = Decoding(passes, workload.lengths.prompts.mean, groups, guessing)
+                sizes = {len(shares[first + number]) for number in numbers}
+                begun = {size: self._beginning.seconds(role, passes, samples, size, groups, guessing) for size in sizes}
+                totals = decoding.totals(self._pieces(samples, count, running)).tolist()
+                for number in (first + n for n in numbers):
+                    captures = capturing(workload, (passes.times, *guessing.times), profile(shares[number], running))
+                    speed = 1 / sum(totals) if any(totals) else 1.0
+                    begin = begun[len(shares[number])] | captures
+                    drawing[number] = _Drawing(begin, totals[number], decoding, running, speed)
+        return [drawing[number] for number in range(count)]
+
+    def step_line(self, role: str, samples: Samples, layout: Layout, instances: int) -> tuple[float, float, float]:
         """Seconds of an instance with one sample until that has a token more, and more for each further one, about;
-        tokens that a sample gets in a decode step. Of instances on devices of several kinds the slowest."""
-        count = min(layout.parallelism.dp, samples.prompts)
-        running = self._instances.running(role, layout, max(map(len, self._instances.shares(samples, count))))
-        groups, kinds = self._instances.groups(role, layout, running), self._instances.kinds(layout, count)
+        tokens that a sample gets in a decode step. Of instances on devices of several kinds the slowest.
+
+        Args:
+            instances: that share the samples, those of this layout and others.
+        """
+        shares = self._instances.shares(samples, min(instances, samples.prompts))
+        running = self._instances.running(role, layout, max(map(len, shares)))
+        own = min(layout.parallelism.dp, samples.prompts)
+        groups, kinds = self._instances.groups(role, layout, running), self._instances.kinds(layout, own)
         decodings = (self._instances.decoding(role, kind, layout, groups) for kind, _ in kinds)
         return max((*self._endings.line(decoding, running), decoding.tokens) for decoding in decodings)
 

@@ -10,14 +10,14 @@ from math import ceil
 from plait.cost.beginning import Beginning
 from plait.cost.captures import capturing
 from plait.cost.cluster import ClusterSpec
-from plait.cost.costs import Apart, CallCost, Tail
+from plait.cost.costs import CallCost, Spread, Tail, num_instances
 from plait.cost.decoding import Decoding, levelled, profile
 from plait.cost.endings import Endings
 from plait.cost.generation_bytes import GenerationBytes
 from plait.cost.instances import Instances
 from plait.cost.layer_times import Terms, scaled, total
 from plait.cost.passes import Passes
-from plait.cost.prompts_apart import WAITING, Source, arrivals, drawn, sent_s, tokens_sent
+from plait.cost.prompts_apart import WAITING, Source, arrivals, drawn, least_s, sent_s, tokens_sent
 from plait.cost.workload import Samples, Workload
 from plait.layout.mesh import Layout
 
@@ -56,10 +56,9 @@ class GeneratingApart:
         self._endings = Endings(workload)
         self._drawn = cache(self._drawn_by_all)
 
-    def drawing(self, role: str, samples: Samples, layout: Layout, apart: Apart) -> CallCost:
+    def drawing(self, role: str, samples: Samples, layout: Layout, apart: Spread) -> CallCost:
         """What the instances of a layout take that draw, from the first prompt to the last token of any."""
-        found, dp = self._drawn(role, samples, apart), layout.parallelism.dp
-        first = _before(layout, apart.samples)
+        found, dp, first = self._drawn(role, samples, apart), layout.parallelism.dp, apart.first_of(layout)
         mine = found.terms[first : first + dp]
         seconds = [total(terms) for terms in mine]
         terms = max(mine, key=total, default={})
@@ -68,28 +67,31 @@ class GeneratingApart:
         first_s = self._endings.first_s(terms, samples, found.shares, running)
         idle = (0.0,) * (dp - len(mine))
         cost = CallCost(total(terms), terms, 0, (), (*seconds, *idle), found.tails, first_s)
-        sent = self._sent(_num_instances(apart.prompts), ceil(samples.prompts / _num_instances(apart.samples)))
+        sent = self._sent(num_instances(apart.prompts), ceil(samples.prompts / num_instances(apart.samples)))
         return self._bytes.told(cost, role, layout, running, min(most, self._workload.max_running), sent=sent)
 
-    def prompts(self, role: str, samples: Samples, layout: Layout, apart: Apart) -> CallCost:
+    def prompts(self, role: str, samples: Samples, layout: Layout, apart: Spread) -> CallCost:
         """What the instances of a layout take that compute prompts."""
-        first = _before(layout, apart.prompts)
+        first = apart.first_of(layout)
         sources = self._sources(role, samples, apart.samples[0], apart)[first : first + layout.parallelism.dp]
-        seconds = tuple(source.seconds for source in sources)
-        held = ceil(samples.prompts / _num_instances(apart.prompts))
-        sent = self._sent(_num_instances(apart.samples), held)
-        cost = CallCost(max(seconds), {"prompts": max(seconds)}, 0, (), seconds)
+        seconds = tuple(source.end_s for source in sources)
+        held = ceil(samples.prompts / num_instances(apart.prompts))
+        sent = self._sent(num_instances(apart.samples), held)
+        slowest = max(sources, key=lambda source: source.end_s)
+        terms = {"prompts": slowest.seconds} | ({"packing": slowest.begun_s} if slowest.begun_s else {})
+        cost = CallCost(total(terms), terms, 0, (), seconds)
         return self._bytes.told(cost, role, layout, held, held, sent=sent, draws=False)
 
-    def _drawn_by_all(self, role: str, samples: Samples, apart: Apart) -> _Drawn:
+    def _drawn_by_all(self, role: str, samples: Samples, apart: Spread) -> _Drawn:
         """By all instances that draw: prompts go round."""
         workload = self._workload
-        count = min(_num_instances(apart.samples), samples.prompts)
+        count = min(num_instances(apart.samples), samples.prompts)
         shares = self._instances.shares(samples, count)
         most = max(map(len, shares))
         terms: list[Terms] = []
         decodings: list[Decoding] = []
         of_instances: list[int] = []
+        last_s = 0.0
         for layout in apart.samples:
             running = self._instances.running(role, layout, most)
             there_s = arrivals(self._sources(role, samples, layout, apart))
@@ -106,6 +108,7 @@ class GeneratingApart:
                 begun = self._beginning.elsewhere(role, passes, len(mine), guessing)
                 begun = begun | capturing(workload, (passes.times, *guessing.times), profile(share, running))
                 terms.append(drawn(share, mine, running, decoding, begun))
+                last_s = max(last_s, least_s(share, mine, decoding))
                 decodings.append(decoding)
                 of_instances.append(running)
         seconds = tuple(map(total, terms))
@@ -116,8 +119,8 @@ class GeneratingApart:
                 decoding.tokens / total(decoding.step(running, running * longest / 2))
                 for decoding, running in zip(decodings, of_instances, strict=True)
             ]
-            seconds, _ = levelled(seconds, {}, decodings[slowest], longest, speeds)
-            terms = [_ending(some, end_s) for some, end_s in zip(terms, seconds, strict=True)]
+            seconds = (levelled(seconds, last_s, speeds),) * count
+            terms = [_ending(some, seconds[0]) for some in terms]
         tails = self._endings.tails(seconds, shares, decodings[slowest], of_instances[slowest])
         return _Drawn(terms, tails, shares)
 
@@ -127,7 +130,7 @@ class GeneratingApart:
             self._workload.lengths.prompts.longest, prompts, self._workload.max_prefill_tokens, instances
         )
 
-    def _sources(self, role: str, samples: Samples, target: Layout, apart: Apart) -> list[Source]:
+    def _sources(self, role: str, samples: Samples, target: Layout, apart: Spread) -> list[Source]:
         """All instances that compute prompts, which go round; what they send to instances of a layout."""
         workload, prompts = self._workload, self._workload.lengths.prompts
         copies: list[tuple[Layout, Layout]] = []
@@ -138,25 +141,14 @@ class GeneratingApart:
         sources = []
         for number, (layout, instance) in enumerate(copies):
             count = len(range(number, samples.prompts, len(copies)))
-            seconds, passes, sizes = 0.0, self._passes(role, instance, layout), layout.parallelism
+            begun_s, seconds, passes = 0.0, 0.0, self._passes(role, instance, layout)
             if count:
                 groups = self._instances.groups(role, layout, count)(count)
-                begun = self._beginning.packing(role, passes.times)
-                seconds = total(begun) + self._beginning.prompts_s(passes, count, groups)
-            senders = min(sizes.tp * sizes.pp, target.parallelism.tp * target.parallelism.pp)
-            prompt_bytes = self._bytes.of_prompt(role, prompts.mean) / senders
-            way_s = sent_s(self._cluster, instance, target, prompt_bytes)
-            sources.append(Source(count, seconds, prompts.mean, workload.max_prefill_tokens, way_s))
+                begun_s = total(self._beginning.packing(role, passes.times))
+                seconds = self._beginning.prompts_s(passes, count, groups)
+            one_s = sent_s(self._cluster, instance, target, self._bytes.of_prompt(role, prompts.mean))
+            sources.append(Source(count, seconds, prompts.mean, workload.max_prefill_tokens, one_s, begun_s))
         return sources
-
-
-def _before(layout: Layout, layouts: Sequence[Layout]) -> int:
-    """Instances of the layouts in front of one."""
-    return _num_instances(layouts[: layouts.index(layout)])
-
-
-def _num_instances(layouts: Sequence[Layout]) -> int:
-    return sum(layout.parallelism.dp for layout in layouts)
 
 
 def _ending(terms: Terms, end_s: float) -> Terms:

@@ -63,7 +63,7 @@ class GenerationBytes:
         graphs = (
             held_by_graphs(workload, shape, most_running, layout.parallelism.pp, draws=draws) if beside else nothing
         )
-        passing = self._step_bytes(shape, layout, most_running) if beside else nothing
+        passing = self._step_bytes(shape, layout, most_running if draws else 0) if beside else nothing
         cached = self.of_cache(role, layout, running, draws=draws)
         on_way = tuple(sent * token_bytes for token_bytes in self.of_token(role, layout))
         working = tuple(map(sum, zip(cached, graphs, passing, on_way, strict=True)))
@@ -107,12 +107,12 @@ class GenerationBytes:
         return tuple(shape.attending_in(start, stop) * per_layer for start, stop in itertools.pairwise(bounds))
 
     def _step_bytes(self, shape: ModelShape, layout: Layout, running: int) -> tuple[int, ...]:
-        """What a step takes for a moment, on a GPU."""
+        """What a step takes for a moment, on a GPU; `running` samples draw."""
         workload = self._workload
         if workload.device == "cpu" or workload.elsewhere:
             return (0,) * layout.parallelism.pp
         new_tokens = workload.most_new_tokens
-        step = LargestStep.of(workload.max_prefill_tokens, running, new_tokens, filters=workload.filters)
+        step = LargestStep.of(workload.max_prefill_tokens, running, new_tokens, filters=workload.filters is not None)
         return step_bytes(shape, workload.dtype, step, layout.parallelism)
 
 

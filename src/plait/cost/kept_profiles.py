@@ -13,7 +13,7 @@ from tempfile import TemporaryFile
 from pydantic import ValidationError
 
 from plait.cost.hardware import GIB, known_device
-from plait.cost.profile import Profile
+from plait.cost.profile import MOVE, Profile
 from plait.data.package_file import cache_folder
 from plait.errors import ConfigError, DataError
 from plait.file_form import FileForm
@@ -40,7 +40,7 @@ def load_profile(path: Path) -> Profile:
     record = FORM.parse(FORM.text_of(path), str(path))
     try:
         read = Profile.model_validate({key: value for key, value in record.items() if key not in ("format", "version")})
-        return _without_gloo(read)
+        return _without_gloo(read if "moves_by" in record else _without_moves(read))
     except ValidationError as error:
         raise DataError(f"{path}: {what_is_refused(error)}") from None
 
@@ -54,6 +54,13 @@ def _without_gloo(profile: Profile) -> Profile:
     unknown = {"send": None, "all_reduce": None, "between": None}
     host = profile.host or profile.send
     return profile.model_copy(update={**unknown, "host": host, "links_over": "nccl", "runs": alone})
+
+
+def _without_moves(profile: Profile) -> Profile:
+    """A profile of when moves of weights were foretold by the link of sums, without what its runs say of moves."""
+    kinds = [{kind: of_kind for kind, of_kind in run.kinds.items() if kind != MOVE} for run in profile.runs]
+    runs = [run.model_copy(update={"kinds": kept}) for run, kept in zip(profile.runs, kinds, strict=True)]
+    return profile.model_copy(update={"runs": tuple(runs)})
 
 
 def profile_path(profile: Profile) -> Path:

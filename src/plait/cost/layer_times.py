@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from plait.cost.layer_kinds import layer_kinds
-from plait.cost.model_work import ModelWork
+from plait.cost.model_work import ModelWork, balance_bytes, balancing
 from plait.cost.profile import Profile, interpolated
 from plait.cost.traffic import Traffic
 from plait.generation.settings import MOST_REPLAYED
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Terms = dict[str, float]
 
+BALANCING = "router balance"
+"""The term of the loss of routers."""
 LOGIT_PASSES = 2
 """That a GPU makes over the logits to draw tokens (docs/gpu.md)."""
 
@@ -30,6 +32,7 @@ class Micro:
 
     near: (window, pairs that are within it), of windows that are shorter than some sample
     head_forwards: how often a forward passes the head
+    balanced: samples over which routers sum up what they choose, for a loss of theirs; 0: they have none
     """
 
     tokens: float
@@ -37,10 +40,14 @@ class Micro:
     head_rows: float
     near: tuple[tuple[int, float], ...] = ()
     head_forwards: int = 1
+    balanced: float = 0.0
 
     def __truediv__(self, parts: float) -> Micro:
         near = tuple((window, pairs / parts) for window, pairs in self.near)
-        return Micro(self.tokens / parts, self.pairs / parts, self.head_rows / parts, near, self.head_forwards)
+        tokens, pairs, head_rows, balanced = (
+            count / parts for count in (self.tokens, self.pairs, self.head_rows, self.balanced)
+        )
+        return Micro(tokens, pairs, head_rows, near, self.head_forwards, balanced)
 
     def seen(self, window: int) -> float:
         """Pairs that a layer of a window computes; 0: it has none."""
@@ -102,7 +109,9 @@ class LayerTimes:
         work, passes = self.work, self.passes(backward)
         read_bytes = passes * work.read(micro.tokens) / self.layout.parallelism.tp
         of_weights = self.layer(micro.tokens, micro.seen(self.window), read_bytes, passes=passes)
-        return added(of_weights, self._adapters(micro.tokens, backward=backward))
+        return added(
+            of_weights, self._adapters(micro.tokens, backward=backward), self._balancing(micro, backward=backward)
+        )
 
     def passes(self, backward: bool) -> int:
         """Forwards that a pass takes as long as, beside adapters."""
@@ -113,11 +122,20 @@ class LayerTimes:
         work = self.work
         if not work.lora.rank:
             return {}
-        rate, bandwidth = self.flops_per_s, self.bytes_per_s
-        if self.profile is not None:
-            rate = interpolated(self.profile.products, tokens)
+        rate, bandwidth = self._products_rate(tokens), self.bytes_per_s
         seconds = work.adapter_s(tokens, self.layout.parallelism.tp, rate, bandwidth, backward=backward)
         return {"adapters": float(seconds) * self.contention}
+
+    def _balancing(self, micro: Micro, *, backward: bool) -> Terms:
+        """What a router's loss takes; none where it has none."""
+        if not micro.balanced:
+            return {}
+        flops = balancing(self.work.shape, micro.tokens, micro.balanced, backward=backward)
+        return {BALANCING: flops / self._products_rate(micro.tokens) * self.contention}
+
+    def _products_rate(self, tokens: float) -> float:
+        """Floating point operations per second of products that are no layer's."""
+        return self.flops_per_s if self.profile is None else interpolated(self.profile.products, tokens)
 
     def layer(self, tokens: float, pairs: float, read_bytes: float, *, passes: int = 1) -> Terms:
         """Seconds of one layer: what computes, what reading takes beyond that, what launching kernels takes beyond
@@ -250,5 +268,6 @@ class LayerTimes:
         return (fixed + (seconds - fixed) * share / tp) * self.contention
 
     def hop(self, micro: Micro) -> float:
-        """Activations from one stage to the next."""
-        return self.traffic.hop(micro.tokens * self.work.shape.hidden * self.work.width)
+        """Activations from one stage to the next, and what routers have summed up."""
+        sums_bytes = balance_bytes(self.work, micro.balanced)
+        return self.traffic.hop(micro.tokens * self.work.shape.hidden * self.work.width + sums_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from math import ceil
@@ -12,15 +12,15 @@ from plait.cost.beginning import Beginning
 from plait.cost.cluster import ClusterSpec
 from plait.cost.connections import Connections, heads_of_keys
 from plait.cost.corrections import Corrections
-from plait.cost.costs import Apart, CallCost, MoveCost
+from plait.cost.costs import CallCost, MoveCost, Spread, num_instances
 from plait.cost.cutting import Cutting
-from plait.cost.forward_memory import ForwardMemory, forward_memory
+from plait.cost.forward_memory import Beside, ForwardMemory, forward_memory
 from plait.cost.generating import Generating
 from plait.cost.generating_apart import GeneratingApart
 from plait.cost.generation_bytes import GenerationBytes
 from plait.cost.instances import Instances
 from plait.cost.layer_kinds import layer_kinds
-from plait.cost.layer_times import added, scaled, total
+from plait.cost.layer_times import BALANCING, added, scaled, total
 from plait.cost.micro_batch import Cut, LargestBatch, share_of
 from plait.cost.moves import move_cost, offload_cost
 from plait.cost.optimizer_step import optimizer_step
@@ -28,6 +28,7 @@ from plait.cost.profile import Profile
 from plait.cost.role_memory import RoleMemory
 from plait.cost.role_passes import RolePasses, work_of_roles
 from plait.cost.row_traffic import generated_bytes, rows_traffic, scored_bytes, trained_bytes
+from plait.cost.sample_sets import SampleSets
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.wide_columns import numbers_read, numbers_scored, wide_numbers
 from plait.cost.working_memory import NCCL, Amount, Expected, keeps_freed, process_terms, slack_terms
@@ -85,6 +86,7 @@ class ModelCosts:
         self._parameters = cache(lambda role: given.get(role) or parameters_of_shape(self.shapes[role], outputs(role)))
         self._samples = {node.id: workload.samples_of(flow, node) for node in flow.nodes}
         self._lengths = {node.id: workload.lengths.of(flow.nodes[node.rows].call) for node in flow.nodes}
+        self._sets = SampleSets(workload, self.shapes, flow, self._samples, self._lengths)
         self._cutting = Cutting(workload, self.shapes, flow, self._samples, self._lengths, cluster.software)
         self._memory = RoleMemory(workload, self.shapes, self._parameters)
         role_passes = RolePasses(work_of_roles(workload, shapes, flow), cluster, profile)
@@ -104,7 +106,7 @@ class ModelCosts:
         *,
         micro_batch_tokens: int | None = None,
         schedule: str = "",
-        apart: Apart | None = None,
+        spread: Spread | None = None,
     ) -> CallCost:
         node = self._nodes[call]
         if node.role not in self.shapes:
@@ -116,14 +118,14 @@ class ModelCosts:
             case "score":
                 cost = self._score(node, layout, budget)
             case "prefill":
-                there = apart or Apart((layout,), (layout,))
+                there = spread or Spread((layout,), (layout,))
                 cost = self._apart.prompts(str(node.role), self._samples[node.id], layout, there)
             case _:
-                cost = self._generate(node, layout, apart=apart)
+                cost = self._generate(node, layout, spread or Spread((), (layout,)))
         return self._corrected(cost, "decode" if mode == "prefill" else mode, layout)
 
-    def _generation(self, call: str, layout: Layout, held_bytes: int) -> CallCost:
-        cost = self._generate(self._nodes[call], layout, held_bytes=held_bytes)
+    def _generation(self, call: str, layout: Layout, spread: Spread, held_bytes: tuple[int, ...]) -> CallCost:
+        cost = self._generate(self._nodes[call], layout, spread, held_bytes)
         return self._corrected(cost, "decode", layout)
 
     def _corrected(self, cost: CallCost, mode: str, layout: Layout) -> CallCost:
@@ -143,10 +145,10 @@ class ModelCosts:
         """What moves carry of a role that has no copy: all weights, or its adapter alone."""
         return self._memory.trained_parameters(role).num_elements * BYTES[self.workload.dtype]
 
-    def step_line(self, call: str, layout: Layout) -> tuple[float, float, float]:
+    def step_line(self, call: str, layout: Layout, instances: int) -> tuple[float, float, float]:
         """See `Generating.step_line`."""
         node = self._nodes[call]
-        return self._generating.step_line(str(node.role), self._samples[node.id], layout)
+        return self._generating.step_line(str(node.role), self._samples[node.id], layout, instances)
 
     def stage_seconds(self, call: str, layout: Layout, micro_batches: int) -> list[tuple[float, float]]:
         """Forward and backward of each pipeline stage, of a mini-batch's share of one copy in so many micro-batches; a
@@ -160,7 +162,7 @@ class ModelCosts:
             forward = passes.forward(micro, stage)
             backward_s = total(passes.backward(micro, stage))
             if workload.checkpoint_activations:
-                backward_s += total(forward) - forward.get("head", 0.0)
+                backward_s += total(forward) - forward.get("head", 0.0) - forward.get(BALANCING, 0.0)
             seconds.append((total(forward), backward_s))
         return seconds
 
@@ -212,15 +214,18 @@ class ModelCosts:
         copies = self._copies(str(node.role), layout)
         terms = max((copy.scoring(micro, count) for copy in copies), key=total)
         whole_s = total(terms)
-        sent = scored_bytes(self._lengths[node.id], samples, numbers_scored(node))
-        terms |= rows_traffic(self.cluster, layout, sent, copies=layout.parallelism.tp * layout.parallelism.pp)
+        sent = scored_bytes(self._lengths[node.id], samples, numbers_scored(node), self._sets.sent(node))
+        terms |= rows_traffic(
+            self.cluster, layout.mesh.ranks, sent, copies=layout.parallelism.tp * layout.parallelism.pp
+        )
         num_bytes = passes.received_bytes(micro) * count * layout.parallelism.dp
         in_parts_s = 0.0
         if self.workload.gathers and (parts := count + self._cutting.small_parts(node)) > count:
             part, _ = self._cutting.micro(node, share, layout, budget, parts)
             parts_s = max(total(copy.scoring(part, parts)) for copy in copies)
             in_parts_s = max(0.0, parts_s - whole_s)
-        return self._forward_memory(node, layout, budget, None).cost(terms, num_bytes, in_parts_s)
+        cost = self._forward_memory(node, layout, budget, None).cost(terms, num_bytes, in_parts_s)
+        return replace(cost, set_bytes=self._sets.held(node, layout.parallelism.dp))
 
     def _train(self, node: Node, layout: Layout, budget: int, schedule: str) -> CallCost:
         role, sizes, options = str(node.role), layout.parallelism, node.training
@@ -235,22 +240,25 @@ class ModelCosts:
         update, update_bytes = optimizer_step(passes, self._memory.trained_elements(role, sizes), sums)
         steps = mini_batches * options.epochs
         terms = scaled(added(step, update), steps)
-        sent = trained_bytes(self._lengths[node.id], samples, numbers_read(node))
-        terms |= rows_traffic(self.cluster, layout, sent, copies=sizes.tp * sizes.pp)
+        sent = trained_bytes(self._lengths[node.id], samples, numbers_read(node), self._sets.sent(node))
+        terms |= rows_traffic(self.cluster, layout.mesh.ranks, sent, copies=sizes.tp * sizes.pp)
         moved = passes.received_bytes(micro) * count * sizes.dp * (2 + again)
         memory = self._forward_memory(node, layout, budget, schedule)
-        return memory.cost(terms, steps * (moved + update_bytes))
+        cost = memory.cost(terms, steps * (moved + update_bytes))
+        return replace(cost, set_bytes=self._sets.held(node, sizes.dp))
 
-    def _generate(
-        self, node: Node, layout: Layout, *, held_bytes: int | None = None, apart: Apart | None = None
-    ) -> CallCost:
+    def _generate(self, node: Node, layout: Layout, spread: Spread, held_bytes: Sequence[int | None] = ()) -> CallCost:
         role, samples = str(node.role), self._samples[node.id]
-        if apart is not None:
-            cost = self._apart.drawing(role, samples, layout, apart)
+        if spread.prompts:
+            cost = self._apart.drawing(role, samples, layout, spread)
         else:
-            cost = self._generating.cost(role, samples, layout, held_bytes=held_bytes)
-        rows = rows_traffic(self.cluster, layout, generated_bytes(self.workload.lengths, samples), copies=1)
-        return replace(cost, seconds=cost.seconds + total(rows), terms={**cost.terms, **rows})
+            cost = self._generating.cost(role, samples, layout, spread, held_bytes)
+        ranks = sorted({rank for drawing in spread.samples for rank in drawing.mesh.ranks})
+        sent = generated_bytes(self.workload.lengths, samples, self._sets.sent(node))
+        rows = rows_traffic(self.cluster, ranks, sent, copies=1)
+        cost = replace(cost, seconds=cost.seconds + total(rows), terms={**cost.terms, **rows})
+        held, held_by_all = self._sets.held(node, num_instances(spread.samples)), self._sets.held_by_all(node)
+        return replace(cost, set_bytes=held, all_set_bytes=held_by_all)
 
     # Bytes
 
@@ -262,7 +270,8 @@ class ModelCosts:
         cut = Cut(budget, self._cutting.least(sizes), options.whole_groups, wide_numbers(node))
         batch = LargestBatch.of_share(share, samples.per_prompt, self._lengths[node.id], cut)
         role = str(node.role)
-        return forward_memory(workload, self.shapes[role], sizes, batch, schedule, scalar=role in SCALAR_ROLES)
+        beside = Beside(role in SCALAR_ROLES, role in workload.balanced, self._sets.read(node))
+        return forward_memory(workload, self.shapes[role], sizes, batch, schedule, beside)
 
     # Weights
 

@@ -113,3 +113,15 @@ class ModelWork:
         """Bytes of a layer's keys and values of so many tokens, on one of `tp` devices."""
         heads = -(-self.shape.kv_heads // tp)
         return 2 * tokens * heads * self.shape.head_dim * self.width * self.shape.attending / self.shape.layers
+
+
+def balancing(shape: ModelShape, tokens: float, samples: float, *, backward: bool) -> float:
+    """Floating point operations of a layer's part in the loss of routers (`training.router_balance`), on each rank of
+    tp: sums over the tokens of every sample of what is chosen, and of probabilities; a backward has one such product.
+    """
+    return (1 if backward else 2) * 2 * samples * tokens * shape.experts * shape.expert_layers / shape.layers
+
+
+def balance_bytes(work: ModelWork, samples: float) -> float:
+    """Bytes of these sums of all layers, which go from stage to stage."""
+    return 2 * samples * work.shape.experts * max(BYTES["float32"], work.width)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from plait.cost.costs import CallCost, MoveCost
+from plait.cost.costs import CallCost, MoveCost, Spread
 from plait.cost.model_costs import ModelCosts
 from plait.layout.mesh import Layout
 from plait.layout.shards import stage_bounds
@@ -34,8 +34,8 @@ class BoundedMoves:
         """See `Costs.call`."""
         return self._costs.call
 
-    def generation(self, call: str, layout: Layout, held_bytes: int) -> CallCost:
-        return self._costs.generation(call, layout, held_bytes)
+    def generation(self, call: str, layout: Layout, spread: Spread, held_bytes: tuple[int, ...]) -> CallCost:
+        return self._costs.generation(call, layout, spread, held_bytes)
 
     def offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> MoveCost:
         return self._costs.offload(role, layout, what)
@@ -51,7 +51,7 @@ class BoundedMoves:
         into_devices, into_nodes = lacking(layers, source, target, self.cluster.devices_per_node)
         cluster = self.cluster.among((*source.mesh.ranks, *target.mesh.ranks))
         share = cluster.software.links
-        near = float(into_devices.max()) * num_bytes / (cluster.intra.bandwidth * share)
+        near = float(into_devices.max()) * num_bytes / (cluster.near.bandwidth * share)
         far = float(into_nodes.max()) * num_bytes / (cluster.inter.bandwidth * share)
         terms = {"links": max(near, far), "switching": cluster.software.switch_s}
         return MoveCost(sum(terms.values()), terms, int(into_devices.sum() * num_bytes))

@@ -66,10 +66,10 @@ def bandwidths(cluster: ClusterSpec) -> Bandwidths:
     """What moves get of a cluster's links. A local copy reads and writes."""
     share = cluster.software.links
     return Bandwidths(
-        cluster.intra.bandwidth * share,
+        cluster.near.bandwidth * share,
         cluster.inter.bandwidth * share,
         cluster.device.memory_bandwidth * cluster.software.memory / 2,
-        near_latency=cluster.intra.latency_s,
+        near_latency=cluster.near.latency_s,
         far_latency=cluster.inter.latency_s,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from plait.cost.layer_kinds import stage_counts
-from plait.cost.layer_times import LayerTimes, Micro, Terms, added, scaled, total
+from plait.cost.layer_times import BALANCING, LayerTimes, Micro, Terms, added, scaled, total
 
 Seconds = TypeVar("Seconds")
 
@@ -106,7 +106,8 @@ class Passes:
 
         def of_stage(stage: int) -> Terms:
             forward = self.forward(micro, stage)
-            again = {"recomputing": total(forward) - forward.get("head", 0.0)} if recompute else {}
+            once = forward.get("head", 0.0) + forward.get(BALANCING, 0.0)
+            again = {"recomputing": total(forward) - once} if recompute else {}
             return added(forward, self.backward(micro, stage), again)
 
         stages = self._by_stage(of_stage)

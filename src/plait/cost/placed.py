@@ -9,9 +9,10 @@ from functools import cached_property
 from plait.cost.aliasing import Aliasing
 from plait.cost.connections import Connected, Connections, Placing, Sending, heads_of_keys
 from plait.cost.draft_memory import drafts_on
+from plait.cost.kept_sets import Filters, KeptSets, sets_of
 from plait.cost.lengths import SampleLengths
 from plait.cost.offload_policy import OffloadPolicy
-from plait.dataflow import Dataflow
+from plait.dataflow import Dataflow, Node
 from plait.layout.params import Parameters
 from plait.layout.shards import shard, zero_range
 from plait.models.shape import ModelShape
@@ -119,6 +120,12 @@ class Facts(Placed):
         facts.__dict__.update({name: getattr(self, name) for name in _KEPT})
         return facts
 
+    def sets_of(self, node: Node) -> KeptSets:
+        """See `kept_sets.sets_of`."""
+        names = {model.role: model.name for model in self.models}
+        vocabulary = lambda role: self.shapes[names[role]].vocabulary
+        return sets_of(self.flow, node, Filters.of(self.recipe.sampling), vocabulary)
+
     def together(self, role: str) -> tuple[str, ...]:
         """The roles that train when this one does."""
         return self.places[role].trains_with
@@ -131,7 +138,7 @@ def _kind(rank: int, placed: Placed) -> tuple[object, ...]:
     """All that the memory of a device depends on: its coordinates in the layouts of each role, who computes there,
     which of these parts are one, and what leaves. Devices of one kind hold as much."""
     numbers: dict[PartKey, int] = {}
-    kinds: list[object] = [placed.connected[rank]]
+    kinds: list[object] = [placed.connected[rank], rank == 0 and placed.recipe.sampling.filters]
     for role, place in placed.places.items():
         for layout in place.layouts_on(rank):
             number = numbers.setdefault(part_key(layout, rank), len(numbers))

@@ -94,6 +94,8 @@ class Ratio:
     steps: int
 
 
+MOVE = "move"
+"""The kind of moves of weights."""
 KEPT_RUNS = 20
 """That a profile keeps, the newest: machines, and what runs on them, change."""
 
@@ -118,6 +120,7 @@ class Profile(Settings):
     links_over:        by what two processes were to send each other: gloo, or on GPUs nccl
     send, all_reduce:  messages and sums of theirs; None, of GPUs alone: not measured
     between:           on a CPU sums between which both compute
+    moves_by:          by what moves of weights were foretold in `runs`
     host:              copies between a device and its host's memory, in the slower direction; None: as `send`
     error:             mean of |predicted / measured - 1| over whole steps of sizes that were not among the points
     runs:              what runs measured since, the newest last
@@ -150,6 +153,7 @@ class Profile(Settings):
     send: LinkRecord | None = None
     all_reduce: LinkRecord | None = None
     between: LinkRecord | None = None
+    moves_by: Literal["messages"] = "messages"
     host: LinkRecord | None = None
     contention: float = Field(default=1.0, ge=1)
     error: float = Field(ge=0)
@@ -249,7 +253,8 @@ class Profile(Settings):
         send = link if self.send is None else self.send.link
         host = send if self.host is None else self.host.link
         exact = Software(1.0, 1.0, 1.0, 0.0, 0.0)
-        return ClusterSpec(1, devices, device, link, send, host, None, f"{devices}x{self.machine}", exact)
+        name, messages = f"{devices}x{self.machine}", None if self.send is None else send
+        return ClusterSpec(1, devices, device, link, send, host, None, name, exact, messages=messages)
 
 
 def kind_on(mode: str, ranks: int) -> str:

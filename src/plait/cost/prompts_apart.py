@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -30,11 +30,17 @@ def tokens_sent(longest: int, prompts: int, most: int, instances: int) -> int:
 
 
 def sent_s(cluster: ClusterSpec, source: Layout, target: Layout, num_bytes: float) -> float:
-    """Seconds in which a rank of one instance sends so many bytes to one of another."""
-    ranks = (*source.mesh.ranks, *target.mesh.ranks)
+    """Seconds in which one instance sends so many bytes to another: as many pairs of ranks as both have send parts of
+    them, over links of their own within a node, over one that they share between nodes.
+
+    Args:
+        source: an instance; target: all of those that draw.
+    """
+    ranks, sizes = (*source.mesh.ranks, *target.mesh.ranks), target.parallelism
     some, nodes = cluster.among(ranks), {rank // cluster.devices_per_node for rank in ranks}
-    link = some.intra if len(nodes) == 1 else some.inter
-    return link.latency_s + num_bytes / (link.bandwidth * some.software.links)
+    pairs = min(len(source.mesh.ranks), sizes.tp * sizes.pp)
+    link, lanes = (some.near, pairs) if len(nodes) == 1 else (some.inter, 1)
+    return link.latency_s + num_bytes / (link.bandwidth * some.software.links * lanes)
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Source:
     prompts: how many; seconds: of all of them
     tokens:  of one; most: of a step
     sent_s:  until keys and values of one are where samples are drawn
+    begun_s: before it computes the first
     """
 
     prompts: int
@@ -51,6 +58,12 @@ class Source:
     tokens: float
     most: int
     sent_s: float
+    begun_s: float = 0.0
+
+    @property
+    def end_s(self) -> float:
+        """When all are computed."""
+        return self.begun_s + self.seconds
 
 
 def arrivals(sources: Sequence[Source]) -> list[float]:
@@ -62,9 +75,26 @@ def arrivals(sources: Sequence[Source]) -> list[float]:
         before_s = 0.0
         for step, count in sorted(ends.items()):
             computed = min(1.0, step * source.most / (source.prompts * source.tokens))
-            before_s = max(before_s, computed * source.seconds) + count * source.sent_s
+            before_s = max(before_s, source.begun_s + computed * source.seconds) + count * source.sent_s
             there_s += [before_s] * count
     return sorted(there_s)
+
+
+def way_s(decoding: Decoding) -> float:
+    """Seconds until a prompt that is there has its first token."""
+    return STEPS_OF_A_WAY * total(decoding.step(1, 0)) / decoding.tokens
+
+
+def least_s(lengths: Sequence[int], there_s: Sequence[float], decoding: Decoding) -> float:
+    """Before which samples cannot all have ended, however many instances share them; arguments as of `drawn`."""
+    return way_s(decoding) + max(at_s + decoding.alone_s(max(some)) for at_s, some in _coming(lengths, there_s))
+
+
+def _coming(lengths: Sequence[int], there_s: Sequence[float]) -> Iterator[tuple[float, Sequence[int]]]:
+    """When each prompt comes, and the lengths of its samples."""
+    per_prompt = len(lengths) // len(there_s)
+    samples = (lengths[at : at + per_prompt] for at in range(0, len(lengths), per_prompt))
+    return zip(there_s, samples, strict=True)
 
 
 def drawn(
@@ -78,10 +108,8 @@ def drawn(
         running: samples that run at a time at most.
         begun: before it can draw.
     """
-    way_s = STEPS_OF_A_WAY * total(decoding.step(1, 0)) / decoding.tokens
-    per_prompt = len(lengths) // len(there_s)
-    steps_of = (lengths[at : at + per_prompt] for at in range(0, len(lengths), per_prompt))
-    coming = deque((at_s + way_s, some) for at_s, some in zip(there_s, steps_of, strict=True))
+    on_the_way_s = way_s(decoding)
+    coming = deque((at_s + on_the_way_s, some) for at_s, some in _coming(lengths, there_s))
     terms: list[Terms] = [begun or {}]
     now_s, step = total(terms[0]), 0
     waiting: deque[int] = deque()

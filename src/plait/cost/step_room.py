@@ -37,7 +37,7 @@ class LargestStep:
         """
         Args:
             prompt_tokens: of a step at most.
-            running: samples at a time.
+            running: samples at a time; 0: none is drawn, and no logits are computed.
             most_new_tokens: of each of them, with what is guessed.
         """
         rows = running * most_new_tokens

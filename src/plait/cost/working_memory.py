@@ -13,12 +13,13 @@ import numpy as np
 
 from plait.cost.connections import GROUP_BYTES
 from plait.cost.costs import Amount
+from plait.cost.kept_sets import KeptSets
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.shape_parameters import adapter_inputs
 from plait.kept_memory import NUM_KERNELS, NUM_PREPARED
 from plait.layout.move import BUCKET_BYTES
-from plait.models.logits_room import head_chunk_bytes, kept_logits_bytes
+from plait.models.logits_room import head_chunk_bytes, head_chunk_rows, kept_logits_bytes
 from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import KEPT_SCORES, ModelShape
 from plait.recipes.recipe import Recipe
@@ -96,6 +97,8 @@ class Blocks:
     tp:            ranks that divide them
     splits_tokens: what enters a block, norms and residuals are divided over tp, too (`sequence_parallel`)
     by_kernel:     attention is one kernel, as on GPUs (`flash_plan`, `flex_plan`), which keeps no weights
+    balanced:      logits of routers are kept for a loss of theirs (`optimizer.router_aux_loss_coef`), by each rank of
+                   tp all of them, of a block that is computed again as well
     """
 
     width: int
@@ -104,6 +107,7 @@ class Blocks:
     tp: int = 1
     splits_tokens: bool = False
     by_kernel: bool = False
+    balanced: bool = False
 
 
 def activations_by_kind(
@@ -114,7 +118,9 @@ def activations_by_kind(
     for kind in layer_kinds(shape):
         whole = activation_bytes(kind.shape, batch, blocks, adapter_inputs(kind.shape, lora))
         inputs = batch.tokens * _inputs(shape, blocks)
-        by_kind.append(Activations(inputs, whole - inputs) if blocks.checkpointed else Activations(whole))
+        routed = blocks.width * batch.tokens * kind.shape.experts * kind.shape.expert_layers if blocks.balanced else 0
+        kept, again = (inputs, whole - inputs) if blocks.checkpointed else (whole, 0)
+        by_kind.append(Activations(kept + routed, again))
     return tuple(by_kind)
 
 
@@ -203,6 +209,12 @@ def kept_logits(shape: ModelShape, width: int, device: str, tokens: int, tp: int
 def head_gradient_bytes(shape: ModelShape, width: int, tp: int = 1) -> int:
     """Beside the accumulated one, while the head's weights are trained; as of `logits_bytes`."""
     return -(-shape.vocabulary // tp) * shape.hidden * (4 + 2 * width)
+
+
+def sets_at_head(shape: ModelShape, width: int, tp: int, sets: KeptSets) -> int:
+    """Bytes on a GPU of what the tokens of one chunk of logits were drawn from."""
+    rows = head_chunk_rows(-(-shape.vocabulary // tp), width, "cuda")
+    return sets.placed_bytes(rows, width)
 
 
 WIDE_NUMBER_BYTES = 32

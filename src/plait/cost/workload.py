@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.generation_memory import EngineBytes
+from plait.cost.kept_sets import Filters
 from plait.cost.lengths import SampleLengths
 from plait.cost.shared_root import held_root, shared_root
 from plait.cost.working_memory import is_fused, is_packed
@@ -18,7 +19,7 @@ from plait.models.shape import ModelShape
 from plait.recipes.drawn_ahead import scores_ahead
 from plait.recipes.engine_checks import guesses_whole, most_guessed
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import frozen_adapters, optimizer_of, role_models
+from plait.recipes.role_models import frozen_adapters, is_balanced, optimizer_of, role_models
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Workload:
                  with which it computes once; held_root: which it holds once
     lora:        of the adapters of trained roles; of rank 0: whole models are trained
     frozen:      role that is not trained → its adapter, where it has one
-    sharded:     roles whose gradients are divided over dp (`optimizer.shard_gradients`)
+    sharded:     roles whose gradients are divided over dp (`optimizer.shard_gradients`); balanced: whose routers have
+                 a loss (`optimizer.router_aux_loss_coef`)
     follows:     whether the reference follows the actor
     fused, packed: as of `working_memory.is_fused` and `is_packed`
     device:      cpu or cuda
@@ -51,7 +53,8 @@ class Workload:
     drafts:      tokens that are guessed; draft_model: the shape of the model that guesses, None: none does;
                  guesses_whole: whether only instances of one device guess; most_new_tokens: of a sample in a step, with
                  what is guessed
-    filters:     whether top-k, top-p or min-p chooses tokens
+    filters:     what chooses tokens; None: they are drawn from the whole vocabulary
+    batches:     of samples that are there at a time
     engine_bytes: by the role, of its engine on each rank where it generates: known texts, a draft model, and what may
                  come to it where its weights are widened; all that another engine takes
     elsewhere:   whether keys and values are another engine's, and among these
@@ -75,6 +78,7 @@ class Workload:
     lora: LoraSettings = NO_LORA
     frozen: Mapping[str, LoraSettings] = field(default_factory=dict)
     sharded: frozenset[str] = frozenset()
+    balanced: frozenset[str] = frozenset()
     follows: bool = False
     fused: bool = False
     packed: bool = False
@@ -86,7 +90,8 @@ class Workload:
     draft_model: ModelShape | None = None
     guesses_whole: bool = False
     most_new_tokens: int = 1
-    filters: bool = False
+    filters: Filters | None = None
+    batches: int = 1
     engine_bytes: Mapping[str, EngineBytes] = field(default_factory=dict)
     elsewhere: bool = False
     pools_stay: bool = False
@@ -126,6 +131,7 @@ class Workload:
             lora=recipe.lora,
             frozen=frozen_adapters(role_models(flow, recipe), recipe),
             sharded=frozenset(role for role in flow.roles if optimizer_of(role, recipe).shard_gradients),
+            balanced=frozenset(role for role in flow.roles if is_balanced(role, recipe)),
             follows=recipe.reference.sync_every > 0,
             fused=is_fused(recipe),
             packed=is_packed(recipe),
@@ -134,7 +140,8 @@ class Workload:
             rebalances=recipe.rebalance == "auto",
             guesses_whole=guesses_whole(recipe),
             most_new_tokens=1 + most_guessed(recipe),
-            filters=recipe.sampling.filters,
+            filters=Filters.of(recipe.sampling),
+            batches=1 + recipe.max_staleness,
             gathers=recipe.fusion_rule.may_fuse,
             scores_ahead=scores_ahead(flow, recipe),
             workers=recipe.reward.workers,

@@ -128,6 +128,11 @@ def optimizer_of(role: str, recipe: Recipe) -> OptimizerSettings:
     return recipe.optimizer
 
 
+def is_balanced(role: str, recipe: Recipe) -> bool:
+    """Whether its training adds a loss that balances the experts of a mixture."""
+    return optimizer_of(role, recipe).router_aux_loss_coef > 0
+
+
 def is_reward(model: RoleModel, flow: Dataflow) -> bool:
     """Whether a model's role is to score samples, without being trained."""
     return model.role in REWARD_ROLES and "train" not in flow.call_kinds(model.role)

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.cost.costs import Apart, CallCost, Costs, Tail
+from plait.cost.costs import CallCost, Costs, Spread, Tail
 from plait.layout.mesh import Layout
 from plait.schedule.pipeline import micro_batches_of
 from plait.schedule.plan import After, Placement
@@ -60,6 +60,7 @@ class Place:
     activations: [ranks] of these, what forwards keep; plain: of a family whose layers are not fused; passing: of
                 generation, what no pool that stays keeps
     widened:    [ranks] more than `working`, where packed weights are widened
+    sets:       [ranks] what a rank's share of the samples was drawn from
     load_s:     seconds in which its weights come from host memory, or go there; state_s: the state
     chunks:     parts in which a streaming score is computed
     """
@@ -99,42 +100,31 @@ class Place:
 
     def _answer(self, asked: Sequence[PlacementCosts]) -> None:
         """Set what calls take, from the costs of each placement."""
-        self.asked, self.costs = tuple(asked), asked[0].calls
-        drawing = [
-            [answer.calls[number] for answer in self.asked[: self.num_drawing]] for number in range(len(self.costs))
-        ]
-        if self.is_apart:
-            self.costs = tuple(max(of_call, key=lambda cost: cost.seconds) for of_call in drawing)
-            self.seconds = tuple(cost.seconds for cost in self.costs)
-        else:
-            self.seconds = tuple(_together([cost.seconds for cost in of_call]) for of_call in drawing)
-        self.working, self.activations, self.plain, self.widened, self.passing = np.zeros((5, len(self.weights)))
+        self.asked = tuple(asked)
+        drawing = zip(*(answer.calls for answer in self.asked[: self.num_drawing]), strict=True)
+        self.costs = tuple(max(of_call, key=lambda cost: cost.seconds) for of_call in drawing)
+        self.seconds = tuple(cost.seconds for cost in self.costs)
+        self.working, self.activations, self.plain, self.widened, self.passing, self.sets = np.zeros(
+            (6, len(self.weights))
+        )
         for p, answer in zip(self.placements, asked, strict=True):
             at, stages = _at(p), _stages(len(p.ranks), p.tp, p.pp)
             self.working[at] = _most([cost.working_bytes for cost in answer.calls], p.pp)[stages]
             self.activations[at] = _most([cost.activation_bytes for cost in answer.calls], p.pp)[stages]
             self.plain[at] = _most([cost.plain_bytes for cost in answer.calls], p.pp)[stages]
             self.passing[at] = _most([cost.passing_bytes for cost in answer.calls], p.pp)[stages]
+            self.sets[at] = 0 if p.mode == "prefill" else max(cost.set_bytes for cost in answer.calls)
             self.widened[at] = _most([cost.widened_bytes for cost in answer.calls], p.pp)[stages]
 
     def tails(self, number: int) -> Sequence[Tail]:
-        """The ways in which a generation may end; the first is without gathering.
-
-        Instances of different size get samples by their speed, so that all sizes end together on average, and the idle
-        time of a size is what its own instances wait for each other. Gathering is not predicted for them: there is only
-        the first way.
+        """The ways in which a generation may end; the first is without gathering. It is not predicted of instances of
+        different size, nor where prompts are computed elsewhere: there is only the first way.
 
         Args:
             number: of the call, among those of the slot.
         """
-        costs = [answer.calls[number] for answer in self.asked[: self.num_drawing]]
-        if len(costs) == 1:
-            return costs[0].tails
-        if self.is_apart:
-            return costs[0].tails[:1]
-        seconds = self.seconds[number]
-        idle_s = sum(seconds / cost.seconds * cost.tails[0].idle_s for cost in costs if cost.tails)
-        return (Tail(seconds, idle_s),)
+        tails = self.costs[number].tails
+        return tails if self.num_drawing == 1 and not self.is_apart else tails[:1]
 
     @property
     def num_drawing(self) -> int:
@@ -196,13 +186,13 @@ class Places:
         if key not in self._made:
             prompts = tuple(p.layout for p in placements if p.mode == "prefill")
             samples = tuple(p.layout for p in placements if p.mode != "prefill")
-            apart = Apart(prompts, samples) if prompts else None
-            asked = asked or [self.ask(slot, p, apart) for p in placements]
+            spread = Spread(prompts, samples) if len(placements) > 1 else None
+            asked = asked or [self.ask(slot, p, spread) for p in placements]
             self._made[key] = Place(self.graph, slot, tuple(placements), asked, self.num_ranks, self._numbers)
         return self._made[key]
 
-    def ask(self, slot: int, p: Placement, apart: Apart | None = None) -> PlacementCosts:
-        """`apart` as of `Costs.call`."""
+    def ask(self, slot: int, p: Placement, spread: Spread | None = None) -> PlacementCosts:
+        """`spread` as of `Costs.call`."""
         role, mode, layout = self.graph.slots[slot].role, p.mode, p.layout
         calls = tuple(
             self.costs.call(
@@ -211,7 +201,7 @@ class Places:
                 layout,
                 micro_batch_tokens=p.micro_batch_tokens,
                 schedule=p.schedule,
-                apart=apart,
+                spread=spread,
             )
             for number in self.graph.calls_of[slot]
         )
@@ -250,11 +240,6 @@ def _at(p: Placement) -> slice | Ints:
 
 def _manner(p: Placement) -> tuple[object, ...]:
     return p.after, p.micro_batch_tokens, p.schedule
-
-
-def _together(seconds: list[float]) -> float:
-    """Seconds of instances of different size that share the samples: each takes as many as it is fast."""
-    return seconds[0] if len(seconds) == 1 else 1.0 / sum(1.0 / duration_s for duration_s in seconds)
 
 
 def _most(of_calls: Sequence[tuple[int, ...]], stages: int) -> Floats:

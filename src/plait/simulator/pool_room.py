@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plait.cost.costs import Costs
+from plait.cost.costs import Costs, Spread
 from plait.simulator.places import Place
 from plait.simulator.step_graph import StepGraph
 from plait.simulator.step_weights import Weights, kept_bytes
@@ -40,10 +40,11 @@ class PoolRoom:
         """A place of a generation whose devices hold so many bytes, of each of its placements."""
         if (place, held_bytes) not in self._made:
             names = [self._graph.calls[number].call for number in self._graph.calls_of[place.slot]]
+            spread = Spread((), place.layouts)
             self._made[place, held_bytes] = place.with_calls(
                 [
-                    tuple(self._costs.generation(name, layout, num_bytes) for name in names)
-                    for layout, num_bytes in zip(place.layouts, held_bytes, strict=True)
+                    tuple(self._costs.generation(name, layout, spread, held_bytes) for name in names)
+                    for layout in place.layouts
                 ]
             )
         return self._made[place, held_bytes]

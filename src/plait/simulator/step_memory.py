@@ -9,6 +9,7 @@ import numpy as np
 
 from plait.cost.costs import Amount, Costs
 from plait.cost.generation_memory import EngineBytes
+from plait.cost.kept_sets import SETS
 from plait.cost.working_memory import KEPT, MESSAGES, NCCL
 from plait.simulator.places import KEEP, WHOLE, Floats, Place, trained_together
 from plait.simulator.step_connections import connection_bytes
@@ -102,11 +103,18 @@ def working_bytes(graph: StepGraph, place: Place) -> Floats:
 def standing_bytes(
     graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], costs: Costs
 ) -> tuple[Amount, Amount]:
-    """[ranks], or of each, of the process itself with its groups, and of an engine where it generates; beside that, of
-    messages, behind the reading of models."""
+    """[ranks], or of each, of the process itself with its groups, and of an engine where it generates; beside that,
+    behind the reading of models, of messages, and of what samples were drawn from."""
     engines = on_engines(graph, places, costs, lambda engine: engine.held)
     groups, messages = connection_bytes(graph, places, weights, costs)
-    return sum(costs.process_terms.values()) + engines + groups, messages
+    return sum(costs.process_terms.values()) + engines + groups, messages + set_bytes(places)
+
+
+def set_bytes(places: Sequence[Place]) -> Floats:
+    """[ranks] of what the samples of each were drawn from; the first has all."""
+    sets = np.maximum.reduce([place.sets for place in places])
+    sets[0] = max(sets[0], sum(cost.all_set_bytes for place in places for cost in place.costs))
+    return sets
 
 
 def on_engines(
@@ -133,6 +141,7 @@ def memory_of(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weigh
     none = np.zeros(len(peak))
     engine = none + on_engines(graph, places, costs, lambda engine: engine.held)
     groups, messages = (none + count for count in connection_bytes(graph, places, weights, costs))
+    sets = set_bytes(places)
     return [
         RankMemory(
             rank,
@@ -141,7 +150,7 @@ def memory_of(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weigh
             _counted(
                 {**costs.process_terms, NCCL: costs.process_terms.get(NCCL, 0) + float(groups[rank])}
                 | {ENGINE: float(engine[rank])}
-                | _terms(rank, graph, places, weights, left, messages)
+                | _terms(rank, graph, places, weights, left, {MESSAGES: messages[rank], SETS: sets[rank]})
                 | _of_rank(held.slack, rank)
             ),
         )
@@ -158,13 +167,18 @@ def _counted(terms: Mapping[str, float]) -> dict[str, int]:
 
 
 def _terms(
-    rank: int, graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], left: Floats, messages: Floats
+    rank: int,
+    graph: StepGraph,
+    places: Sequence[Place],
+    weights: Sequence[Weights],
+    left: Floats,
+    beside: Mapping[str, float],
 ) -> dict[str, float]:
     """Terms of the most that a rank holds: what stays, by role, and what the largest call needs beside.
 
     Args:
         left: [ranks] of activations, what stays with a process that generates.
-        messages: [ranks] of `standing_bytes`.
+        beside: of this rank, what is there once models have been read.
     """
     terms_of_rank: dict[str, float] = {}
     for family in graph.families:
@@ -184,7 +198,7 @@ def _terms(
                 terms_of_rank[f"{role}: optimizer state"] = place.state[rank]
     away = sum(of_family.read[rank] - of_family.kept[rank] for of_family in weights)
     state = max(of_family.state[rank] for of_family in weights)
-    pools = {POOLS: pool_bytes(graph, places)[rank], MESSAGES: messages[rank]}
+    pools = {POOLS: pool_bytes(graph, places)[rank], **beside}
     extra: list[dict[str, float]] = [{"reading models: what leaves later": away + state}]
     for family, of_family in zip(graph.families, weights, strict=True):
         for slot in family:

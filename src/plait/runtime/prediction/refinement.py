@@ -12,11 +12,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from plait.cost.corrections import MOVE
 from plait.cost.drafts import Drafts
 from plait.cost.kept_profiles import keep_profile, kept_profiles, profile_path
 from plait.cost.machine import machine_name
-from plait.cost.profile import KindRecord, Profile, RunRecord, kind_on
+from plait.cost.profile import MOVE, KindRecord, Profile, RunRecord, kind_on
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import UserError
 from plait.file_lock import alone_at

@@ -20,6 +20,8 @@ def remedies(what: str, devices: int, *, more: str | None = None, adapted: bool 
         return f"lower {lower}, or take {more}"
     if "brought back" in what and "train" not in what:
         return f"take {more}, or a smaller model"
+    if "drawn from" in what:
+        return f"lower `sampling.top_k` or `sampling.top_p`, or take {more}"
     if "texts that guesses" in what:
         return f"lower `sampling.draft_pool_bytes`, or take {more}"
     if "draft model: weights" in what:

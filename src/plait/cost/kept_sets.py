@@ -1,0 +1,134 @@
+"""What samples keep of that from which their tokens were drawn (`data.supports`), where top-k, top-p or min-p leaves
+tokens out: how many tokens a set has, in how many bytes. Torch-free.
+
+Top-k says it: never more than so many. What top-p and min-p leave depends on how sure a model is, so it is an
+expectation, by SmolLM2-135M-Instruct's own answers (49,152 tokens; 600 to 1,400 tokens of them each):
+
+    temperature            1.0                                                    0.7     1.2     1.5
+    sampling     top_p 0.8  0.9    0.95   0.99    min_p 0.1  0.05   0.01      top_p 0.95          top_p 0.95  min_p 0.1
+    tokens         19     159   231-293  1,201-1,630   4    8-9     29           11     2,876    16,637       10
+    expected       74     147    295    1,475          4.5   9      45           15     2,179    43,770       11
+
+Larger models are surer. So for most it is more than they keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, exp
+
+from plait.dataflow import CallKind, Dataflow, Node, Score
+from plait.generation.settings import SamplingSettings
+
+TOP_P_SHARE, TOP_P_HEAT = 0.0003, 10.0
+"""The share of the vocabulary that is left, times 1 − top_p, at temperature 1; and how often e times as much for each 1
+of temperature more."""
+MIN_P_TOKENS, MIN_P_HEAT = 0.45, 1.7
+"""The tokens that are left, times min_p, likewise, whatever the vocabulary: it is a share of the most probable one."""
+FEW = 20
+"""A set of so many tokens has as many gaps that take two bytes as one; of larger sets the share falls."""
+OBJECT_BYTES = 48
+"""What one set takes in a process beside its bytes: 33 of the object, 8 that refer to it, and 7 to the next 16."""
+ID_BYTES = 8
+"""What a token of a set takes as a micro-batch reads it."""
+SETS, SETS_READ = "what samples were drawn from", "what tokens of micro-batches were drawn from"
+"""The terms of their memory: of samples that are there, and while they are computed."""
+SIZE_BYTES = 4
+"""That say how long a set is, as it travels."""
+
+
+@dataclass(frozen=True)
+class Filters:
+    """temperature, top_k, top_p, min_p: as of `sampling`"""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+
+    @classmethod
+    def of(cls, sampling: SamplingSettings) -> Filters | None:
+        """None: tokens are drawn from the whole vocabulary."""
+        if not sampling.filters:
+            return None
+        return cls(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+
+
+@dataclass(frozen=True)
+class KeptSets:
+    """The set of one token. tokens: that it has; bytes: of it, as `data.supports` has it"""
+
+    tokens: float = 0.0
+    bytes: float = 0.0
+
+    @classmethod
+    def expected(cls, filters: Filters | None, vocabulary: int) -> KeptSets:
+        """That of these filters; nothing without any."""
+        if filters is None:
+            return NO_SETS
+        heat = filters.temperature - 1.0
+        tokens = float(min(filters.top_k or vocabulary, vocabulary))
+        most = float(most_bytes(int(tokens), vocabulary))
+        if filters.top_p < 1:
+            tokens = min(tokens, vocabulary * TOP_P_SHARE / (1 - filters.top_p) * exp(TOP_P_HEAT * heat))
+        if filters.min_p > 0:
+            tokens = min(tokens, MIN_P_TOKENS / filters.min_p * exp(MIN_P_HEAT * heat))
+        if filters.top_p < 1 or filters.min_p > 0:
+            tokens = max(1.0, tokens)
+            return cls(tokens, min(most, 1 + tokens + tokens * FEW / (FEW + tokens)))
+        return cls(tokens, most)
+
+    @property
+    def held_bytes(self) -> float:
+        """What it takes in a process that has the sample."""
+        return self.bytes + OBJECT_BYTES if self.tokens else 0.0
+
+    @property
+    def sent_bytes(self) -> float:
+        """What it takes of a message."""
+        return self.bytes + SIZE_BYTES if self.tokens else 0.0
+
+    def read_bytes(self, tokens: int) -> int:
+        """What a micro-batch of so many tokens holds of their sets on the host, until it is done."""
+        return ceil(tokens * self.tokens * ID_BYTES)
+
+    def placed_bytes(self, rows: int, width: int) -> int:
+        """What a GPU takes of the sets of so many rows of logits: places, and the logits that stand there."""
+        return ceil(rows * self.tokens * (ID_BYTES + width))
+
+
+NO_SETS = KeptSets()
+
+
+def most_bytes(tokens: int, vocabulary: int) -> int:
+    """The most bytes that a set of so many tokens takes: as many gaps as may be are of two bytes (128 and more), then
+    of three (16,384 and more), or it is a bit for each token of the vocabulary."""
+    in_bits = 1 + -(-vocabulary // 8)
+    left, num_bytes, before = vocabulary - tokens, 1 + tokens, 0
+    for least in (1 << 7, 1 << 14, 1 << 21):
+        longer = min(tokens, max(0, left) // (least - before))
+        num_bytes, left, before = num_bytes + longer, left - longer * (least - before), least
+    return min(in_bits, num_bytes)
+
+
+def sets_of(flow: Dataflow, node: Node, filters: Filters | None, vocabulary: Callable[[str], int]) -> KeptSets:
+    """The sets of the samples that a call makes or reads: none of given texts, and none where greedy.
+
+    Args:
+        vocabulary: of a role's model.
+    """
+    rows = flow.nodes[node.rows]
+    if rows.kind is not CallKind.GENERATE or rows.generation.greedy:
+        return NO_SETS
+    return KeptSets.expected(filters, vocabulary(str(rows.role)))
+
+
+def held_set_bytes(sets: KeptSets, samples: int, longest: int) -> int:
+    """Bytes in a process that has so many samples of at most so many tokens."""
+    return ceil(samples * longest * sets.held_bytes)
+
+
+def reads_sets(node: Node) -> bool:
+    """Whether it is a call that scores samples, and gets what they were drawn from."""
+    return node.kind is CallKind.SCORE and node.scoring in (Score.LOGPROBS, Score.ENTROPIES)

@@ -1,0 +1,55 @@
+"""What the samples of a workload were drawn from: bytes that travel, that are read, that processes hold. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from plait.cost.kept_sets import NO_SETS, KeptSets, held_set_bytes, reads_sets, sets_of
+from plait.cost.lengths import SampleLengths
+from plait.cost.micro_batch import share_of
+from plait.cost.workload import Samples, Workload
+from plait.dataflow import CallKind, Dataflow, Node
+from plait.models.shape import ModelShape
+from plait.recipes.role_models import SCALAR_ROLES
+
+
+class SampleSets:
+    """
+    Args:
+        shapes: role → the shape of its model.
+        samples, lengths: of each node.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        shapes: Mapping[str, ModelShape],
+        flow: Dataflow,
+        samples: Mapping[int, Samples],
+        lengths: Mapping[int, SampleLengths],
+    ) -> None:
+        vocabulary = lambda role: shapes[role].vocabulary
+        self._sets = {node.id: sets_of(flow, node, workload.filters, vocabulary) for node in flow.nodes}
+        self._samples, self._lengths, self._of_device = samples, lengths, workload.device == "cpu"
+        self._batches = workload.batches
+
+    def sent(self, node: Node) -> KeptSets:
+        """The sets of the samples that a call makes or gets."""
+        return NO_SETS if node.kind is CallKind.SCORE and not reads_sets(node) else self._sets[node.id]
+
+    def read(self, node: Node) -> KeptSets:
+        """The sets of the tokens whose log-probs a call computes."""
+        return NO_SETS if node.role in SCALAR_ROLES else self.sent(node)
+
+    def held(self, node: Node, copies: int) -> int:
+        """Bytes of a CPU's memory of what one of so many copies or instances has of them; none of a GPU's, whose
+        samples are in its host's."""
+        samples, sets = self._samples[node.id], self.sent(node)
+        if not self._of_device or sets == NO_SETS:
+            return 0
+        share = share_of(samples.count, 1, copies, samples.per_prompt if node.kind is CallKind.GENERATE else 1)
+        return held_set_bytes(sets, share, self._lengths[node.id].responses.longest)
+
+    def held_by_all(self, node: Node) -> int:
+        """The same of all samples of a generation that are there at a time."""
+        return self._batches * self.held(node, 1)
