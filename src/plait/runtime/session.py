@@ -48,7 +48,7 @@ class Leading(Protocol):
 
     def progress(self) -> Progress: ...
 
-    def workers(self, recorder: Recorder) -> Workers: ...
+    def workers(self, recorder: Recorder, *, loads: bool = False) -> Workers: ...
 
 
 class Session:
@@ -109,7 +109,7 @@ class Session:
         self.recorder = Recorder(offset_s=self.done.clock_s)
         self.pools = open_pools(prepared, stack, self.directory.files.reward_output)
         self.judges = self.pools.pop("judges", None)
-        self.workers = self._leading.workers(self.recorder)
+        self.workers = self._leading.workers(self.recorder, loads=checkpoint is not None)
         stack.callback(self.workers.end_engines)
         self.roles = build_roles(prepared, self.workers, self.pools, self.recorder, self.progress.message)
         for pool in (pools := (*self.pools.values(), *filter(None, (self.judges,)))):

@@ -96,6 +96,7 @@ class Setting:
     plan:        completed: every call has its place
     waiting_for: context in which a rank waits for another one, for the errors of waits
     ahead_s:     how far this rank's clock is ahead of the one that all ranks tell times by (`launch.interface.Place`)
+    loads:       whether a checkpoint is loaded next: what optimizers begin with is not read before
     """
 
     recipe: Recipe
@@ -105,6 +106,7 @@ class Setting:
     rank: int
     waiting_for: WaitingFor
     ahead_s: float = 0.0
+    loads: bool = False
 
     @cached_property
     def cluster(self) -> Cluster:

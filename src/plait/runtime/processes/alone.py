@@ -26,10 +26,8 @@ class Alone:
     def progress(self) -> Progress:
         return Progress(self._prepared.recipe.steps, watched=watched(self._prepared))
 
-    def workers(self, recorder: Recorder) -> WorkerGroup:
-        prepared = self._prepared
-        setting = Setting(
-            prepared.recipe, prepared.flow, prepared.models, prepared.plan, LEADER, lambda what: nullcontext()
-        )
+    def workers(self, recorder: Recorder, *, loads: bool = False) -> WorkerGroup:
+        of, waits = self._prepared, lambda what: nullcontext()
+        setting = Setting(of.recipe, of.flow, of.models, of.plan, LEADER, waits, loads=loads)
         rank_state = make_rank_state(setting)
         return WorkerGroup(Announcer(rank_state, Transport(None, LEADER, ()), recorder, StatusFile(None, LEADER)), 1)

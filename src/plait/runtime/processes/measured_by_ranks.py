@@ -39,7 +39,7 @@ def measured_by_ranks(prepared: Prepared) -> Evaluation:
         folder = Path(name)
         status = folder / STATUS
         StatusFile.create(status, num_ranks)
-        job = Job(recipe, prepared.plan, prepared.models, folder, False, threads, Origin.here())
+        job = Job(recipe, prepared.plan, prepared.models, folder, False, False, threads, Origin.here())
         late = lambda: still_loading(read_status(status))
         with Progress(0) as progress, ProgressRelay(progress, late) as relay:
             if recipe.device == "cpu" and (note := crowding(num_ranks, threads, node.cores)):
