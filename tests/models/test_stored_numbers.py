@@ -99,7 +99,7 @@ def test_experts_are_stacked_for_one_parameter_at_a_time(tmp_path: Path, monkeyp
     block = next(b for b, _, _ in model.layout.entries if b.param.name == "model.layers.1.mlp.experts.gate_up_proj")
     found = values(block)
     names = [[f"model.layers.1.block_sparse_moe.experts.{at}.w{w}.weight" for w in (1, 3)] for at in range(4)]
-    assert sorted(read) == sorted(sum(names, []))
+    assert sorted(read) == sorted(name for of_one in names for name in of_one)
     assert found is not None
     assert torch.equal(found, torch.stack([torch.cat([stored[name] for name in of_one]) for of_one in names]))
 

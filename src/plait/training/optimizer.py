@@ -128,7 +128,9 @@ class MasterOptimizer:
         for block, start, stop in self._model.trained.layout.entries if self._has_masters else ():
             low, high = max(start, share.start), min(stop, share.stop)
             if low < high and (exact := values(block)) is not None:
-                self.masters[low - share.start : high - share.start].copy_(exact.reshape(-1)[low - start : high - start])
+                self.masters[low - share.start : high - share.start].copy_(
+                    exact.reshape(-1)[low - start : high - start]
+                )
         if self.averaged is not None:
             self.averaged.copy_(self.masters)
 

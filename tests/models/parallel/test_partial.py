@@ -205,6 +205,7 @@ def test_families(four: Workers, family: str, shape: dict[str, Any]) -> None:
 
 # --- parts read from checkpoints -----------------------------------------------------------------------------------
 
+
 def adapter_on(base: Path, *, scalar: bool) -> Path:
     """The folder of an adapter alone, with A and B that are not 0."""
     read = load_scalar(str(base), dtype="float32") if scalar else load_model(str(base), dtype="float32")
@@ -340,6 +341,15 @@ ADAPTED = [
 @pytest.mark.parametrize(("family", "shape", "options"), ADAPTED)
 def test_adapters_on_parts(four: Workers, family: str, shape: dict[str, Any], options: dict[str, Any]) -> None:
     judge(four.ask("adapted", family, shape, **options), family, options.get("dtype", "float64"))
+
+
+@pytest.mark.parametrize("family", slow_but(["llama"], ["llama", "qwen3", "phi3", "olmo2"]))
+def test_adapters_on_parts_lose_as_much_by_rounding_as_on_the_whole(four: Workers, family: str) -> None:
+    """In bfloat16 the two are as far from each other as either is from what float64 makes of the same numbers."""
+    for part, whole, between in four.ask("lost_by_rounding", family, sizes(tp=2), ranks=2):
+        assert 0.01 < whole < 0.03
+        assert part == pytest.approx(whole, rel=0.2)
+        assert between < 1.5 * whole
 
 
 @pytest.mark.slow
