@@ -254,11 +254,8 @@ class RankState:
         role, model = role_state.role_model.role, role_state.parts[key]
         changes = role_state.role_model.changes and model.own is None
         kind = "weights" if (self.rank, key) in parts_of(role_state.place.home) else "copy"
-        units = [
-            self._unit(
-                model.weights, self._offload_policy.of_weights(role, self.rank, key), role, kind, keep=not changes
-            )
-        ]
+        after = self._offload_policy.of_weights(role, self.rank, key)
+        units = [self._unit(model.weights, after, role, kind, keep=not changes)]
         if model.own is not None:
             after = self._offload_policy.of_adapter(role, self.rank, key)
             units.append(self._unit(model.own.weights, after, role, "adapter", keep=not role_state.role_model.trained))

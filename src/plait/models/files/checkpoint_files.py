@@ -102,7 +102,7 @@ class CheckpointFiles:
         return cut_block(self.tensor(block.param.name), block)
 
     def tensor(self, name: str) -> Tensor:
-        """A whole parameter or persistent buffer; otherwise as `block`."""
+        """A whole parameter or persistent buffer [*its shape]; otherwise as `block`."""
         group, made_as = self._groups[name]
         if self._last is not None and self._last[0] is group:
             return self._last[1][made_as]

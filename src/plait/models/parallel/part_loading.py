@@ -107,9 +107,9 @@ class PartLoader:
         return model
 
     def stored(self, name: str, *, scalar: bool = False) -> Callable[[Block], Tensor | None] | None:
-        """Where the blocks of a model, whole or a part, are to be had in all digits: as they are stored, and what a
-        merged adapter adds to them in float32; arguments as of `part`. None, for one block or for all: there are no
-        more digits than the compute dtype has, weights are quantised, or tied ones are stored apart and are not equal.
+        """Where the blocks [*block.shape] of a model, whole or a part, are to be had in all digits: as they are stored,
+        and what a merged adapter adds to them in float32; arguments as of `part`. None, for one block or for all: there
+        are no more digits than the compute dtype has, weights are quantised, or tied ones are stored apart and differ.
 
         Raises:
             ModelError: the checkpoint cannot be found or read.
