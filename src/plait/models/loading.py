@@ -42,7 +42,7 @@ def merged(base: AnyModel, adapter: AdapterFolder) -> AnyModel:
     """The base, with the adapter merged into its weights."""
     from plait.models.lora_merging import merge
 
-    merge(base, adapter.folder)
+    merge(base, adapter)
     return base
 
 

@@ -124,6 +124,10 @@ class Leading(Protocol):
         """Where the progress of the run is shown, while inside."""
         ...
 
-    def workers(self, recorder: Recorder) -> Workers:
-        """All ranks, with their models loaded."""
+    def workers(self, recorder: Recorder, *, loads: bool = False) -> Workers:
+        """All ranks, with their models loaded.
+
+        Args:
+            loads: whether a checkpoint is loaded next: what optimizers begin with is not read before.
+        """
         ...

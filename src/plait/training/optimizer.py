@@ -115,20 +115,22 @@ class MasterOptimizer:
         adamw.state.update(state)
         return adamw
 
-    def begin_with(self, values: Callable[[Block], Tensor]) -> None:
+    def begin_with(self, values: Callable[[Block], Tensor | None]) -> None:
         """Before the first step: the masters are these numbers, of which the working weights are the roundings, and
         not the roundings themselves: an update smaller than half of what lies between two of these would change nothing
         until many of it have come together.
 
         Args:
-            values: gives each block [*block.shape] of the trained parameters, in any dtype.
+            values: gives each block [*block.shape] of the trained parameters, in any dtype; None: the working weights
+                have all that there is of it.
         """
         share = self._share
         for block, start, stop in self._model.trained.layout.entries if self._has_masters else ():
             low, high = max(start, share.start), min(stop, share.stop)
-            if low < high:
-                exact = values(block).reshape(-1)[low - start : high - start]
-                self.masters[low - share.start : high - share.start].copy_(exact)
+            if low < high and (exact := values(block)) is not None:
+                self.masters[low - share.start : high - share.start].copy_(
+                    exact.reshape(-1)[low - start : high - start]
+                )
         if self.averaged is not None:
             self.averaged.copy_(self.masters)
 

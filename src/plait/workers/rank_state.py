@@ -96,6 +96,7 @@ class Setting:
     plan:        completed: every call has its place
     waiting_for: context in which a rank waits for another one, for the errors of waits
     ahead_s:     how far this rank's clock is ahead of the one that all ranks tell times by (`launch.interface.Place`)
+    loads:       whether a checkpoint is loaded next: what optimizers begin with is not read before
     """
 
     recipe: Recipe
@@ -105,6 +106,7 @@ class Setting:
     rank: int
     waiting_for: WaitingFor
     ahead_s: float = 0.0
+    loads: bool = False
 
     @cached_property
     def cluster(self) -> Cluster:
@@ -252,11 +254,8 @@ class RankState:
         role, model = role_state.role_model.role, role_state.parts[key]
         changes = role_state.role_model.changes and model.own is None
         kind = "weights" if (self.rank, key) in parts_of(role_state.place.home) else "copy"
-        units = [
-            self._unit(
-                model.weights, self._offload_policy.of_weights(role, self.rank, key), role, kind, keep=not changes
-            )
-        ]
+        after = self._offload_policy.of_weights(role, self.rank, key)
+        units = [self._unit(model.weights, after, role, kind, keep=not changes)]
         if model.own is not None:
             after = self._offload_policy.of_adapter(role, self.rank, key)
             units.append(self._unit(model.own.weights, after, role, "adapter", keep=not role_state.role_model.trained))

@@ -133,7 +133,7 @@ class RoleBuilder:
         role_state = RoleState(role_model, place, parts, parameters)
         if place.train is not None and (team := self.teams[place.train]) is not None:
             role_state.trainer = self._trainer(role_state, place.train, team, trained=True)
-            if role_model.trained and self.recipe.lora.rank == 0:
+            if role_model.trained and self.recipe.lora.rank == 0 and not self.setting.loads:
                 values = self._loader.stored(role_model.name, scalar=role_model.scalar)
                 if values is not None:
                     role_state.trainer.optimizer.begin_with(values)

@@ -459,6 +459,40 @@ def adapted(
     return errors
 
 
+def lost_by_rounding(worker: Any, family: str, sizes: dict[str, Any]) -> tuple[float, float, float] | None:
+    """How far gradients of adapters in bfloat16 are from those of the same numbers in float64: of a part, of the whole
+    model, and both from each other. Root mean squares, relative to those of the exact ones."""
+    team = team_of(worker, **sizes)
+    if team is None:
+        return None
+    narrow, wide = tiny_model(family, dtype=torch.bfloat16), tiny_model(family)
+    wide.weights.copy_(narrow.weights)
+    part, whole, exact = (
+        add_lora(base, LoraSettings(rank=3), name="actor", seed=0)
+        for base in (part_of(copy_of(narrow), team), copy_of(narrow), wide)
+    )
+    generator = torch.Generator().manual_seed(4)
+    whole.trained.weights.copy_(torch.randn(whole.trained.weights.shape, generator=generator) * 0.1)
+    exact.trained.weights.copy_(whole.trained.weights)
+    values = dict(views_of(whole, whole.trained.weights))
+    with torch.no_grad():
+        for block, view in views_of(part, part.trained.weights):
+            of_whole = next(value for other, value in values.items() if other.param.name == block.param.name)
+            view.copy_(cut_block(of_whole, block))
+    batch = batch_of(exact)
+    mine, *others = (
+        {b.param.name: (b, v) for b, v in views_of(of, gradients_of(of, batch))} for of in (part, whole, exact)
+    )
+    flat = lambda gradients: torch.cat(
+        [cut_block(gradients[n][1], b).reshape(-1).double() for n, (b, _) in mine.items()]
+    )
+    own = torch.cat([gradient.reshape(-1).double() for _, gradient in mine.values()])
+    of_whole, of_exact = map(flat, others)
+    pairs = (own, of_exact), (of_whole, of_exact), (own, of_whole)
+    rounded, unparted, between = (float((one - other).norm() / of_exact.norm()) for one, other in pairs)
+    return rounded, unparted, between
+
+
 def adapter_error(part: Any, whole: Any) -> float:
     """How far what is trained of a part is from that of the whole."""
     return max(

@@ -1,110 +1,163 @@
 """The tensors of a Hugging Face checkpoint, block by block: a file is a layout, of which a rank reads its own part.
 
-Files are mapped, one tensor at a time, so that only the pages of a block are read, and none stays.
+Files are mapped, one tensor at a time, so that only the pages of a block are read, and none stays. Where a tensor of
+the module is made of several stored ones, or several of one, those alone are read for it and converted
+(`conversion`).
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from plait.errors import ModelError
+from plait.layout.decoder import HEAD
 from plait.layout.params import Block, Param, Parameters
 from plait.models.files.claims import read_object
+from plait.models.files.conversion import Conversion, Group
 from plait.models.flat_weights import cut_block
 
 
 @dataclass(frozen=True)
-class CheckpointFiles:
-    """Where each parameter of a model is stored.
+class Stored:
+    """A tensor in a file of a checkpoint. dtype: by its name in safetensors."""
 
-    stored: parameter → (file, its name there)
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class CheckpointFiles:
+    """Where each parameter and persistent buffer of a model is stored.
+
+    Args:
+        stored: name in the checkpoint → its tensor.
+        groups: name of a tensor of the model → what it is made of, and its name there.
+        buffers: names of the model's persistent buffers, as in `groups`.
     """
 
-    stored: dict[str, tuple[Path, str]]
+    def __init__(
+        self,
+        stored: dict[str, Stored],
+        conversion: Conversion,
+        groups: dict[str, tuple[Group, str]],
+        buffers: Sequence[str],
+    ) -> None:
+        self._stored, self._conversion, self._groups = stored, conversion, groups
+        self.buffers = tuple(buffers)
+        self._last: tuple[Group, dict[str, Tensor]] | None = None
+        """What was converted last, if several tensors were made at once: the next one may be among them."""
 
     @classmethod
-    def of(
-        cls, folder: Path, module: Any, parameters: Parameters, *, own: Sequence[str] = ()
-    ) -> CheckpointFiles | None:
-        """Those of a folder; None where its tensors are not the module's, one for one: Transformers then converts them
-        (stacks or splits them, gives them other names, undoes a quantisation), or buffers are stored with them.
+    def of(cls, folder: Path, module: Any, parameters: Parameters) -> CheckpointFiles | None:
+        """Those of a folder, but for the head of a scalar model; None where a tensor is missing or has another shape,
+        tied ones are stored apart and are not equal, or weights are quantised.
 
         Args:
             module: of Transformers, or a ScalarModule, perhaps without weights.
-            own: parameters that the checkpoint need not have.
-        """
-        if _is_converted(module) or read_object(folder / "config.json").get("quantization_config"):
-            return None
-        params = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-        if module.state_dict().keys() - params:
-            return None
-        files = _files_of(folder)
-        names: dict[str, list[str]] = {param.name: [param.name] for param in parameters.params}
-        for alias, name in parameters.aliases.items():
-            names[name].append(alias)
-        stored: dict[str, tuple[Path, str]] = {}
-        for param in parameters.params:
-            if param.name in own:
-                continue
-            spelled = [s for name in names[param.name] for s in _spellings(name, module.base_model_prefix)]
-            stored_names = [name for name in dict.fromkeys(spelled) if name in files]
-            if len(stored_names) != 1:  # none, or tied names that need not be equal
-                return None
-            stored[param.name] = (files[stored_names[0]], stored_names[0])
-        read = cls(stored)
-        fits = all(read.shape(param) == param.shape for param in parameters.params if param.name not in own)
-        return read if fits else None
-
-    def shape(self, param: Param) -> tuple[int, ...]:
-        path, name = self.stored[param.name]
-        with safe_open(path, "pt") as opened:
-            return tuple(opened.get_slice(name).get_shape())
-
-    def block(self, block: Block) -> Tensor:
-        """A rank's block of a parameter [*block.shape]: a view of the mapped file, to be copied and dropped.
 
         Raises:
-            ModelError: the file is gone or damaged.
+            RuntimeError, ValueError and others of Transformers: stored tensors cannot be converted.
         """
-        path, name = self.stored[block.param.name]
-        try:
-            with safe_open(path, "pt") as opened:
-                return cut_block(opened.get_tensor(name), block)
-        except (OSError, SafetensorError) as error:
-            raise ModelError(f"model: {path} should hold {name}, found: {error}; fetch or copy it again.") from error
+        if read_object(folder / "config.json").get("quantization_config"):
+            return None
+        causal = module if hasattr(module, "is_custom_code") else module.base_model
+        prefix = "" if causal is module else f"{module.base_model_prefix}."
+        stored = stored_in(folder)
+        conversion = Conversion(causal, stored)
+        made: dict[str, tuple[Group, str]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for group in conversion.groups:
+            blank = lambda name: torch.empty(stored[name].shape, device="meta")
+            for name, tensor in conversion.convert(group, blank).items():
+                made[prefix + name], shapes[prefix + name] = (group, name), tuple(tensor.shape)
+        files = cls(stored, conversion, made, ())
+        groups: dict[str, tuple[Group, str]] = {}
+        for param in parameters.params:
+            if param.name != HEAD:
+                names = [name for name in _names(param, parameters) if name in made]
+                if not names or shapes[names[0]] != param.shape or not files._are_equal(names):
+                    return None
+                groups[param.name] = made[names[0]]
+        params = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        buffers = [name for name in module.state_dict() if name not in params]
+        if any(name not in made for name in buffers):
+            return None
+        return cls(stored, conversion, groups | {name: made[name] for name in buffers}, buffers)
+
+    def block(self, block: Block) -> Tensor:
+        """A rank's block of a parameter [*block.shape], in the dtype that it is stored in: perhaps a view of the mapped
+        file, to be copied and dropped.
+
+        Raises:
+            ModelError: a file is gone or damaged.
+        """
+        return cut_block(self.tensor(block.param.name), block)
+
+    def tensor(self, name: str) -> Tensor:
+        """A whole parameter or persistent buffer [*its shape]; otherwise as `block`."""
+        group, made_as = self._groups[name]
+        if self._last is not None and self._last[0] is group:
+            return self._last[1][made_as]
+        self._last = None
+        with contextlib.ExitStack() as stack:
+            opened: dict[Path, Any] = {}
+
+            def read(stored: str) -> Tensor:
+                file = self._stored[stored].file
+                try:
+                    if file not in opened:
+                        opened[file] = stack.enter_context(safe_open(file, "pt"))
+                    return opened[file].get_tensor(stored)
+                except (OSError, SafetensorError) as error:
+                    raise ModelError(
+                        f"model: {file} should hold {stored}, found: {error}; fetch or copy it again."
+                    ) from error
+
+            made = self._conversion.convert(group, read)
+        if len(made) > 1:
+            self._last = group, made
+        return made[made_as]
+
+    def is_finer(self, name: str) -> bool:
+        """Whether something that a parameter is made of is stored in numbers of more digits than bfloat16 has."""
+        return any(_is_finer(self._stored[stored]) for stored in self._groups[name][0].stored)
+
+    def _are_equal(self, names: Sequence[str]) -> bool:
+        first, *others = names
+        return all(torch.equal(self.tensor(first), self.tensor(other)) for other in others)
 
 
-def stores_finer_than_bfloat16(folder: Path) -> bool:
-    """Whether some tensor of a checkpoint is stored in numbers of more digits. Reads headers alone."""
-    for path in set(_files_of(folder).values()):
-        with safe_open(path, "pt") as opened:
-            if any(opened.get_slice(name).get_dtype() != "BF16" for name in opened.keys()):  # noqa: SIM118
-                return True
-    return False
+def stores_finer(folder: Path, dtype: torch.dtype) -> bool:
+    """Whether some tensor of a checkpoint is stored in numbers of more digits than a compute dtype has. Reads headers
+    alone."""
+    return dtype == torch.bfloat16 and any(map(_is_finer, stored_in(folder).values()))
 
 
-def _files_of(folder: Path) -> dict[str, Path]:
+def stored_in(folder: Path) -> dict[str, Stored]:
+    """The tensors of a checkpoint by their names in it. Reads headers alone."""
     index = folder / "model.safetensors.index.json"
-    if index.exists():
-        return {name: folder / file for name, file in read_object(index)["weight_map"].items()}
-    with safe_open(folder / "model.safetensors", "pt") as opened:
-        return dict.fromkeys(opened.keys(), folder / "model.safetensors")
+    whole = folder / "model.safetensors"
+    files = {folder / file for file in read_object(index)["weight_map"].values()} if index.exists() else {whole}
+    stored: dict[str, Stored] = {}
+    for file in sorted(files):
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                view = opened.get_slice(name)
+                stored[name] = Stored(file, tuple(view.get_shape()), view.get_dtype())
+    return stored
 
 
-def _spellings(name: str, prefix: str) -> tuple[str, ...]:
-    """A checkpoint of the decoder alone leaves its prefix out."""
-    inner = name.removeprefix(f"{prefix}.")
-    return (name,) if inner == name else (name, inner)
+def _is_finer(stored: Stored) -> bool:
+    return stored.dtype != "BF16"
 
 
-def _is_converted(module: Any) -> bool:
-    from transformers.conversion_mapping import get_model_conversion_mapping
-
-    causal = module if hasattr(module, "is_custom_code") else module.base_model
-    return bool(get_model_conversion_mapping(causal, add_legacy=False))
+def _names(param: Param, parameters: Parameters) -> list[str]:
+    return [param.name, *(alias for alias, name in parameters.aliases.items() if name == param.name)]

@@ -1,32 +1,35 @@
 """Parts of a model that no device has whole: each rank reads its blocks of a checkpoint's tensors into its part.
 
 The family's module is made without weights, cut, and given the rank's blocks one after another from the mapped files:
-a rank never has more than its part and a tensor's slice. That the family can be cut is shown on a model of the same
+a rank never has more than its part and a tensor's slice, or, where Transformers converts what is stored, the tensors
+that are converted together (the experts of a layer). That the family can be cut is shown on a model of the same
 configuration with few layers and random weights (`parallel.scaled_down`).
 
-A checkpoint whose tensors are not those of the module (experts one by one, say, which Transformers stacks) is read
-whole into host memory and cut there; the device gets the part alone. An adapter that a model begins as is merged into
-each block as it is read. A family that cannot be scaled down is proven on the whole model, on the device.
+A quantised checkpoint is read whole into host memory and cut there; the device gets the part alone. An adapter that a
+model begins as is merged into each block as it is read. A family that cannot be scaled down is proven on the whole
+model, on the device.
 """
 
 from __future__ import annotations
 
 import copy
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from plait.kept_memory import give_back_freed
-from plait.layout.params import Parameters
+from plait.layout.params import Block, Parameters
 from plait.layout.shards import check
 from plait.models import scalar_loading
 from plait.models.files.adapter_folder import AdapterFolder, adapter_of
-from plait.models.files.checkpoint_files import CheckpointFiles, stores_finer_than_bfloat16
+from plait.models.files.checkpoint_files import CheckpointFiles, stores_finer
 from plait.models.files.hub import resolve
-from plait.models.files.pretrained import generation_of, new_module
+from plait.models.files.pretrained import generation_of, new_module, reading
 from plait.models.flat_weights import FlatWeights, cut_block
 from plait.models.language_loading import load_model, read_config, read_folder, without_weights
 from plait.models.loading import over_base, without
@@ -103,26 +106,36 @@ class PartLoader:
         model.part = replace(model.part, cache=self._proven[key].cache)
         return model
 
-    def stored(self, name: str, *, scalar: bool = False) -> Values | None:
-        """Where the blocks of a model, whole or a part, are to be had in the numbers of its checkpoint; arguments as of
-        `part`. None: these have no more digits than the compute dtype, or are not those of the model: its tensors are
-        converted, or an adapter is merged into them.
+    def stored(self, name: str, *, scalar: bool = False) -> Callable[[Block], Tensor | None] | None:
+        """Where the blocks [*block.shape] of a model, whole or a part, are to be had in all digits: as they are stored,
+        and what a merged adapter adds to them in float32; arguments as of `part`. None, for one block or for all: there
+        are no more digits than the compute dtype has, weights are quantised, or tied ones are stored apart and differ.
 
         Raises:
             ModelError: the checkpoint cannot be found or read.
         """
-        if self._dtype != torch.bfloat16 or adapter_of(name) is not None:
+        adapter = adapter_of(name)
+        base = name if adapter is None else adapter.base
+        if self._dtype != torch.bfloat16 or (adapter is None and not stores_finer(resolve(base), self._dtype)):
             return None
-        if not stores_finer_than_bfloat16(resolve(name)):
+        model = self.without_weights(name, scalar=scalar)
+        if (files := self._files(base, model)) is None:
             return None
-        files = self._files(name, self.without_weights(name, scalar=scalar), scalar)
-        return None if files is None else self._with_head(name, files.block, scalar)
+        values = self._with_head(base, files.block, scalar)
+        finer = lambda name: name == HEAD or files.is_finer(name)
+        if adapter is None:
+            return lambda block: values(block) if finer(block.param.name) else None
+        from plait.models.lora_merging import Merging
+
+        merging = Merging.of(model, adapter.folder)
+        changed = lambda name: merging.changes(name) or finer(name)
+        return lambda block: merging.block(block, values(block)) if changed(block.param.name) else None
 
     def _merged(self, values: Values, model: Any, adapter: AdapterFolder) -> Values:
         from plait.models.lora_merging import Merging
 
         merging = Merging.of(model, adapter.folder)
-        return lambda block: merging.block(block, values(block).to(self._dtype))
+        return lambda block: merging.block(block, values(block))
 
     def without_weights(self, name: str, *, scalar: bool = False) -> Any:
         """The whole model, whose weights are on the meta device; arguments as of `part`.
@@ -161,12 +174,17 @@ class PartLoader:
 
     def _values(self, name: str, model: Any, scalar: bool) -> Values:
         """Where the blocks of a model come from; its buffers that are stored are read."""
-        files = self._files(name, model, scalar)
-        return self._with_head(name, self._whole(name, model, scalar) if files is None else files.block, scalar)
+        if (files := self._files(name, model)) is None:
+            return self._with_head(name, self._whole(name, model, scalar), scalar)
+        kept = (model.module.base_model if scalar else model.module)._get_dtype_plan(self._dtype)
+        for key in files.buffers:
+            wide = next((dtype for part, dtype in kept.items() if re.search(part.replace("*", ".*"), key)), None)
+            _set_buffer(model.module, key, files.tensor(key), wide)
+        return self._with_head(name, files.block, scalar)
 
-    def _files(self, name: str, model: Any, scalar: bool) -> CheckpointFiles | None:
-        own = (HEAD,) if scalar else ()
-        return CheckpointFiles.of(self._read[name][0], model.module, model.parameters, own=own)
+    def _files(self, name: str, model: Any) -> CheckpointFiles | None:
+        with reading(name):
+            return CheckpointFiles.of(self._read[name][0], model.module, model.parameters)
 
     def _with_head(self, name: str, read: Values, scalar: bool) -> Values:
         if not scalar:
@@ -184,6 +202,12 @@ class PartLoader:
             )
         whole = self._wholes[name, scalar]
         for key, buffer in whole.named_buffers():
-            owner, _, leaf = key.rpartition(".")
-            setattr(model.module.get_submodule(owner), leaf, buffer.clone())
+            _set_buffer(model.module, key, buffer, buffer.dtype)
         return cut_from(whole)
+
+
+def _set_buffer(module: nn.Module, name: str, values: Tensor, dtype: torch.dtype | None) -> None:
+    """dtype: of the buffer from now on; None: as it is."""
+    owner, _, leaf = name.rpartition(".")
+    holder = module.get_submodule(owner)
+    setattr(holder, leaf, values.to(dtype or getattr(holder, leaf).dtype, copy=True))

@@ -41,6 +41,11 @@ def has_all_steps(checkpoints: Path, steps: int) -> bool:
     return CheckpointStore(checkpoints, keep_last=1).steps()[-1:] == [steps]
 
 
+def has_checkpoint(checkpoints: Path) -> bool:
+    """Whether a run that is resumed goes on from a checkpoint, or cannot go on: whether one is whole is not checked."""
+    return bool(CheckpointStore(checkpoints, keep_last=1).steps())
+
+
 def check_not_gone(checkpoint: Checkpoint | None, store: CheckpointStore, saved_step: int, run_dir: Path) -> None:
     """Raises ConfigError where a run would begin again at step 1, though a checkpoint of `saved_step` was written."""
     if checkpoint is None and saved_step > 0:

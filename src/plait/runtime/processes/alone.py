@@ -27,11 +27,9 @@ class Alone:
     def progress(self) -> Progress:
         return Progress(self._prepared.recipe.steps, watched=watched(self._prepared))
 
-    def workers(self, recorder: Recorder) -> Workers:
-        prepared = self._prepared
-        setting = Setting(
-            prepared.recipe, prepared.flow, prepared.models, prepared.plan, LEADER, lambda what: nullcontext()
-        )
+    def workers(self, recorder: Recorder, *, loads: bool = False) -> Workers:
+        of, waits = self._prepared, lambda what: nullcontext()
+        setting = Setting(of.recipe, of.flow, of.models, of.plan, LEADER, waits, loads=loads)
         rank_state = make_rank_state(setting)
         announcer = Announcer(rank_state, Transport(None, LEADER, ()), recorder, StatusFile(None, LEADER))
         return WorkerGroup(announcer, 1)  # pyright: ignore[reportReturnType]  # its parts are of narrower types

@@ -35,7 +35,7 @@ def measured_by_ranks(prepared: Prepared) -> Evaluation:
     loading(f"{num_ranks} processes, each with its part of {recipe.model}")
     with tempfile.TemporaryDirectory(prefix="plait-eval-") as name:
         folder = Path(name)
-        job = Job(recipe, prepared.plan, prepared.models, folder, False, threads, Origin.here())
+        job = Job(recipe, prepared.plan, prepared.models, folder, False, False, threads, Origin.here())
         with launcher_shown(prepared, threads, folder / STATUS, [node], Progress(0)) as launcher:
             try:
                 with launcher.start(Worker, num_ranks, arguments=(job,)) as group:

@@ -18,6 +18,7 @@ from plait.observe.progress import Progress
 from plait.runtime.controller import Outcome
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import Origin
+from plait.runtime.folder.progressed import has_checkpoint
 from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.processes.handed_on import HandedOnSignals, handing_on_signals
@@ -59,7 +60,8 @@ def supervise(
     places = [LocalNode()] if nodes is None else nodes.nodes
     threads = threads_of(recipe, num_ranks, places)
     loading(f"{num_ranks} process{'es' * (num_ranks > 1)}, each with its part of {recipe.model}")
-    job = Job(recipe, plan, prepared.models, path, resume, threads, origin or Origin.here())
+    loads = resume and has_checkpoint(directory.files.checkpoints)
+    job = Job(recipe, plan, prepared.models, path, resume, loads, threads, origin or Origin.here())
     folder = RunFiles(path).workers
     status = folder / STATUS
     with worker_output(directory, resume=resume):

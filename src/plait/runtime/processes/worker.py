@@ -51,6 +51,8 @@ class Job:
     models: Sequence[RoleModel]
     run_dir: Path
     resume: bool
+    loads: bool
+    """See `Setting`."""
     threads: int
     """Compute threads of each process."""
     origin: Origin
@@ -112,8 +114,9 @@ class Worker:
         """Shown by the process that started the run."""
         return RelayedProgress(self._context.tell)
 
-    def workers(self, recorder: Recorder) -> Workers:
+    def workers(self, recorder: Recorder, *, loads: bool = False) -> Workers:
         """Join the other ranks, as their leader."""
+        assert loads == self._job.loads, "the leader finds another checkpoint than who started it"
         with self._status.doing(LOADS):
             announcer = Announcer(self._parts(), self._transport, recorder, self._status)
             return WorkerGroup(announcer, self._context.num_ranks)  # pyright: ignore[reportReturnType]  # as in `alone`
@@ -129,5 +132,14 @@ class Worker:
         )
         context = self._context
         return make_rank_state(
-            Setting(job.recipe, flow, job.models, job.plan, self.rank, context.waiting_for, context.place.ahead_s)
+            Setting(
+                job.recipe,
+                flow,
+                job.models,
+                job.plan,
+                self.rank,
+                context.waiting_for,
+                context.place.ahead_s,
+                loads=job.loads,
+            )
         )

@@ -48,6 +48,8 @@ def open_roles(
     progress: ProgressSink,
     stack: ExitStack,
     output: Path | None = None,
+    *,
+    loads: bool = False,
 ) -> OpenedRoles:
     """Start the functions of a recipe, have all ranks load their models, and give each role its engines.
 
@@ -55,6 +57,7 @@ def open_roles(
         recorder: gets the actions of all calls.
         stack: closes the functions, and ends the processes that engines have for themselves.
         output: file for what functions print; None: it goes where this process prints.
+        loads: see `Leading.workers`.
 
     Raises:
         UserError: functions or models cannot be loaded, the data lack a column that a function needs, or a reward model
@@ -62,7 +65,7 @@ def open_roles(
         RunError: a rank could not load its models.
     """
     pools = open_pools(prepared, stack, output)
-    workers = leading.workers(recorder)
+    workers = leading.workers(recorder, loads=loads)
     stack.callback(workers.end_engines)
     roles = _roles(prepared, workers, pools, recorder, progress.message)
     for pool in pools.all:
