@@ -32,7 +32,7 @@ def open_pools(prepared: Prepared, stack: contextlib.ExitStack, output: Path | N
         if not functions:
             continue
         loading(f"functions of {name}")
-        settings = recipe.cost if name == "cost" else recipe.reward
+        settings = recipe.cost if name == "cost" else recipe.reward  # judges have the limits of rewards
         pools[name] = pool = stack.enter_context(
             RewardPool(
                 functions,
