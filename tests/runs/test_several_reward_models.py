@@ -22,7 +22,7 @@ from plait.runtime.api import run
 from plait.runtime.prepare import prepare
 from tests.algorithms import oracle
 from tests.models.tiny import tiny_tokenizer
-from tests.runs.placed_runs import GRPO, LONG, PPO, where
+from tests.runs.placed_runs import GRPO, LONG, PPO, SAFE, where
 from tests.runs.plans import assert_equal_columns, assert_equal_runs
 from tests.runs.test_resume import kill_in_step, result_of
 from tests.runs.written import logged, samples_of
@@ -31,6 +31,7 @@ MakeRecipe = Callable[..., Recipe]
 
 NAMES, WEIGHTS = ("helpful", "harmless"), (0.75, -0.25)
 TWO: dict[str, Any] = {"reward.model": ["PLACE/scorer", "PLACE/other_scorer"], "reward.model_weight": [0.7, 0.3]}
+COSTS: dict[str, Any] = {"cost.model": [*reversed(TWO["reward.model"])], "cost.model_weight": [1.5, -0.5]}
 CRITIC = {"critic.model": "PLACE/scorer"}
 
 
@@ -221,6 +222,14 @@ PLANS: dict[str, tuple[tuple[str, dict[str, Any]], str | dict[str, str]]] = {
             "reward.score": "0,1 pp2 after=offload",
             "reward_2.score": "0,1 dp2",
         },
+    ),
+    "two-drawn-again-3": (
+        ("grpo", TWO | {"options": {"dynamic_sampling": True, "max_sampling_rounds": 2}, "reward.functions": None}),
+        {"actor.generate": "0", "actor.train": "0", "reward.score": "1", "reward_2.score": "2,1 tp2 after=offload"},
+    ),
+    "two-costs-2": (
+        ("safe_rlhf", SAFE[1] | TWO | COSTS | CRITIC | {"cost_critic.model": "PLACE/other_scorer"}),
+        "split 2",
     ),
     "two-ahead-2": (("grpo", GRPO[1] | TWO | {"max_staleness": 1, "reward.functions": None}), "split 2"),
 }
