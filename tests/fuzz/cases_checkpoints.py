@@ -93,7 +93,9 @@ ANY = frozenset(
     }
 )
 """Found when the weights are read, or not at all."""
-LATE = frozenset({"an unknown activation", "a rope of an unknown kind", "a family without a decoder", "layer types of another kind"})
+LATE = frozenset(
+    {"an unknown activation", "a rope of an unknown kind", "a family without a decoder", "layer types of another kind"}
+)
 """Found when the model is made."""
 
 TEMPLATES: dict[str, str] = {

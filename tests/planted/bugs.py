@@ -341,6 +341,13 @@ ADVANTAGE = (
         "pairs = [(score or 0.0, weight) for score, weight in zip(scores, weights, strict=True)]",
         ("rewards/test_statistics.py::test_weighted_reward",),
     ),
+    Bug(
+        "of several reward models the first counts for all",
+        "plait.runtime.steps.rewarding:RewardCalls._with_models",
+        "state.model_scores[calls[name]]",
+        "state.model_scores[node.id]",
+        ("runs/test_several_reward_models.py::test_their_weighted_sum_is_the_reward",),
+    ),
 )
 
 STATE = (

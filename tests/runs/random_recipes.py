@@ -26,6 +26,11 @@ def sevens_of_some(completions, **columns):
 """
 """A file `replies.py` that recipes name. Scores differ: where those of a batch are all alike, its advantages are
 rounding, by whose signs clips are counted."""
+TWO_MODELS: dict[str, Any] = {
+    "reward.model": ["PLACE/scorer", "PLACE/other_scorer"],
+    "reward.model_weight": [0.7, -0.4],
+    "critic.model": "PLACE/scorer",
+}
 WITH_CRITIC = ("ppo", "safe_rlhf")
 REWARDED = ("grpo", "rloo", "reinforce_pp", "remax", *WITH_CRITIC)
 ROLLOUTS = (*REWARDED, "distill")
@@ -67,7 +72,7 @@ WHAT = (
     Draw(0.3, _one("max_staleness", 1, 2), ROLLOUTS),
     Draw(1, _one("reward.functions", ["PLACE/replies.py:by_ids"]), REWARDED),
     Draw(0.2, _one("reward.functions", ["PLACE/replies.py:sevens_of_some", "PLACE/replies.py:by_ids"]), REWARDED),
-    Draw(0.3, _one("reward.model", "PLACE/scorer"), WITH_CRITIC),
+    Draw(0.3, ({"reward.model": "PLACE/scorer"}, TWO_MODELS), WITH_CRITIC),
     Draw(0.6, _one("options.mini_batches", 2, 3), ROLLOUTS),
     Draw(0.4, _one("options.epochs", 2), ROLLOUTS),
     Draw(0.6, _one("options.kl_coef", 0.05), REWARDED),
@@ -151,7 +156,7 @@ def _calls(algorithm: str, what: dict[str, Any]) -> Sequence[str]:
     if algorithm == "distill":
         calls.append("ref.top_logprobs")
     if "reward.model" in what:
-        calls.append("reward.score")
+        calls += ["reward.score", "reward_2.score"][: 2 if what["reward.model"] == TWO_MODELS["reward.model"] else 1]
     return calls
 
 

@@ -88,7 +88,7 @@ def test_three_stages_in_one_command(recipe: Path, tmp_path: Path, capsys: pytes
     assert config["architectures"] == ["LlamaForSequenceClassification"]
     stored = yaml.safe_load((run / "policy" / "recipe.yaml").read_text())
     assert stored["model"] == str(run / "sft" / "final")
-    assert stored["reward"]["model"] == str(run / "reward_model" / "final")
+    assert stored["reward"]["model"] == [str(run / "reward_model" / "final")]
     out = capsys.readouterr().out
     assert "judge: mean sevens" in out
     assert "gain in reward, same items" in out or "mean reward" in out
@@ -234,6 +234,18 @@ def test_a_key_on_the_command_line_is_for_all_stages_whatever_they_say_themselve
     assert [stage.model for stage in stages.recipes.values()] == ["base", "@sft", "@sft"]
     assert {stage.epochs for stage in stages.recipes.values()} == {None}
     assert {stage.optimizer.warmup_steps for stage in stages.recipes.values()} == {2}
+
+
+def test_one_of_several_reward_models_may_be_of_a_stage(recipe: Path, tmp_path: Path, tiny_folder: Path) -> None:
+    models = ["other", "@reward_model"]
+    stages = load_stages(recipe, [("policy.reward.model", models), ("policy.critic.model", "@reward_model")])
+    assert stages.resolved("policy").reward.model == ("other", str(tmp_path / "run" / "reward_model" / "final"))
+    assert stages.foreseen("policy").reward.model == ("other", str(tiny_folder))
+    assert {key: (to_come.name, to_come.scalar) for key, to_come in stages.to_come("policy").items()} == {
+        "model": ("@sft", False),
+        "reward.model[1]": ("@reward_model", True),
+        "critic.model": ("@reward_model", True),
+    }
 
 
 def test_a_later_stage_is_checked_before_the_first_runs(

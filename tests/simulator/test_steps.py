@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plait.cost.costs import Tail
 from plait.cost.working_memory import KEPT, PROCESS
-from plait.dataflow import trace
+from plait.dataflow import Resample, trace
 from plait.errors import ConfigError
 from plait.schedule.completion import complete
 from plait.schedule.fused import FUSED
@@ -91,6 +91,35 @@ def test_needs_pass_through_what_no_model_computes() -> None:
     graph = StepGraph.of(trace(flow, roles=("actor", "reward")), ["actor"])
     assert [one.call for one in graph.calls] == ["actor.generate", "actor.train"]
     assert graph.calls[1].needs == {0}
+
+
+@pytest.mark.parametrize("draws_again", [False, True])
+def test_models_of_one_reward_score_side_by_side(draws_again: bool) -> None:
+    """In parts beside generation, a quarter of the larger one after it; or, where they decide what is drawn, when all
+    is: their ranks are busy until then. Training waits for both."""
+
+    def flow(prompts, actor, reward):
+        samples = actor.generate(prompts, resample=Resample(keep=bool, reward=reward) if draws_again else None)
+        actor.train(samples, loss=lambda batch, rewards: batch, rewards=reward.score(samples))
+
+    traced = trace(flow, roles={"actor": {}, "reward": {"model_2": "reward_2"}})
+    models = {role: PlannedModel(scalar=role != "actor") for role in ("actor", "reward_2", "reward")}
+    graph = StepGraph.of(traced, models, ["reward"], rollouts=GRAPH.rollouts)
+    assert [one.call for one in graph.calls] == ["actor.generate", "reward_2.score", "reward.score", "actor.train"]
+    assert [one.needs for one in graph.calls] == [frozenset(), {0}, {0}, {0, 1, 2}]
+    assert [graph.slots[slot].role for slot in graph.calls[0].judges] == ["reward", "reward_2"] * draws_again
+    places = {"actor.generate": 0, "actor.train": 0, "reward.score": 1, "reward_2.score": 2}
+    modes = {"generate": "decode", "train": "train", "score": "score"}
+    placements = tuple(Placement(call, modes[call.split(".")[1]], (rank,)) for call, rank in places.items())
+    work = {"actor.generate": 40.0, "reward.score": 4.0, "reward_2.score": 8.0, "actor.train": 24.0}
+    bytes_of = dict.fromkeys(models, 10)
+    prediction = predict(
+        complete(Plan("mine", 3, placements), traced, models, "plan"),
+        graph,
+        StandIn(work, bytes_of, devices=3, memory=1000),
+    )
+    drawn = 40.4  # decoding has 1 % that stays
+    assert starts(prediction)["actor.train"] == ((drawn + 8, drawn + 32) if draws_again else (drawn + 2, drawn + 26))
 
 
 def test_colocated_is_one_call_after_another() -> None:

@@ -65,8 +65,7 @@ def recipe_facts(recipe: Recipe, *, resume: bool = False) -> dict[str, str]:
 def _rows(recipe: Recipe) -> RowKind:
     """What rows of the data are; of a flow in a file, which is not read before torch, most likely prompts."""
     from plait.data.formats import RowKind
-    from plait.recipes.algorithm import BUILT_IN, rows_of
-    from plait.recipes.flow_checks import traced_flow
+    from plait.recipes.algorithm import BUILT_IN, rows_of, traced_flow
 
     return rows_of(traced_flow(recipe.letting_be())) if recipe.algorithm in BUILT_IN else RowKind.PROMPTS
 

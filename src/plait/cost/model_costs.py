@@ -37,7 +37,7 @@ from plait.dataflow import Dataflow, Node, TrainOptions
 from plait.layout.mesh import Layout
 from plait.layout.params import Parameters
 from plait.models.shape import ModelShape
-from plait.recipes.role_models import SCALAR_ROLES
+from plait.recipes.role_models import is_scalar
 from plait.schedule.plan import Mode
 from plait.training.memory import BYTES, parameter_bytes
 
@@ -82,7 +82,7 @@ class ModelCosts:
         self.generation = cache(self._generation)
         self.move = cache(self._move)
         self.offload = cache(self._offload)
-        outputs = lambda role: 1 if role in SCALAR_ROLES else None
+        outputs = lambda role: 1 if is_scalar(role) else None
         self._parameters = cache(lambda role: given.get(role) or parameters_of_shape(self.shapes[role], outputs(role)))
         self._samples = {node.id: workload.samples_of(flow, node) for node in flow.nodes}
         self._lengths = {node.id: workload.lengths.of(flow.nodes[node.rows].call) for node in flow.nodes}
@@ -270,7 +270,7 @@ class ModelCosts:
         cut = Cut(budget, self._cutting.least(sizes), options.whole_groups, wide_numbers(node))
         batch = LargestBatch.of_share(share, samples.per_prompt, self._lengths[node.id], cut)
         role = str(node.role)
-        beside = Beside(role in SCALAR_ROLES, role in workload.balanced, self._sets.read(node))
+        beside = Beside(is_scalar(role), role in workload.balanced, self._sets.read(node))
         return forward_memory(workload, self.shapes[role], sizes, batch, schedule, beside)
 
     # Weights

@@ -15,7 +15,7 @@ from plait.dataflow import Dataflow
 from plait.layout.mesh import Layout
 from plait.models.lora_settings import NO_LORA
 from plait.models.shape import ModelShape
-from plait.recipes.role_models import SCALAR_ROLES
+from plait.recipes.role_models import is_scalar
 
 
 def work_of_roles(workload: Workload, shapes: Mapping[str, ModelShape], flow: Dataflow) -> dict[str, ModelWork]:
@@ -24,7 +24,7 @@ def work_of_roles(workload: Workload, shapes: Mapping[str, ModelShape], flow: Da
         role: ModelWork(
             shape,
             workload.dtype,
-            1 if role in SCALAR_ROLES else shape.vocabulary,
+            1 if is_scalar(role) else shape.vocabulary,
             workload.lora if role in flow.trained_roles else workload.frozen.get(role, NO_LORA),
         )
         for role, shape in shapes.items()

@@ -10,7 +10,7 @@ from plait.cost.micro_batch import share_of
 from plait.cost.workload import Samples, Workload
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.models.shape import ModelShape
-from plait.recipes.role_models import SCALAR_ROLES
+from plait.recipes.role_models import is_scalar
 
 
 class SampleSets:
@@ -39,7 +39,7 @@ class SampleSets:
 
     def read(self, node: Node) -> KeptSets:
         """The sets of the tokens whose log-probs a call computes."""
-        return NO_SETS if node.role in SCALAR_ROLES else self.sent(node)
+        return NO_SETS if is_scalar(str(node.role)) else self.sent(node)
 
     def held(self, node: Node, copies: int) -> int:
         """Bytes of a CPU's memory of what one of so many copies or instances has of them; none of a GPU's, whose

@@ -92,7 +92,8 @@ class Node:
     """Id of the GENERATE or READ node whose samples this call reads; its own id for such a node, and for one that reads
     no samples."""
     inputs: Mapping[str, Column] = field(default_factory=dict)
-    """Argument name → column: all that it reads, in the order in which the flow gives them."""
+    """Argument name → column: all that it reads, in the order in which the flow gives them. A SCORE node reads what
+    other models scored with it, which it needs by its end alone."""
     outputs: tuple[Column, ...] = ()
     fn: Callable[..., Any] | None = None
     """The loss of a TRAIN node, the function of a COMPUTE node."""
@@ -170,6 +171,12 @@ class Node:
     def asks(self) -> str:
         """What a call asks of its role: `generate`, `train`, or the name of what it scores by."""
         return (self.scoring if self.kind is CallKind.SCORE else self.kind).value
+
+
+def added_scores(node: Node) -> dict[str, int]:
+    """Name of the scores of a further model → id of the call that makes them, for those that a SCORE node adds to its
+    own. They may be computed beside it."""
+    return {name: column.producer for name, column in node.inputs.items()} if node.kind is CallKind.SCORE else {}
 
 
 def scores_alone(node: Node) -> dict[str, Column]:

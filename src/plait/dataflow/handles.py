@@ -86,11 +86,11 @@ class Carried(ColumnHandle):
 
 class Scores(ColumnHandle):
     """Handle of the scores that a role gives samples: of a reward the weighted sum of what its functions say, and its
-    model."""
+    models."""
 
     def of(self, name: str) -> ColumnHandle:
         """What one reward function gives each sample, before its weight, by its name in `rewards/NAME/mean` (`model`: a
-        reward model); NaN where it does not apply.
+        reward model; `model_2`: the second of several); NaN where it does not apply.
 
         Raises:
             FlowError: `name` is no name. (A run checks that the reward has a function of this name.)
@@ -102,13 +102,13 @@ class Scores(ColumnHandle):
     @property
     def by_turn(self) -> ColumnHandle:
         """Per response token what was given for a turn of the sample, at the last drawn token of the turn; 0 elsewhere.
-        What functions gave for the whole response, and a reward model, counts at its last token. The sum is the score.
+        What functions gave for the whole response, and reward models, counts at its last token. The sum is the score.
         """
         return self._further(f"{self.column.name}_by_turn", Level.TOKEN)
 
     @property
     def decoupled(self) -> ColumnHandle:
-        """Per sample the weighted sum of what its functions and its model give it, each of them first standardised by
+        """Per sample the weighted sum of what its functions and its models give it, each of them first standardised by
         itself among the samples of a prompt (GDPO: `plait.algorithms.advantages.decoupled`)."""
         return self._further(f"{self.column.name}_decoupled", Level.SAMPLE)
 

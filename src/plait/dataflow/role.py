@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from plait.dataflow.graph import KEEP, MASK, CallKind, Column, Grain, Level
@@ -30,9 +31,11 @@ from plait.user_code import title_of
 class Role:
     """Handle of a role inside a flow: what it can be asked, whatever it is made of and wherever it runs."""
 
-    def __init__(self, name: str, tracer: Tracer) -> None:
+    def __init__(self, name: str, tracer: Tracer, further: Mapping[str, str] = MappingProxyType({})) -> None:
         self.name = name
         self._tracer = tracer
+        self._further = further
+        """Name of its scores → role, of each further model that scores with it."""
 
     def __getattr__(self, call: str) -> Any:
         raise FlowError(
@@ -107,15 +110,27 @@ class Role:
         return self._score(samples, Score.VALUES, Level.TOKEN)
 
     def score(self, samples: Samples) -> Scores:
-        """One number per sample, from reward functions or a reward model; `.of(NAME)` is what one of them gives."""
-        handle = self._score(samples, Score.SCORE, Level.SAMPLE)
+        """One number per sample, from reward functions and reward models; `.of(NAME)` is what one of them gives.
+
+        Each model after the first is a role of its own, with a call of its own, which comes before the call that adds
+        up what all give and reads the scores of these models."""
+        given = {}
+        for name, role in self._further.items():
+            given[name] = Role(role, self._tracer)._score(samples, Score.SCORE, Level.SAMPLE).column
+        handle = self._score(samples, Score.SCORE, Level.SAMPLE, given)
         return Scores(handle._tracer, handle.column)
 
-    def _score(self, samples: Samples, what: Score, level: Level) -> ColumnHandle:
-        return self._scored(samples, what, ((f"{self.name}_{what}", level),))[0]
+    def _score(
+        self, samples: Samples, what: Score, level: Level, inputs: Mapping[str, Column] = MappingProxyType({})
+    ) -> ColumnHandle:
+        return self._scored(samples, what, ((f"{self.name}_{what}", level),), inputs)[0]
 
     def _scored(
-        self, samples: Samples, what: Asked, outputs: tuple[tuple[str, Level] | tuple[str, Level, int], ...]
+        self,
+        samples: Samples,
+        what: Asked,
+        outputs: tuple[tuple[str, Level] | tuple[str, Level, int], ...],
+        inputs: Mapping[str, Column] = MappingProxyType({}),
     ) -> list[ColumnHandle]:
         rows = rows_of(samples, f"{self.name}.{what}")
         node = self._tracer.add(
@@ -124,6 +139,7 @@ class Role:
             Grain.SAMPLE,
             role=self.name,
             rows=rows,
+            inputs=dict(inputs),
             outputs=outputs,
             options=ScoreOptions(what),
         )

@@ -114,12 +114,17 @@ def carried(name: str, start: float | Sequence[float]) -> Carried:
 
 
 def trace(
-    flow: Callable[..., Any], *, roles: Collection[str], options: Any = None, name: str | None = None
+    flow: Callable[..., Any],
+    *,
+    roles: Collection[str] | Mapping[str, Mapping[str, str]],
+    options: Any = None,
+    name: str | None = None,
 ) -> Dataflow:
     """Run `flow` once on handles and return its graph.
 
     Args:
-        roles: names of the roles that are filled (have a model or a function).
+        roles: names of the roles that are filled (have a model or a function); each perhaps → of the models after its
+            first that score with it, what their scores are called → the role of each.
         options: passed on as `options` when the flow has that parameter.
 
     Raises:
@@ -145,7 +150,8 @@ def trace(
         elif parameter.name == "options":
             arguments["options"] = options
         elif parameter.name in roles:
-            arguments[parameter.name] = Role(parameter.name, tracer)
+            further = roles[parameter.name] if isinstance(roles, Mapping) else {}
+            arguments[parameter.name] = Role(parameter.name, tracer, further)
         elif parameter.default is inspect.Parameter.empty:
             raise FlowError(
                 f"flow `{title}` uses the role `{parameter.name}`, which nothing fills"

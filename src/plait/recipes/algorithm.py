@@ -14,7 +14,9 @@ from plait.dataflow import CallKind, Dataflow, trace
 from plait.errors import ConfigError, FlowError
 from plait.recipes.keys import nearest
 from plait.recipes.other_names import answer_value
+from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import option_names, validate_options
+from plait.recipes.role_models import filled_roles
 from plait.rewards.loading import load_function
 from plait.user_code import UserCode, is_users, title_of
 
@@ -53,10 +55,25 @@ def load_flow(name: str) -> Callable[..., Any]:
     return load_function(name, key="algorithm")
 
 
+def traced_flow(recipe: Recipe) -> Dataflow:
+    """The graph of the recipe's algorithm with its options.
+
+    Raises:
+        ConfigError: there is no such algorithm, or its options do not fit. FlowError: see `trace_algorithm`.
+    """
+    return trace_algorithm(
+        load_flow(recipe.algorithm),
+        recipe.options,
+        filled_roles(recipe),
+        max_staleness=recipe.max_staleness,
+        lets_be=recipe.lets_be("options"),
+    )
+
+
 def trace_algorithm(
     flow: Callable[..., Any],
     options: Mapping[str, Any],
-    roles: Collection[str],
+    roles: Collection[str] | Mapping[str, Mapping[str, str]],
     name: str | None = None,
     *,
     max_staleness: int = 0,
@@ -65,6 +82,7 @@ def trace_algorithm(
     """Check `options` against the class that the flow's `options` parameter is annotated with, and trace the flow.
 
     Args:
+        roles, name: as of `dataflow.trace`.
         max_staleness: of the recipe; above 0 options that may correct for it do, unless they say otherwise.
         lets_be: options may be without effect (`Recipe.lets_be`).
 

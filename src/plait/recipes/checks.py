@@ -12,7 +12,7 @@ from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.recipes.recipe import Recipe, check_read
-from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome
+from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome, reward_of
 from plait.settings import Settings
 
 _CALLS = {
@@ -94,8 +94,9 @@ def check_calls(flow: Dataflow) -> None:
         if node.kind is CallKind.COMPUTE or node.role is None:
             continue
         call = node.asks
-        if call not in _CALLS[node.role]:
-            can = ", ".join(sorted(_CALLS[node.role]))
+        can_be_asked = _CALLS[reward_of(node.role) or node.role]
+        if call not in can_be_asked:
+            can = ", ".join(sorted(can_be_asked))
             raise FlowError(f"flow `{flow.name}`: role `{node.role}` cannot `{call}`; it can {can}")
         if node.role in REWARD_ROLES and {"score", "train"} <= flow.call_kinds(node.role):
             raise FlowError(f"flow `{flow.name}`: role `{node.role}` scores and is trained; take two flows for that")

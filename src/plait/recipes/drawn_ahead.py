@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plait.dataflow import Dataflow
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import is_reward, role_models, unchanging
+from plait.recipes.role_models import role_models, unchanging
 from plait.schedule.needs import early_scores, needs_of
 
 
@@ -16,5 +16,5 @@ def scores_ahead(flow: Dataflow, recipe: Recipe) -> frozenset[int] | None:
     if not recipe.update_rule.waits:
         return frozenset()
     models = role_models(flow, recipe)
-    rewards = {*flow.roles} - {model.role for model in models if not is_reward(model, flow)}
-    return early_scores(flow, needs_of(flow, rewards), unchanging(flow, models))
+    rewards = {*flow.roles} - {model.role for model in models if not model.is_reward}
+    return early_scores(flow, needs_of(flow, rewards), unchanging(models))

@@ -7,31 +7,16 @@ from types import MappingProxyType
 
 from plait.dataflow import MISMATCHED, CallKind, Dataflow
 from plait.errors import ConfigError
-from plait.recipes.algorithm import load_flow, trace_algorithm
+from plait.recipes.algorithm import traced_flow
 from plait.recipes.checks import check_calls, check_sampling, check_trained_steps, check_unused
 from plait.recipes.device_checks import check_served
 from plait.recipes.engine_checks import check_engine
 from plait.recipes.recipe import Recipe
 from plait.recipes.reward_checks import check_evaluation, check_rewards
-from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, ToCome
+from plait.recipes.role_models import ToCome
 from plait.recipes.staleness_checks import check_staleness
 from plait.recipes.token_checks import check_teacher
 from plait.recipes.turn_checks import check_turns
-
-
-def traced_flow(recipe: Recipe) -> Dataflow:
-    """The graph of the recipe's algorithm with its options.
-
-    Raises:
-        ConfigError: there is no such algorithm, or its options do not fit. FlowError: see `trace_algorithm`.
-    """
-    return trace_algorithm(
-        load_flow(recipe.algorithm),
-        recipe.options,
-        (*MODEL_ROLES, *REWARD_ROLES),
-        max_staleness=recipe.max_staleness,
-        lets_be=recipe.lets_be("options"),
-    )
 
 
 def checked_flow(

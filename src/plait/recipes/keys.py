@@ -162,6 +162,8 @@ def _plain(value: Any) -> str:
             return value.value
         case () | {}:
             return "none"
+        case (only,):
+            return _plain(only)
         case _:
             return str(value)
 

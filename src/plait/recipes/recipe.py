@@ -247,10 +247,15 @@ class Recipe(OpenKeys):
 
     def models_named(self) -> dict[str, str]:
         """Key → what is set, for each key that names a model."""
-        with_models = ("reward", "cost", "critic", "cost_critic", "reference")
-        sections = {"": self, **{name: getattr(self, name) for name in with_models}}
-        named = {f"{name}.model".lstrip("."): section.model for name, section in sections.items()}
-        named["sampling.draft_model"] = self.sampling.draft_model
+        named = {
+            "model": self.model,
+            **self.reward.keyed_models("reward"),
+            **self.cost.keyed_models("cost"),
+            "critic.model": self.critic.model,
+            "cost_critic.model": self.cost_critic.model,
+            "reference.model": self.reference.model,
+            "sampling.draft_model": self.sampling.draft_model,
+        }
         return {key: value for key, value in named.items() if value is not None}
 
     @property

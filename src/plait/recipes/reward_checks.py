@@ -10,7 +10,7 @@ from plait.dataflow.graph import scores_alone, scores_by_turn, scores_decoupled
 from plait.dataflow.handles import nearest
 from plait.errors import ConfigError, FlowError
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import REWARD_ROLES
+from plait.recipes.role_models import LEARNT, REWARD_ROLES, reward_of, reward_settings, scoring_models
 from plait.rewards.functions import TASK, WELL_FORMED, RewardFunction
 from plait.rewards.scores import MODEL
 from plait.rewards.settings import RewardSettings
@@ -30,12 +30,25 @@ def check_rewards(flow: Dataflow, recipe: Recipe, *, has_task: bool) -> None:
         if kinds:
             lets_be = recipe.lets_be(role)
             _check_used(role, settings, scores="score" in kinds, flow=flow.name, lets_be=lets_be)
-        if "score" not in kinds or settings.model is not None or settings.functions:
+        if "score" not in kinds or settings.models or settings.functions:
             continue
         if role == "cost" or not has_task:
             raise ConfigError(
                 f"the flow `{flow.name}` scores by the role `{role}`, which nothing fills: set `{role}.functions` "
                 f"(FILE.py:FUNCTION or package.module:function) or `{role}.model` (a reward model)"
+            )
+    _check_critics(flow, recipe)
+
+
+def _check_critics(flow: Dataflow, recipe: Recipe) -> None:
+    """Raises ConfigError where several models score, and nothing says which one the critic begins as."""
+    for critic, reward in LEARNT.items():
+        models, stated = reward_settings(reward, recipe).models, getattr(recipe, critic).model
+        if critic in flow.roles and len(models) > 1 and stated is None:
+            raise ConfigError(
+                f"`{critic}.model` is not set, and the role `{critic}` begins as the model that scores the same, but "
+                f"`{reward}.model` names {len(models)}; set `{critic}.model`, such as to `{models[0]}` (with its "
+                f"head) or to `{recipe.model}` (it gets a new head)"
             )
 
 
@@ -73,12 +86,13 @@ def check_parts(flow: Dataflow, recipe: Recipe, functions: Mapping[str, Sequence
     Args:
         functions: of each role that has some.
     """
-    models = {role for role, settings in (("reward", recipe.reward), ("cost", recipe.cost)) if settings.model}
     for node in flow.of_kind(CallKind.SCORE):
         role = str(node.role)
-        names = [function.name for function in functions.get(role, ())] + [MODEL] * (role in models)
-        has = f"it has those of: {', '.join(names)} (`{role}.functions`, and `{MODEL}` for `{role}.model`)"
-        if role not in REWARD_ROLES:
+        of_models = [each.scores for each in scoring_models(recipe) if each.reward == role]
+        names = [*(function.name for function in functions.get(role, ())), *of_models]
+        more = "" if len(of_models) < 2 else f", `{of_models[1]}` and so on for further ones"
+        has = f"it has those of: {', '.join(names)} (`{role}.functions`, and `{MODEL}` for `{role}.model`{more})"
+        if not reward_of(role):
             has = f"only the roles {' and '.join(REWARD_ROLES)} score by functions"
             if scores_by_turn(node) is not None:
                 raise FlowError(f"flow `{flow.name}` asks {node.call} for the scores of turns (`by_turn`); {has}")
@@ -93,17 +107,19 @@ def check_parts(flow: Dataflow, recipe: Recipe, functions: Mapping[str, Sequence
 
 def _names_of(settings: RewardSettings) -> set[str]:
     """What a reward names as its functions, or by default has."""
-    return set(settings.functions or (() if settings.model is not None else (TASK,)))
+    return set(settings.functions or (() if settings.models else (TASK,)))
 
 
 def _check_used(role: str, settings: RewardSettings, *, scores: bool, flow: str, lets_be: bool) -> None:
     """Raises ConfigError where a key of a reward says something that nothing reads."""
-    alone = settings.model is not None and not settings.functions
+    alone = bool(settings.models) and not settings.functions
     unread: dict[str, str] = {}
     if not scores:
         why = f"the flow `{flow}` trains the role `{role}` as a model"
         unread = {key: why for key in RewardSettings.model_fields if key != "model"}
-    elif settings.model is None:
+        if len(settings.models) > 1:
+            raise ConfigError(f"`{role}.model` names {len(settings.models)} models, but {why}; give one")
+    elif not settings.models:
         unread = {"model_weight": f"`{role}.model` is not"}
     of_task = {TASK, WELL_FORMED} & _names_of(settings)
     if scores and not lets_be and TASK not in of_task:

@@ -9,11 +9,14 @@ from plait.dataflow import CallKind, Dataflow
 from plait.models.files.adapter_folder import adapter_of
 from plait.models.lora_settings import LoraSettings
 from plait.recipes.recipe import Recipe
+from plait.rewards.scores import MODEL, nth
+from plait.rewards.settings import RewardSettings
 from plait.training.settings import OptimizerSettings
 
 MODEL_ROLES = ("actor", "ref", "critic", "cost_critic")
 REWARD_ROLES = ("reward", "cost")
-SCALAR_ROLES = frozenset({"critic", "cost_critic", "reward", "cost"})
+LEARNT = {"critic": "reward", "cost_critic": "cost"}
+"""Role of a critic → the reward role whose sums it learns."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,14 @@ class RoleModel:
     """The recipe's key, for messages."""
     follows: str = ""
     """The trained role that its weights are brought towards from time to time; empty: none."""
+    reward: str = ""
+    """The reward role that it scores for, as it is; empty: for none, or it is trained to."""
+
+    @property
+    def is_reward(self) -> bool:
+        """Whether its role is the reward itself, whose call adds up what all of its models give: it leaves out samples
+        without a reward."""
+        return bool(self.reward) and self.role == self.reward
 
     @property
     def changes(self) -> bool:
@@ -56,10 +67,8 @@ def role_models(flow: Dataflow, recipe: Recipe) -> tuple[RoleModel, ...]:
     models = []
     for role in flow.roles:
         trained = any(node.kind is CallKind.TRAIN for node in flow.calls(role))
-        if role in REWARD_ROLES and not trained:
-            settings = recipe.reward if role == "reward" else recipe.cost
-            if settings.model is None:
-                continue
+        if role in REWARD_ROLES and not trained and not reward_settings(role, recipe).models:
+            continue
         models.append(role_model(role, recipe, trained=trained))
     return tuple(models)
 
@@ -68,7 +77,7 @@ def role_model(role: str, recipe: Recipe, *, trained: bool) -> RoleModel:
     """Which model a role begins as, whatever the flow."""
     name, key = _begins_as(role, recipe)
     follows = "actor" if role == "ref" and recipe.reference.sync_every > 0 else ""
-    return RoleModel(role, name, role in SCALAR_ROLES, trained, key, follows)
+    return RoleModel(role, name, is_scalar(role), trained, key, follows, "" if trained else reward_of(role))
 
 
 def frozen_adapters(models: Sequence[RoleModel], recipe: Recipe) -> dict[str, LoraSettings]:
@@ -77,9 +86,9 @@ def frozen_adapters(models: Sequence[RoleModel], recipe: Recipe) -> dict[str, Lo
     return {role: adapter.settings for role, adapter in adapters.items() if adapter is not None}
 
 
-def unchanging(flow: Dataflow, models: Sequence[RoleModel]) -> tuple[str, ...]:
+def unchanging(models: Sequence[RoleModel]) -> tuple[str, ...]:
     """Roles whose weights are the same in every step; without rewards, which functions may give a part of."""
-    return tuple(model.role for model in models if not (model.changes or is_reward(model, flow)))
+    return tuple(model.role for model in models if not (model.changes or model.reward))
 
 
 def draft_model(name: str, key: str) -> RoleModel:
@@ -105,18 +114,16 @@ def trained_roles(models: Sequence[RoleModel]) -> list[str]:
 
 def _begins_as(role: str, recipe: Recipe) -> tuple[str, str]:
     """(model, key of the recipe that says so). A critic begins as the model that scores the same, if there is one."""
-    reward, cost = (recipe.reward.model, "reward.model"), (recipe.cost.model, "cost.model")
-    sources: dict[str, tuple[tuple[str | None, str], ...]] = {
-        "ref": ((recipe.reference.model, "reference.model"),),
-        "critic": ((recipe.critic.model, "critic.model"), reward),
-        "cost_critic": ((recipe.cost_critic.model, "cost_critic.model"), cost),
-        "reward": (reward,),
-        "cost": (cost,),
+    scoring = {each.role: (each.name, each.key) for each in scoring_models(recipe)}
+    own: dict[str, tuple[str, str | None]] = {
+        "ref": ("reference.model", recipe.reference.model),
+        "critic": ("critic.model", recipe.critic.model),
+        "cost_critic": ("cost_critic.model", recipe.cost_critic.model),
     }
-    for name, key in sources.get(role, ()):
-        if name is not None:
-            return name, key
-    return recipe.model, "model"
+    key, name = own.get(role, ("", None))
+    if name is not None:
+        return name, key
+    return scoring.get(LEARNT.get(role, role), (recipe.model, "model"))
 
 
 def optimizer_of(role: str, recipe: Recipe) -> OptimizerSettings:
@@ -133,12 +140,60 @@ def is_balanced(role: str, recipe: Recipe) -> bool:
     return optimizer_of(role, recipe).router_aux_loss_coef > 0
 
 
-def is_reward(model: RoleModel, flow: Dataflow) -> bool:
-    """Whether a model's role is to score samples, without being trained."""
-    return model.role in REWARD_ROLES and "train" not in flow.call_kinds(model.role)
+def reward_settings(role: str, recipe: Recipe) -> RewardSettings:
+    """The section of a reward role."""
+    return recipe.reward if role == "reward" else recipe.cost
+
+
+@dataclass(frozen=True)
+class ScoringModel:
+    """One of the models that a section of rewards names.
+
+    reward: the role that the section is of; role: its own, `reward`, `reward_2`, …; scores: what its scores are called,
+    `model`, `model_2`, …; name: as in the recipe; key: of the recipe, for messages; weight: in the sum
+    """
+
+    reward: str
+    role: str
+    scores: str
+    name: str
+    key: str
+    weight: float
+
+
+def scoring_models(recipe: Recipe) -> tuple[ScoringModel, ...]:
+    """All of a recipe, of each section in its order."""
+    return tuple(
+        ScoringModel(reward, nth(reward, place), nth(MODEL, place), name, key, settings.model_weights[place])
+        for reward in REWARD_ROLES
+        for settings in (reward_settings(reward, recipe),)
+        for place, (key, name) in enumerate(settings.keyed_models(reward).items())
+    )
+
+
+def filled_roles(recipe: Recipe) -> dict[str, dict[str, str]]:
+    """Role that a flow may have → of each model after the first that scores for it what its scores are called, and its
+    own role."""
+    filled: dict[str, dict[str, str]] = {role: {} for role in (*MODEL_ROLES, *REWARD_ROLES)}
+    for each in scoring_models(recipe):
+        if each.role != each.reward:
+            filled[each.reward][each.scores] = each.role
+    return filled
+
+
+def reward_of(role: str) -> str:
+    """The reward role that a role's model scores for: `reward` of `reward` and of `reward_2`; empty: none."""
+    name, _, number = role.rpartition("_")
+    own = name if number.isdecimal() else role
+    return own if own in REWARD_ROLES else ""
+
+
+def is_scalar(role: str) -> bool:
+    """Whether the model of a role gives numbers in place of tokens."""
+    return role in LEARNT or bool(reward_of(role))
 
 
 def function_names(recipe: Recipe, role: str) -> str:
     """The functions that score for a reward role, as profiles name them; empty: there are none."""
-    settings = recipe.reward if role == "reward" else recipe.cost
+    settings = reward_settings(role, recipe)
     return " ".join(settings.functions) or (recipe.data.task or "" if role == "reward" else "")

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import ConfigError
-from plait.recipes.algorithm import load_flow, trace_algorithm
+from plait.recipes.algorithm import traced_flow
 from plait.recipes.keys import nearest
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import merged, read_tree, recipe_of, without_other_length
-from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, ToCome, main_role, role_models
+from plait.recipes.role_models import ToCome, main_role, role_models
 from plait.recipes.trust import check_origin
 
 FINAL, MERGED = "final", "merged"
@@ -60,14 +60,7 @@ class Stages:
 
     def _ends_with(self, reference: str) -> ToCome:
         recipe = self.recipes[reference[1:]]
-        flow = trace_algorithm(
-            load_flow(recipe.algorithm),
-            recipe.options,
-            (*MODEL_ROLES, *REWARD_ROLES),
-            max_staleness=recipe.max_staleness,
-            lets_be=True,
-        )
-        models = role_models(flow, recipe)
+        models = role_models(traced_flow(recipe.letting_be(("options",))), recipe)
         return ToCome(reference, scalar=any(model.trained for model in models) and main_role(models).scalar)
 
 
@@ -150,9 +143,11 @@ def _check_references(name: str, recipe: Recipe, before: list[str]) -> None:
 def _replaced(recipe: Recipe, folders: Mapping[str, str]) -> Recipe:
     for key, value in recipe.models_named().items():
         if value.startswith("@"):
-            section, _, leaf = key.rpartition(".")
-            change = {leaf: folders[value[1:]]}
-            if section:
-                change = {section: getattr(recipe, section).model_copy(update=change)}
-            recipe = recipe.model_copy(update=change)
+            section, _, leaf = key.partition("[")[0].rpartition(".")
+            owner, folder = getattr(recipe, section) if section else recipe, folders[value[1:]]
+            stated = getattr(owner, leaf)
+            several = isinstance(stated, tuple)
+            change = {leaf: tuple(folder if name == value else name for name in stated) if several else folder}
+            changed = owner.model_copy(update=change)
+            recipe = recipe.model_copy(update={section: changed}) if section else changed
     return recipe

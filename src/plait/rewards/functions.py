@@ -14,7 +14,7 @@ from typing import Any
 from plait.errors import ConfigError
 from plait.rewards.answers import AnswerFormat
 from plait.rewards.loading import split_path
-from plait.rewards.scores import MODEL
+from plait.rewards.scores import MODEL, nth
 from plait.rewards.settings import RewardSettings
 from plait.rewards.tasks import TaskReward, WellFormed
 from plait.rewards.words import COST, REWARD, Kind
@@ -81,9 +81,9 @@ def functions_of(settings: RewardSettings, *, task: str | None, role: str = "rew
     key, own = f"{role}.functions", _of_task(settings.answer, partial_credit=settings.partial_credit)
     if task is None and not settings.functions:
         raise ConfigError(_no_task(key, "is empty"))
-    of_model = () if settings.model is None else (MODEL,)
+    of_models = [nth(MODEL, place) for place in range(len(settings.models))]
     return reward_functions(
-        _resolved(settings.functions or (TASK,), own, task, key), settings.weights, key=key, reserved=of_model
+        _resolved(settings.functions or (TASK,), own, task, key), settings.weights, key=key, reserved=of_models
     )
 
 

@@ -16,7 +16,12 @@ NONE = math.nan
 
 
 MODEL = "model"
-"""What the scores of a reward model are called among those of functions."""
+"""What the scores of a reward model are called among those of functions; those of further ones as of `nth`."""
+
+
+def nth(name: str, place: int) -> str:
+    """What belongs to one of several models: `model`, `model_2`, `model_3`, …; by its place, from 0."""
+    return name if place == 0 else f"{name}_{place + 1}"
 
 
 class FailureKind(StrEnum):

@@ -67,10 +67,13 @@ class RewardSettings(Settings):
         "by default task, or none where there is a model",
     )
     weights: tuple[float, ...] = Field(default=(), description="one per function; by default 1 each")
-    model: str | None = Field(
-        default=None, description="a reward model: a folder or hub id with one score; alone, or beside functions"
+    model: tuple[str, ...] | None = Field(
+        default=None,
+        description="a reward model, or several: each a folder or hub id with one score; alone, or beside functions",
     )
-    model_weight: float = Field(default=1.0, description="weight of the model's score beside functions")
+    model_weight: tuple[float, ...] = Field(
+        default=(1.0,), description="weight of the model's score in the sum: one per model; by default 1 each"
+    )
     timeout_s: float = Field(
         default=30.0, gt=0, description="wall-clock limit of one call of a function, for one group"
     )
@@ -96,6 +99,35 @@ class RewardSettings(Settings):
     )
 
     _paths = path_key("functions", "model")
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Those that `model` names."""
+        return self.model or ()
+
+    @property
+    def model_weights(self) -> tuple[float, ...]:
+        """One for each of `models`."""
+        return self.model_weight if len(self.model_weight) == len(self.models) else self.model_weight * len(self.models)
+
+    def keyed_models(self, section: str) -> dict[str, str]:
+        """Key → model, for each that `model` names, in their order: `reward.model`, or of several `reward.model[0]`,
+        `reward.model[1]`, … in a section `reward`."""
+        key = f"{section}.model"
+        if len(self.models) == 1:
+            return {key: self.models[0]}
+        return {f"{key}[{place}]": name for place, name in enumerate(self.models)}
+
+    @model_validator(mode="after")
+    def _one_weight_each_model(self) -> Self:
+        if twice := next((name for name in self.models if self.models.count(name) > 1), None):
+            raise ValueError(f"`model` names `{twice}` twice; name it once, with the sum of its weights")
+        is_default = self.model_weight == type(self).model_fields["model_weight"].default
+        if self.models and not is_default and len(self.model_weight) != len(self.models):
+            raise ValueError(
+                f"`model_weight` has {len(self.model_weight)} numbers for {len(self.models)} models; give one each"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_weight_each(self) -> Self:

@@ -30,7 +30,7 @@ from plait.recipes.flow_checks import checked_flow
 from plait.recipes.recipe import Recipe
 from plait.recipes.recurrent_checks import with_states
 from plait.recipes.reward_checks import check_parts
-from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
+from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome, draft_model, reward_settings, role_models
 from plait.recipes.router_checks import check_balanced
 from plait.recipes.token_checks import among_known
 from plait.rewards.functions import RewardFunction, functions_of, judges_of
@@ -273,8 +273,8 @@ def _check_models(models: tuple[RoleModel, ...], tokenizer: Any, recipe: Recipe)
 
 
 def _functions(role: str, flow: Dataflow, recipe: Recipe) -> tuple[RewardFunction, ...]:
-    """The functions that fill a reward role; none where the flow does not score by it, or a model alone does."""
-    settings = recipe.reward if role == "reward" else recipe.cost
-    if "score" not in flow.call_kinds(role) or (settings.model is not None and not settings.functions):
+    """The functions that fill a reward role; none where the flow does not score by it, or models alone do."""
+    settings = reward_settings(role, recipe)
+    if "score" not in flow.call_kinds(role) or (settings.models and not settings.functions):
         return ()
     return functions_of(settings, task=recipe.data.task, role=role)

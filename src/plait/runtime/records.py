@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from plait.data.records import Sample
 from plait.data.supports import Supports
-from plait.dataflow import CallKind, Dataflow, Level
+from plait.dataflow import Dataflow, Level
 from plait.dataflow.call_name import numbered
 from plait.metric_names import with_logged
 from plait.observe.run_log import RunLog, damaged, numbers_of, read_rows, read_steps, write_rows
@@ -18,7 +18,7 @@ from plait.observe.trackers import Trackers
 from plait.runtime.evaluating.evaluation import Evaluation, data_columns, told_of_turns
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.inputs.prepared import Prepared
-from plait.runtime.steps.step import StepState
+from plait.runtime.steps.step import StepState, by_model, reward_calls
 from plait.schedule.timeline import Span, trace_events
 
 
@@ -200,15 +200,16 @@ def _kept_of(sample: Sample) -> dict[str, list[int | None]]:
 
 
 def _of_rewards(flow: Dataflow, state: StepState, table: int) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Sample → the score of each function and of a model, before weights; and the columns that functions logged."""
+    """Sample → the score of each function and of each model, before weights; and the columns that functions logged."""
     told: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
-    for node in (node for node in flow.of_kind(CallKind.SCORE) if node.rows == table):
+    for node in (node for node in reward_calls(flow, state) if node.rows == table):
         for group in state.scores.get(node.id, ()):
             for place, sample in enumerate(group.samples):
                 scores, before = told.get(sample.uid, ({}, {}))
                 logged = with_logged(before, {name: values[place] for name, values in group.extras.items()})
                 told[sample.uid] = (scores | group.told(place, str(node.role)), logged)
-        for uid, score in state.model_scores.get(node.id, {}).items():
-            scores, _ = told.setdefault(uid, ({}, {}))
-            scores[f"{node.role}s/model"] = None if math.isnan(score) else score
+        for name, of_model in by_model(node, state).items():
+            for uid, score in of_model.items():
+                scores, _ = told.setdefault(uid, ({}, {}))
+                scores[f"{node.role}s/{name}"] = None if math.isnan(score) else score
     return told

@@ -97,7 +97,8 @@ class Session:
             self.progress.message(resumed_from(checkpoint, self.store, self.history.saved_step, recipe.steps))
         self.recorder = Recorder(offset_s=self.done.clock_s)
         output = self.directory.files.reward_output
-        opened = open_roles(prepared, self._leading, self.recorder, self.progress, stack, output, loads=checkpoint is not None)
+        loads = checkpoint is not None
+        opened = open_roles(prepared, self._leading, self.recorder, self.progress, stack, output, loads=loads)
         self.workers, self.roles, self.judges, self.aside = opened.workers, opened.roles, opened.judges, opened.aside
         if checkpoint is not None:
             self.workers.checkpoint.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)

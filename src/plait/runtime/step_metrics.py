@@ -13,10 +13,10 @@ from plait.dataflow import CallKind, Dataflow, Node
 from plait.metric_names import with_logged
 from plait.observe.progress import ROLLOUTS, Watched, losses
 from plait.recipes.role_models import main_role
-from plait.rewards.scores import MODEL, GroupScores
+from plait.rewards.scores import GroupScores
 from plait.runtime.evaluating.evaluation import logged_means
 from plait.runtime.inputs.prepared import Prepared
-from plait.runtime.steps.step import StepState
+from plait.runtime.steps.step import StepState, by_model, reward_calls
 
 
 def step_metrics(flow: Dataflow, state: StepState, limits: tuple[int, int] | None = None) -> dict[str, float]:
@@ -27,9 +27,8 @@ def step_metrics(flow: Dataflow, state: StepState, limits: tuple[int, int] | Non
         limits: turns, and tokens, that a sample may have; None where nothing replies.
     """
     own = _length_metrics(flow, state)
-    for node in flow.of_kind(CallKind.SCORE):
-        if node.id in state.scores or node.id in state.model_scores:
-            own |= _reward_metrics(node, flow, state)
+    for node in reward_calls(flow, state):
+        own |= _reward_metrics(node, flow, state)
     if limits is not None:
         own |= _turn_metrics(flow, state, *limits)
     of_calls = {name: value for name, value in with_logged(own, state.metrics).items() if name not in own}
@@ -75,8 +74,8 @@ def _reward_metrics(node: Node, flow: Dataflow, state: StepState) -> dict[str, f
     }
     for name, values in by_function(state.scores.get(node.id, ())).items():
         metrics[f"{prefix}s/{name}/mean"] = exact_mean([value for value in values if not math.isnan(value)])
-    if node.id in state.model_scores:
-        metrics[f"{prefix}s/{MODEL}/mean"] = exact_mean(state.model_scores[node.id].values())
+    for name, scores in by_model(node, state).items():
+        metrics[f"{prefix}s/{name}/mean"] = exact_mean(scores.values())
     return metrics
 
 

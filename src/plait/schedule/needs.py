@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from plait.dataflow import CallKind, Dataflow, Node
+from plait.dataflow.graph import added_scores
 
 
 def needs_of(flow: Dataflow, rewards: Collection[str]) -> dict[int, frozenset[int]]:
@@ -13,15 +14,18 @@ def needs_of(flow: Dataflow, rewards: Collection[str]) -> dict[int, frozenset[in
     A call waits for those that make what it reads; for earlier calls of its role that change weights, and where it
     changes them for all of its role; and of calls on the same samples for those that leave samples out (rewards),
     unless it scores each sample by itself: what it says of samples that are left out meanwhile is dropped.
+    Models that score for one reward do not wait for each other; who waits for the reward waits for all of them.
 
     Args:
         rewards: roles that score samples by functions, by a frozen model, or both.
     """
     needs: dict[int, frozenset[int]] = {}
     for node in flow.nodes:
-        producers = {column.producer for column in node.inputs.values()} | {node.rows}
+        makers = {node.rows, *(column.producer for column in node.inputs.values())}
+        producers = makers.difference(added_scores(node).values())
         producers |= {other.id for other in flow.nodes[: node.id] if _conflict(other, node, rewards)}
-        needs[node.id] = frozenset(producers - {node.id})
+        added = {other for producer in producers for other in added_scores(flow.nodes[producer]).values()}
+        needs[node.id] = frozenset((producers | added) - {node.id})
     return needs
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from plait.dataflow import CallKind, Dataflow, Node
+from plait.dataflow.graph import added_scores
 from plait.schedule.named_plans import MODE_OF
 from plait.schedule.needs import early_scores, may_stream, needs_of
 from plait.schedule.plan import Mode
@@ -34,7 +35,7 @@ class StepCall:
     needs:     calls (places in `StepGraph.calls`) that have ended before it begins
     source:    the call whose samples it may score while they end; None: it waits for all of them
     beside:    `needs` where it does that
-    judge:     slot of the model that a generation asks which groups to keep; its ranks are kept busy too
+    judges:    slots of the models that a generation asks which groups to keep; their ranks are kept busy too
     """
 
     call: str
@@ -42,7 +43,7 @@ class StepCall:
     needs: frozenset[int]
     source: int | None = None
     beside: frozenset[int] = frozenset()
-    judge: int | None = None
+    judges: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class StepGraph:
                     _placed_needs(needs[node.id], needs, number),
                     number[node.rows] if streams else None,
                     _placed_needs(needs[node.id] - {node.rows}, needs, number) if streams else frozenset(),
-                    _judge(node, slots),
+                    _judges(node, flow, slots),
                 )
             )
         trained = frozenset(str(node.role) for node in placed if node.kind is CallKind.TRAIN)
@@ -230,12 +231,14 @@ def _slot(node: Node) -> Slot:
     return Slot(str(node.role), MODE_OF[node.kind])
 
 
-def _judge(node: Node, slots: tuple[Slot, ...]) -> int | None:
+def _judges(node: Node, flow: Dataflow, slots: tuple[Slot, ...]) -> tuple[int, ...]:
     resample = node.generation.resample if node.kind is CallKind.GENERATE else None
     if resample is None:
-        return None
-    slot = Slot(str(resample.reward), "score")
-    return slots.index(slot) if slot in slots else None
+        return ()
+    asked = [other for other in flow.calls(resample.reward) if other.rows == node.id]
+    asked += [flow.nodes[number] for other in asked for number in added_scores(other).values()]
+    judges = dict.fromkeys(Slot(str(other.role), "score") for other in asked)
+    return tuple(slots.index(slot) for slot in judges if slot in slots)
 
 
 def _placed_needs(

@@ -242,10 +242,10 @@ def _logged(groups: Sequence[GroupScores], taken: Collection[str]) -> dict[str, 
 def _totals(
     samples: tuple[Sample, ...], role: RewardRole, scores: Sequence[_Scored] | None, aside: Aside
 ) -> tuple[float, ...]:
-    """The weighted scores of a role, those of its functions and of its model together; NaN where nobody could reply."""
+    """The weighted scores of a role, of its functions and its models together; NaN where nobody could reply."""
     none = np.array([NONE if sample.reply_error else 0.0 for sample in samples])
     totals = none if scores is None else np.array([group.rewards[place] for group, place in scores])
-    if (scorer := role.scorer) is not None:
+    for scorer in role.scorers.values():
         trainer = scorer.trainer
         ranks = trainer.mesh(CallKind.SCORE, begins=True)
         totals = totals + scorer.weight * aside.run(CALL, scorer.scores(samples, call=CALL), ranks, trainer.role)

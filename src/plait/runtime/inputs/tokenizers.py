@@ -76,7 +76,7 @@ def check_roles(tokenizer: Any, model: str, role_models: Iterable[RoleModel]) ->
     for of_role in role_models:
         if of_role.name == model:
             continue
-        if of_role.role in REWARD_ROLES and not of_role.trained:
+        if of_role.reward:
             load_tokenizer(of_role.name, of_role.key)
             continue
         if unlike := unlike_tokens(tokenizer, of_role.name, of_role.key):
@@ -111,7 +111,7 @@ def check_reach(
         limits = "`data.max_prompt_tokens` or `sampling.max_response_tokens`"
     most = min(max(tokenizer.get_vocab().values(), default=0) + 1, shapes[model].vocabulary)
     for of_role in role_models:
-        if of_role.key == "model" or (of_role.role in REWARD_ROLES and not of_role.trained):
+        if of_role.key == "model" or of_role.reward:
             continue
         shape = shapes[of_role.name]
         longest = max(longest_of[flow.nodes[node.rows].call] for node in flow.calls(of_role.role))

@@ -35,7 +35,7 @@ from plait.policy.fusion_gate import LEAST_SHARE
 from plait.recipes.engine_checks import abilities, check_engine_plan, of_engines
 from plait.recipes.plan_files import EVERY_NAME, plan_file
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, is_reward, unchanging
+from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, unchanging
 from plait.runtime.prediction.foretellable import Coming
 from plait.runtime.prediction.guesses import NOTHING_STATED, Acceptance, guesses_of_run
 from plait.runtime.prediction.remedies import remedies
@@ -132,14 +132,14 @@ class Planning:
         return StepGraph.of(
             self.flow,
             [model.role for model in self.models],
-            [model.role for model in self.models if is_reward(model, self.flow)],
+            [model.role for model in self.models if model.is_reward],
             functions=[role for role in self.flow.roles if role in self._function_s],
             owners=owners,  # type: ignore[arg-type]
             rollouts=Rollouts(recipe.prompts_per_step, round(group), recipe.micro_batch_tokens, root),
             nested=recipe.dtype == "bfloat16" and not adapted,
             fuses=recipe.fusion_rule.may_fuse,
             ahead=recipe.max_staleness > 0,
-            frozen=unchanging(self.flow, self.models) if recipe.update_rule.waits else (),
+            frozen=unchanging(self.models) if recipe.update_rule.waits else (),
             pools_stay=self.pools_stay,
             rebalances=recipe.rebalance == "auto",
             follows={model.role: model.follows for model in self.models if model.follows},

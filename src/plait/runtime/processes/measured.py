@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from plait.observe.progress import ProgressSink
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import REWARD_ROLES
 from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.evaluating.measure import measure
 from plait.runtime.inputs.prepared import Prepared
@@ -29,7 +28,7 @@ def of_asked(prepared: Prepared) -> Prepared:
     models = tuple(
         replace(model, trained=False)
         for model in prepared.models
-        if not answers or model.role == "actor" or (model.role in REWARD_ROLES and not model.trained)
+        if not answers or model.role == "actor" or model.reward
     )
     return replace(prepared, models=models)
 

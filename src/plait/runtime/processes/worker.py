@@ -12,9 +12,9 @@ import torch.distributed as dist
 from plait.launch.interface import WorkerContext
 from plait.models.devices import backend
 from plait.models.parallel import nccl
-from plait.recipes.algorithm import load_flow, trace_algorithm
+from plait.recipes.algorithm import traced_flow
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel
+from plait.recipes.role_models import RoleModel
 from plait.runtime.controller import Outcome, train
 from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.folder.directory import RunDirectory
@@ -123,13 +123,7 @@ class Worker:
 
     def _parts(self) -> RankState:
         job = self._job
-        flow = trace_algorithm(
-            load_flow(job.recipe.algorithm),
-            job.recipe.options,
-            (*MODEL_ROLES, *REWARD_ROLES),
-            max_staleness=job.recipe.max_staleness,
-            lets_be=True,
-        )
+        flow = traced_flow(job.recipe.letting_be(("options",)))
         context = self._context
         return make_rank_state(
             Setting(

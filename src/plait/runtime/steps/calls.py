@@ -67,9 +67,9 @@ class Calls:
             return frozenset()
         mesh = trainer.mesh(node.kind, begins=begins)
         resample = node.generation.resample if node.kind is CallKind.GENERATE else None
-        judge = None if resample is None else self._roles.get(resample.reward)
-        if judge is not None and judge.trainer is not None:
-            mesh |= judge.trainer.mesh(CallKind.SCORE, begins=begins)
+        judge = None if resample is None else self._rewards.get(resample.reward)
+        for scorer in () if judge is None else judge.scorers.values():
+            mesh |= scorer.trainer.mesh(CallKind.SCORE, begins=begins)
         return mesh
 
     def trainer(self, node: Node) -> TrainingEngine | None:
@@ -116,7 +116,7 @@ class Calls:
                 readers = [other for other in self._flow.nodes if other.rows == node.id]
                 is_fused = any(self.scores_where_free(other, state.step) for other in readers)
                 return self.rollout.work(node, self._engine(node), state, draw, task if is_fused else None)
-            case CallKind.SCORE if str(node.role) in self._rewards:
+            case CallKind.SCORE if str(node.role) not in self._models:
                 return self.rewarding.work(node, state, self._spread(node, state, task), task.release)
             case CallKind.SCORE:
                 return self._scored(node, state, self._spread(node, state, task))

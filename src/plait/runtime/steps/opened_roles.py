@@ -1,6 +1,6 @@
 """Opens the roles of a flow: the ranks with their models, the engines over them, and the functions that reward.
 
-A reward that is not trained comes from functions, from a frozen scalar model, or from both.
+A reward that is not trained comes from functions, from frozen scalar models, or from both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from plait.data.records import FinishReason, Sample
 from plait.data.replies import ReplyEncoder
 from plait.engines import GenerationEngine
 from plait.observe.progress import ProgressSink
-from plait.recipes.role_models import is_reward
+from plait.recipes.role_models import filled_roles, reward_settings, scoring_models
 from plait.recipes.turn_checks import rounds_by_prompt
 from plait.rewards.pool import RewardPool
 from plait.runtime.inputs.prepared import Prepared
@@ -23,7 +23,7 @@ from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.conversing import Conversing, Replies
 from plait.runtime.steps.function_reports import FunctionReports
 from plait.runtime.steps.reward_pools import Pools, open_pools
-from plait.runtime.steps.roles import ModelRole, RewardRole, RoleRuntime, Roles
+from plait.runtime.steps.roles import FurtherRole, ModelRole, RewardRole, RoleRuntime, Roles
 from plait.runtime.steps.scorer import ModelScorer, translator_for
 from plait.runtime.workers import Leading, Workers
 from plait.workers.recorder import Recorder
@@ -80,29 +80,17 @@ def _roles(
     Args:
         tell: is told how the function that replies has failed, if the run goes on.
     """
-    flow, recipe = prepared.flow, prepared.recipe
-    actor = next((model for model in prepared.models if model.role == "actor"), None)
     replies = None if pools.replies is None else Replies(pools.replies, FunctionReports(recorder, tell))
+    scorers = _scorers(prepared, workers)
     roles: dict[str, RoleRuntime] = {}
     for model in prepared.models:
         mine, trainer = workers.model(model.role), workers.trainer(model.role)
-        if is_reward(model, flow):
-            settings = recipe.reward if model.role == "reward" else recipe.cost
-            tokenizer = load_tokenizer(model.name, model.key)
-            translator = None if actor is None else translator_for(load_tokenizer(actor.name), tokenizer, model.key)
-            shape = prepared.shapes[model.name]
-            known = shape.vocabulary if max(tokenizer.get_vocab().values(), default=0) >= shape.vocabulary else None
-            scorer = ModelScorer(
-                trainer,
-                translator,
-                shape.max_positions,
-                settings.model_weight,
-                model.key,
-                settings.on_error,
-                known,
-            )
-            _try_prompts(prepared, scorer)
-            roles[model.role] = RewardRole(pools.rewards.get(model.role), scorer, mine)
+        if model.is_reward:
+            further = {name: scorers[role] for name, role in filled_roles(prepared.recipe)[model.role].items()}
+            roles[model.role] = RewardRole(pools.rewards.get(model.role), scorers[model.role], mine, further)
+            continue
+        if model.reward:
+            roles[model.role] = FurtherRole(scorers[model.role], mine)
             continue
         engine = workers.engine(model.role)
         if engine is not None and replies is not None:
@@ -111,6 +99,29 @@ def _roles(
     for role, pool in pools.rewards.items():
         roles.setdefault(role, RewardRole(pool))
     return roles
+
+
+def _scorers(prepared: Prepared, workers: Workers) -> dict[str, ModelScorer]:
+    """Role → what scores by its model, for each that scores for a reward. Raises UserError as `_try_prompts`."""
+    actor = next((model for model in prepared.models if model.role == "actor"), None)
+    weights = {each.role: each.weight for each in scoring_models(prepared.recipe)}
+    scorers: dict[str, ModelScorer] = {}
+    for model in (model for model in prepared.models if model.reward):
+        tokenizer = load_tokenizer(model.name, model.key)
+        translator = None if actor is None else translator_for(load_tokenizer(actor.name), tokenizer, model.key)
+        shape = prepared.shapes[model.name]
+        known = shape.vocabulary if max(tokenizer.get_vocab().values(), default=0) >= shape.vocabulary else None
+        scorers[model.role] = scorer = ModelScorer(
+            workers.trainer(model.role),
+            translator,
+            shape.max_positions,
+            weights[model.role],
+            model.key,
+            reward_settings(model.reward, prepared.recipe).on_error,
+            known,
+        )
+        _try_prompts(prepared, scorer)
+    return scorers
 
 
 def _conversing(prepared: Prepared, engine: GenerationEngine, replies: Replies) -> GenerationEngine:

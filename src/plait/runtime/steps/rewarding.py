@@ -1,4 +1,4 @@
-"""Scores of a step: from reward functions in worker processes, from a reward model, or from both."""
+"""Scores of a step: from reward functions in worker processes, from reward models, or from both."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from plait.algorithms.advantages import decoupled
 from plait.data.records import Sample
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Node
-from plait.dataflow.graph import scores_alone, scores_by_turn, scores_decoupled
+from plait.dataflow.graph import added_scores, scores_alone, scores_by_turn, scores_decoupled
 from plait.errors import RunError
 from plait.observe.progress import ProgressSink
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import NONE, GroupScores
 from plait.runtime.steps.function_reports import FunctionReports
-from plait.runtime.steps.roles import RewardRole, Roles, rewards_of
+from plait.runtime.steps.roles import RewardRole, Roles, rewards_of, scorers_of
 from plait.runtime.steps.scoring_parts import Spread, Table, in_parts
-from plait.runtime.steps.step import StepState
+from plait.runtime.steps.step import StepState, model_calls
 from plait.schedule.work import MOVED_ON, Work
 from plait.workers.recorder import Recorder
 
 
 class RewardCalls:
-    """Runs the SCORE nodes whose role is a reward, or a cost."""
+    """Runs the SCORE nodes whose role is a reward or a cost, and those of its further models."""
 
     def __init__(self, flow: Dataflow, roles: Roles, recorder: Recorder, progress: ProgressSink) -> None:
         self._flow = flow
-        self._rewards = rewards_of(roles)
+        self._rewards, self._scorers = rewards_of(roles), scorers_of(roles)
         self._progress = progress
         self._report = FunctionReports(recorder, progress.message)
         self._awaited: dict[tuple[str, int], StepState] = {}
@@ -73,12 +73,14 @@ class RewardCalls:
             raise RunError(f"{rollout.call}: `resample` asks the role `{role}`, which gives no rewards")
         samples = tuple(sample for group in groups for sample in group)
         totals = yield from self._of_functions(samples, node, state)
-        yield from self._of_model(partial(in_parts, Table(lambda: Rows(samples))), node, state)
-        by_sample = self._with_model(totals, node, state)
+        for call in (self._flow.nodes[number] for number in model_calls(node).values()):
+            yield from self._of_model(partial(in_parts, Table(lambda: Rows(samples))), call, state)
+        by_sample = self._with_models(totals, node, state)
         return [np.array([by_sample[sample.uid] for sample in group]) for group in groups]
 
     def work(self, node: Node, state: StepState, spread: Spread, model_is_done: Callable[[], None]) -> Work[None]:
-        """Add the node's column; samples without a reward leave the table.
+        """Add the node's column; samples without a reward leave the table. A further model's call only has its model
+        score: the call of the reward adds that up.
 
         Args:
             spread: scores the rows by a model, together or in parts.
@@ -90,11 +92,15 @@ class RewardCalls:
         if node.id not in state.model_scores:  # else the rollout asked, and the model has scored all that it drew
             yield from self._of_model(spread, node, state)
         model_is_done()
+        if str(node.role) not in self._rewards:
+            return
+        while any(number not in state.model_scores for number in added_scores(node).values()):
+            yield None
         while node.rows not in state.tables:  # its last samples have been scored before it has ended
             yield None
         rows = state.tables[node.rows]
         totals = yield from self._of_functions(rows.samples, node, state)
-        by_sample = self._with_model(totals, node, state)
+        by_sample = self._with_models(totals, node, state)
         rewards = np.array([by_sample[sample.uid] for sample in rows.samples])
         kept = np.flatnonzero(np.isfinite(rewards)).tolist()
         state.add(node.outputs[0], rewards)
@@ -108,8 +114,9 @@ class RewardCalls:
         if len(kept) == 0:
             role = self._role(node)
             keys = [f"`{node.role}.functions` (do they return None for every sample?)"]
-            if role.scorer is not None:
-                keys = [f"`{role.scorer.key}` (are its scores finite?)", *(keys if role.pool is not None else ())]
+            if role.scorers:
+                of_models = [f"`{scorer.key}` (are its scores finite?)" for scorer in role.scorers.values()]
+                keys = [*of_models, *(keys if role.pool is not None else ())]
             raise RunError(
                 f"step {state.step + 1}: no sample of {len(rows)} has a score from `{node.role}`; look at key "
                 f"{', '.join(keys)} and at the failures reported above"
@@ -144,8 +151,8 @@ class RewardCalls:
         return totals
 
     def _of_model(self, spread: Spread, node: Node, state: StepState) -> Work[None]:
-        """Score by the model, if there is one."""
-        scorer = self._role(node).scorer
+        """Score by the model of the node's role, if there is one."""
+        scorer = self._scorers.get(str(node.role))
         if scorer is None:
             return
         self._progress.phase(node.call, 0, "actions")
@@ -155,19 +162,19 @@ class RewardCalls:
             values = scorer.checked(rows.samples, values)
             scored |= {sample.uid: float(value) for sample, value in zip(rows.samples, values, strict=True)}
 
-    def _with_model(self, totals: dict[str, float], node: Node, state: StepState) -> dict[str, float]:
-        """With what the model said of the same samples."""
-        scorer = self._role(node).scorer
-        if scorer is not None:
-            scored = state.model_scores[node.id]
+    def _with_models(self, totals: dict[str, float], node: Node, state: StepState) -> dict[str, float]:
+        """With what the models said of the same samples."""
+        calls = model_calls(node)
+        for name, scorer in self._role(node).scorers.items():
+            scored = state.model_scores[calls[name]]
             totals = {uid: total + scorer.weight * scored[uid] for uid, total in totals.items()}
         return totals
 
     def _alone(self, name: str, node: Node, state: StepState) -> dict[str, float]:
-        """Sample uid → what one function, or the model, gave it, before its weight; NaN where it did not apply."""
+        """Sample uid → what one function, or a model, gave it, before its weight; NaN where it did not apply."""
         groups = [group for group in state.scores.get(node.id, ()) if name in group.scores]
         if not groups:
-            return dict(state.model_scores[node.id])
+            return dict(state.model_scores[model_calls(node)[name]])
         return {
             sample.uid: score
             for group in groups
@@ -176,15 +183,15 @@ class RewardCalls:
 
     def _by_turn(self, samples: Sequence[Sample], node: Node, state: StepState) -> FloatArray:
         """[tokens of all samples]: at the last token of each turn what functions gave it, weighted; at the last of all
-        what the model gave as well."""
+        what models gave as well."""
         groups = state.scores.get(node.id, ())
         given = {s.uid: turns for group in groups for s, turns in zip(group.samples, group.by_turn, strict=True)}
-        of_model = self._with_model(dict.fromkeys((sample.uid for sample in samples), 0.0), node, state)
+        of_models = self._with_models(dict.fromkeys((sample.uid for sample in samples), 0.0), node, state)
         parts = [np.zeros(len(sample.token_ids)) for sample in samples]
         for sample, values in zip(samples, parts, strict=True):
             for end, reward in zip(sample.turn_ends, given[sample.uid], strict=True) if groups else ():
                 values[end - 1 : end] = reward
-            values[-1:] += of_model[sample.uid]
+            values[-1:] += of_models[sample.uid]
         return np.concatenate(parts)
 
     def _decoupled(self, rows: Rows, kept: Sequence[int], node: Node, state: StepState) -> FloatArray:

@@ -10,9 +10,10 @@ import numpy as np
 from plait.data.examples import Given
 from plait.data.records import Prompt, Sample
 from plait.data.rows import FloatArray, Rows
-from plait.dataflow import Column
+from plait.dataflow import CallKind, Column, Dataflow, Node
+from plait.dataflow.graph import added_scores
 from plait.policy.step import Key
-from plait.rewards.scores import GroupScores
+from plait.rewards.scores import MODEL, GroupScores
 from plait.runtime.steps.partial_rollout import PartialRollout
 
 
@@ -84,3 +85,21 @@ class StepState:
 
     def count(self, name: str, number: float) -> None:
         self.metrics[name] = self.metrics.get(name, 0) + number
+
+
+def model_calls(node: Node) -> dict[str, int]:
+    """Name of the scores of each model of a reward → id of the call that makes them: its own, whether or not it has a
+    model, and those that it adds to them."""
+    return {MODEL: node.id, **added_scores(node)}
+
+
+def by_model(node: Node, state: StepState) -> dict[str, Mapping[str, float]]:
+    """Name of the scores of each model of a reward → sample uid → its score, before weights."""
+    return {name: state.model_scores[call] for name, call in model_calls(node).items() if call in state.model_scores}
+
+
+def reward_calls(flow: Dataflow, state: StepState) -> tuple[Node, ...]:
+    """The calls of rewards that have scored samples in the step; not those of their further models."""
+    nodes = flow.of_kind(CallKind.SCORE)
+    further = {call for node in nodes for call in added_scores(node).values()}
+    return tuple(node for node in nodes if node.id in {*state.scores, *state.model_scores} - further)
