@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from plait.cli import main
 from plait.generation.settings import SamplingSettings
@@ -160,6 +161,46 @@ def test_empty_prompts_sent_raw(ask, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (code, "mine.jsonl:2: the prompt is empty" in error, "`--prompts`" in error) == (2, True, True)
     code, error = ask("--system-prompt", "brief", prompts=tmp_path / "mine.jsonl")
     assert (code, "`--system-prompt` needs a chat template" in error) == (2, True)
+
+
+@pytest.mark.parametrize(("said", "is_chat"), [("auto", True), ("true", True), ("false", False)])
+def test_texts_are_sent_raw_where_that_is_asked(
+    ask, tiny_folder: Path, tmp_path: Path, said: str, is_chat: bool
+) -> None:
+    """Log-probs are those of Transformers behind the text alone, or behind the user's message."""
+    text = "what is 1 plus 4?"
+    (tmp_path / "mine.jsonl").write_text(json.dumps({"prompt": text}) + "\n")
+    code, error = ask("--chat-template", said, "--max-tokens", "4", prompts=tmp_path / "mine.jsonl")
+    assert code == 0, error
+    tokenizer, model = AutoTokenizer.from_pretrained(tiny_folder), AutoModelForCausalLM.from_pretrained(tiny_folder)
+    if is_chat:
+        message = [{"role": "user", "content": text}]
+        ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+    else:
+        ids = tokenizer(text)["input_ids"]
+    (row,) = read_rows(tmp_path / "out.jsonl")
+    drawn = torch.tensor(row["token_ids"])
+    with torch.no_grad():
+        logits = model(torch.tensor([[*ids, *row["token_ids"]]])).logits[0, len(ids) - 1 : -1]
+    expected = logits.log_softmax(-1).gather(1, drawn[:, None])[:, 0]
+    assert row["logprobs"] == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+@pytest.mark.usefixtures("no_model_is_loaded")
+def test_a_chat_template_that_does_not_fit_is_told_in_the_words_of_the_command(
+    ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text(json.dumps({"prompt": [{"role": "user", "content": "b"}]}) + "\n")
+    code, error = ask("--chat-template", "false", prompts=mine)
+    assert (code, "`--chat-template` is false, but the prompts are messages" in error) == (2, True)
+    code, error = ask("--chat-template", "false", "--system-prompt", "brief")
+    assert (code, "`--system-prompt` needs a chat template" in error) == (2, True)
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    monkeypatch.setattr("plait.runtime.evaluating.generate_job.load_tokenizer", lambda _: tokenizer)
+    code, error = ask("--chat-template", "true")
+    assert (code, "give text prompts with `--chat-template false`" in error, "data." in error) == (2, True, False)
 
 
 @pytest.mark.usefixtures("no_model_is_loaded")

@@ -7,12 +7,13 @@ import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from plait.data.formats import RowKind
 from plait.data.settings import DataSettings
-from plait.data.sources import open_splits, read_rows
+from plait.data.sources import open_splits, read_jsonl, read_rows
 from plait.errors import DataError
 
 datasets = pytest.importorskip("datasets")
@@ -174,3 +175,28 @@ def test_a_missing_package_names_the_extra(tmp_path, monkeypatch, package, name)
         DataError, match=rf"`data.source`: .* package {package}\S* is not installed: pip install plait\[d"
     ):
         read_rows(name)
+
+
+def saved_as_arrow(rows: Any, path: Path) -> None:
+    rows.save_to_disk(path.parent / "saved")
+    next((path.parent / "saved").glob("*.arrow")).rename(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "write_table"),
+    [
+        ("a.feather", lambda rows, path: rows.to_pandas().to_feather(path)),
+        ("a.arrow", saved_as_arrow),
+    ],
+)
+def test_a_table_that_is_no_text_is_told_how_it_becomes_rows(tmp_path, monkeypatch, name, write_table):
+    """What the message says is run, and makes a file with the same rows."""
+    pandas = pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": [{"role": "user", "content": "\u00e4"}], "answer": "5"}] * 2
+    write_table(datasets.Dataset.from_list(rows), tmp_path / name)
+    with pytest.raises(DataError, match=r"is not UTF-8 .*; `data\.source` takes JSONL, .*: of a table") as caught:
+        read_jsonl(tmp_path / name)
+    said = str(caught.value).partition("make such a file by ")[2]
+    eval(said, {"datasets": datasets, "pandas": pandas})
+    assert [row.columns for row in read_jsonl(tmp_path / "rows.jsonl")] == rows

@@ -163,6 +163,20 @@ def test_a_file_that_is_not_utf8(tmp_path):
         read_jsonl(file)
 
 
+@pytest.mark.parametrize(
+    ("name", "begin", "said"),
+    [
+        ("a.XLSX", b"PK\x03\x04\xff", r'of a table make such a file by pandas\.read_excel\(".*a\.XLSX"\)'),
+        ("a.csv", b"prompt\n\xe4\n", r'pandas\.read_csv\(".*a\.csv"\)\..* \(with encoding="cp1252", or what it has\)$'),
+        ("a.zip", b"PK\x03\x04\xff", "is packed by zip; .*: unpack it"),
+    ],
+)
+def test_a_table_is_known_by_its_name_before_it_is_taken_for_packed(tmp_path, name, begin, said):
+    (tmp_path / name).write_bytes(begin)
+    with pytest.raises(DataError, match=said):
+        read_jsonl(tmp_path / name)
+
+
 # -- splits of files
 
 

@@ -309,10 +309,18 @@ def one_compared(prompts, actor, reward):
     actor.train(samples, loss=loss)
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_pp"])
-def test_groups_that_are_compared_need_two_samples(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("grpo", r"another algorithm \(reinforce_pp, remax, ppo\)"),
+        ("rloo", r"another algorithm \(reinforce_pp, remax, ppo\)"),
+        ("reinforce_pp", "`options.group_baseline: false`"),
+    ],
+)
+def test_groups_that_are_compared_need_two_samples(name: str, remedy: str) -> None:
     flow = built_in(name, **({"group_baseline": True} if name == "reinforce_pp" else {}))
-    with pytest.raises(ConfigError, match=rf"`samples_per_prompt` is 1, but `\w+` of the flow `{name}` compares the"):
+    said = rf"`samples_per_prompt` is 1, but `\w+` of the flow `{name}` compares the .*; give 2 or more, or {remedy}$"
+    with pytest.raises(ConfigError, match=said):
         checks.check_trained_steps(flow, recipe_of(samples_per_prompt=1))
     checks.check_trained_steps(flow, recipe_of(samples_per_prompt=2))
     checks.check_trained_steps(built_in("reinforce_pp"), recipe_of(samples_per_prompt=1))

@@ -57,7 +57,7 @@ EVAL = "Measure a model on a recipe's held-out items."
 app.command("plait.cli.train:train", name="train", help=TRAIN, help_flags=[], version_flags=[])
 app.command("plait.cli.evaluate:evaluate", name="eval", help=EVAL, help_flags=[], version_flags=[])
 app.command("plait.cli.export:export", name="export", help="Write a checkpoint of a run as a Hugging Face folder.")
-app.command("plait.cli.generate:generate", name="generate", help="Sample responses to the prompts of a JSONL file.")
+app.command("plait.cli.generate:generate", name="generate", help="Sample responses to the prompts of a file.")
 app.command("plait.cli.profile:profile", name="profile", help="Measure this machine for predictions.")
 app.command("plait.cli.schedule:schedule", name="schedule", help="Schedule the pipelines of one or two models.")
 app.command("plait.cli.plan:plan", name="plan", help="Find which devices a recipe's calls should run on.")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def generate(options: Options) -> int:
-    """Sample responses to the prompts of a JSONL file."""
+    """Sample responses to the prompts of a file."""
     try:
         return _generate(options)
     except UserError as error:
@@ -202,6 +202,7 @@ def _job(
         samples_per_prompt=options.n,
         lengths=lengths,
         system_prompt=options.system_prompt,
+        chat_template=options.chat_template == "true" if options.chat_template != "auto" else "auto",
         engine=_engine(options),
         history=history,
         seed=options.seed,

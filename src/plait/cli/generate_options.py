@@ -29,7 +29,7 @@ class Options:
     model: str
     """smollm2-135m-instruct, a local folder, or a hub id."""
     prompts: Place
-    """JSONL with a column `prompt`: text or messages."""
+    """JSONL, Parquet or a saved data set, with a column `prompt`: text or messages."""
     out: Place
     """JSONL to write: the data's columns, row number, response, token ids, log-probs."""
     resume: bool = False
@@ -54,6 +54,8 @@ class Options:
     """Tokens that end a response; by default the model's own."""
     system_prompt: str | None = None
     """System message put before each prompt."""
+    chat_template: Literal["auto", "true", "false"] = "auto"
+    """Send text prompts as a user message: true, false (raw), or auto, if the model has a chat template."""
     lengths: Place | None = None
     """JSONL of lists, one per prompt: the exact lengths of its n responses, for timing."""
     max_running: Whole | None = None
@@ -87,7 +89,7 @@ def asked_of(options: Options) -> dict[str, Any]:
     How many run at a time, and on how many threads, decides nothing but the last bits of a log-prob.
     """
     drawn = ("model", "n", "temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "stop_token_ids")
-    names = (*drawn, "system_prompt", "seed", "dtype")
+    names = (*drawn, "system_prompt", "chat_template", "seed", "dtype")
     values = {name.replace("_", "-"): getattr(options, name) for name in names}
     files = {name: path for name in ("prompts", "lengths") if (path := getattr(options, name)) is not None}
     return values | {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
@@ -100,7 +102,8 @@ _OPTIONS = {
     "`model`": "`--model`",
     "`sampling.speculation`": "`--speculation`",
     ", or reasoning_gym:TASK": "",
-    ", or give text prompts with `data.chat_template: false`": "",
+    "`data.chat_template: false`": "`--chat-template false`",
+    "`data.chat_template`": "`--chat-template`",
 }
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.data.formats import nearest
+from plait.data.other_forms import no_text, remedy
 from plait.data.settings import SEVERAL
 from plait.errors import DataError
 from plait.json_text import Malformed, kind_of
@@ -98,10 +99,7 @@ def _json_records(path: Path, key: str) -> Iterator[Record]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        takes = f"`{key}` takes JSONL, or Parquet in a file named *.parquet"
-        if (by := _packed_by(path)) is not None:
-            raise DataError(f"`{path}` is packed by {by}; {takes}: unpack it") from None
-        raise DataError(f"`{path}` is not UTF-8 ({error.reason} at byte {error.start}); {takes}") from None
+        raise DataError(no_text(path, f"{error.reason} at byte {error.start}", key)) from None
     except OSError as error:
         raise DataError(f"`{key}`: `{path}` cannot be read: {error.strerror or error}") from None
     # `splitlines` would also cut at U+2028 and its like, which JSON allows inside a string.
@@ -112,37 +110,10 @@ def _json_records(path: Path, key: str) -> Iterator[Record]:
         try:
             value = parse_json(line)
         except Malformed as error:
-            raise DataError(f"{place}: malformed JSON ({error}); {_remedy(path, line, key)}") from None
+            raise DataError(f"{place}: malformed JSON ({error}); {remedy(path, line, key)}") from None
         if not isinstance(value, dict):
-            raise DataError(f"{place}: expected a JSON object, found {kind_of(value)}; {_remedy(path, line, key)}")
+            raise DataError(f"{place}: expected a JSON object, found {kind_of(value)}; {remedy(path, line, key)}")
         yield value, place
-
-
-def _packed_by(path: Path) -> str | None:
-    """The program that made a file small; None: none that is known."""
-    with path.open("rb") as file:
-        begin = file.read(6)
-    return next((program for mark, program in _PACKED.items() if begin.startswith(mark)), None)
-
-
-_PACKED = {
-    b"\x1f\x8b": "gzip",
-    b"(\xb5/\xfd": "zstd",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\0": "xz",
-    b"PK\x03\x04": "zip",
-}
-
-
-def _remedy(path: Path, line: str, key: str) -> str:
-    """How a file becomes JSONL whose line is no object."""
-    takes, made = f"`{key}` takes one object per line", 'to_json("rows.jsonl", orient="records", lines=True)'
-    if path.suffix in (".csv", ".tsv"):
-        separator = "" if path.suffix == ".csv" else ', sep="\\t"'
-        return f'{takes}: of a table make such a file by pandas.read_csv("{path}"{separator}).{made}'
-    if line.lstrip().startswith("["):
-        return f'{takes}: of a list make such a file by pandas.read_json("{path}").{made}'
-    return takes
 
 
 # --- tables ------------------------------------------------------------------------------------------------------

@@ -192,9 +192,11 @@ def _check_groups(flow: Dataflow, recipe: Recipe) -> None:
         if per_group < least:
             states = f"{drawn.call} states `samples_per_prompt` {per_group}"
             found = f"`samples_per_prompt` is {per_group}" if drawn.generation.samples_per_prompt is None else states
+            alone = "another algorithm (reinforce_pp, remax, ppo)"
+            instead = "`options.group_baseline: false`" if flow.name == "reinforce_pp" else alone
             raise ConfigError(
                 f"{found}, but `{node.call}` of the flow `{flow.name}` compares the samples of a prompt; give {least} "
-                "or more, or another algorithm (reinforce_pp, remax, ppo)"
+                f"or more, or {instead}"
             )
 
 

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from plait.cost.estimate import model_shape
 from plait.cost.generation_memory import kv_bytes_per_token
@@ -48,6 +48,8 @@ class Job:
     lengths: Sequence[Sequence[int]] | None = None
     """Per prompt the exact response lengths of its samples, instead of stop tokens."""
     system_prompt: str | None = None
+    chat_template: bool | Literal["auto"] = "auto"
+    """Whether text prompts are a user's message, or raw; auto: a message, if the tokenizer has a template."""
     engine: SamplingSettings = field(default_factory=SamplingSettings)
     """Its limits; what a request carries is in `sampling`."""
     seed: int = 0
@@ -103,7 +105,7 @@ def checked(job: Job) -> Asked:
     if drafts is not None:
         check_draft_model(tokenizer, job.model, drafts, DRAFT_OPTION)
     tokenizer.model_max_length = ANY_LENGTH
-    settings = DataSettings(source=source.name, system_prompt=job.system_prompt)
+    settings = DataSettings(source=source.name, system_prompt=job.system_prompt, chat_template=job.chat_template)
     encoder = PromptEncoder(tokenizer, settings, conversational=source.conversational)
     requests = [
         Request(
