@@ -486,6 +486,19 @@ def test_profiles_are_kept_by_what_they_depend_on(monkeypatch: pytest.MonkeyPatc
     assert {profile.shape for profile in found} == {SHAPE, other}
 
 
+def test_a_kept_profile_that_cannot_be_read_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
+    path = keep_profile(PROFILE)
+    path.write_text(path.read_text()[:100])
+    assert kept_profiles(PROFILE.machine, PROFILE.device) == []
+    assert kept_profiles(PROFILE.machine, PROFILE.device) == []
+    said = capsys.readouterr().err
+    assert said.count("a kept profile counts as none: ") == 1
+    assert path.name in said.replace("\n", "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

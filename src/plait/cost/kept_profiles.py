@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
+import sys
 from dataclasses import astuple
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -17,6 +18,7 @@ from plait.cost.profile import MOVE, Profile
 from plait.data.package_file import cache_folder
 from plait.errors import ConfigError, DataError
 from plait.file_form import FileForm
+from plait.observe.screen import say
 from plait.output import write_file
 from plait.settings import what_is_refused
 
@@ -74,7 +76,8 @@ def profile_path(profile: Profile) -> Path:
 
 
 def kept_profiles(machine: str, device: str) -> list[Profile]:
-    """Those of this machine that are kept; a file that cannot be read, or has not the name of its profile, is none."""
+    """Those of this machine that are kept; a file that cannot be read, which is said, or that has not the name of its
+    profile, is none."""
     return [profile for profile in _all_kept() if (profile.machine, profile.device) == (machine, device)]
 
 
@@ -88,11 +91,20 @@ def profiles_of_gpu(name: str) -> list[Profile]:
 def _all_kept() -> list[Profile]:
     profiles = []
     for path in sorted((cache_folder() / "profiles").glob("*.json")):
-        with contextlib.suppress(DataError):
+        try:
             profile = load_profile(path)
-            if path == profile_path(profile):
-                profiles.append(profile)
+        except DataError as error:
+            _say_left_out(str(error))
+            continue
+        if path == profile_path(profile):
+            profiles.append(profile)
     return profiles
+
+
+@cache
+def _say_left_out(error: str) -> None:
+    """Once, as kept profiles are read again and again."""
+    say(f"a kept profile counts as none: {error}", file=sys.stderr)
 
 
 def check_kept() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.held_parameters import parameter_rows
-from plait.cost.model_parameters import parameters_of
+from plait.cost.model_parameters import needs_all_tokens, parameters_of
 from plait.cost.model_work import ModelWork
 from plait.cost.placed import Placed
 from plait.dataflow import Dataflow
@@ -72,6 +72,7 @@ def resolve_plan(
         if recipe.plan in NAMES:
             placed = Placed(recipe, models, shapes, parameters, plan)
             plan = with_room(flow, planned, placed, device_bytes(recipe, plan.cluster.devices))
+            check_plan(recipe, plan, models, shapes, label)
         check_layouts(plan, parameters, label)
     return plan
 
@@ -189,6 +190,7 @@ def check_plan(
     check_uncut(plan, models, shapes, label)
     _check_exact(recipe, plan, models)
     _check_prefill(recipe, plan, label)
+    _check_parted(recipe, plan, models, label)
 
 
 def _check_adapters(recipe: Recipe, plan: Plan, label: str) -> None:
@@ -220,6 +222,18 @@ def _check_exact(recipe: Recipe, plan: Plan, models: Sequence[RoleModel]) -> Non
                 f"`sampling.exact` needs whole layers, as sums over ranks round in another way, but instances of the "
                 f"{model.role} have tp {tp} in the plan `{plan.name}`; set tp of its generation to 1 (pp may be more), "
                 "or leave `sampling.exact` out"
+            )
+
+
+def _check_parted(recipe: Recipe, plan: Plan, models: Sequence[RoleModel], label: str) -> None:
+    """Raises ConfigError, which begins with `label`, where tokens are to be parted between layers that need all."""
+    cut = [p for p in plan.placements if p.mode == "train" and p.tp > 1] if recipe.sequence_parallel else []
+    for placement in cut:
+        model = next(model for model in models if model.role == placement.role)
+        if why := needs_all_tokens(model):
+            raise ConfigError(
+                f"{label}: {placement.call} has tp {placement.tp}, but `sequence_parallel` is true and {why}; set "
+                "`sequence_parallel` to false, or tp to 1 (pp may be more)"
             )
 
 

@@ -24,6 +24,7 @@ class RoleFacts:
     max_tp:      ways in which its narrowest matrix can be cut; 1 where layers keep a state
     max_pp:      stages of its model, at most
     whole_layers: its instances do not divide layers (`sampling.exact`): sums over ranks round in another way
+    trains_whole: its training does not divide layers (`sequence_parallel`, where each rank needs all tokens)
     may_drop:    False where what is dropped could not be brought back
     """
 
@@ -34,6 +35,7 @@ class RoleFacts:
     max_tp: int = 1
     max_pp: int = MOST_STAGES
     whole_layers: bool = False
+    trains_whole: bool = False
     may_drop: bool = True
 
 

@@ -106,7 +106,8 @@ class SlotForms:
         most_tp = min(facts.max_tp, cluster.devices)
         sizes_of_all = []
         for sizes in Parallelism.all_of(len(ranks)):
-            if facts.whole_layers and mode == "decode" and sizes.tp > 1:
+            whole = (facts.whole_layers and mode == "decode") or (facts.trains_whole and mode == "train")
+            if whole and sizes.tp > 1:
                 continue
             if sizes.tp > most_tp or sizes.pp > min(facts.max_pp, len(facts.layer_work), MOST_STAGES):
                 continue

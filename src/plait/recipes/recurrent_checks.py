@@ -49,7 +49,7 @@ def with_states(
     for key, value, allowed, why, remedy in demands:
         if value != allowed and value not in (allowed if isinstance(allowed, tuple) else ()):
             said = _said(drawing[0].name, shapes)
-            raise ConfigError(f"`{key}` is {value}, but {said}, {why}; {remedy}, or `{drawing[0].key}` to another")
+            raise ConfigError(f"`{key}` is {value}, but {said}, {why}; {remedy}, or set `{drawing[0].key}` to another")
     if sampling.speculation == "auto":
         loading(f"guesses of next tokens: {none_by_layers('sampling.speculation', KEEPS_STATE)}")
     return recipe.model_copy(update={"sampling": sampling.model_copy(update={"speculation": "off"})})

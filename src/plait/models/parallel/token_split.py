@@ -13,7 +13,7 @@ Shapes: T tokens of a packed row, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,32 +116,44 @@ def partial_parameters(
         own_names: as of `split_tokens`.
 
     Raises:
-        ModelError: something between the products of a layer is computed in another way than by columns and rows.
+        ModelError: they cannot part tokens (`undivided`).
     """
-    prefix, embedding = f"{module.base_model_prefix}.", module.base_model.get_input_embeddings().weight
-    whole = {name for name, param in module.named_parameters(remove_duplicate=False) if param is embedding}
+    if why := undivided(module, plan, parameters, own_names):
+        raise ModelError(f"sequence_parallel: {why}; set `sequence_parallel` to false")
     divided, names = _divided_modules(parameters, own_names), []
-    if not divided:
-        raise ModelError(
-            f"sequence_parallel: ranks hold the layers of {type(module).__name__} whole, and divide nothing in them; "
-            "set `sequence_parallel` to false"
-        )
-    for param in parameters.params:
-        if param.name not in own_names or not param.name.startswith(prefix) or param.name in whole:
-            continue
+    for param in _in_decoder(module, parameters, own_names):
         owner, _, leaf = param.name.rpartition(".")
         if _module_of(param) not in divided:
             if param.cut is None:
                 names.append(param.name)
-        elif (style := plan.get(wildcard(owner))) not in WITHIN:
-            raise ModelError(
-                f"sequence_parallel: {type(module).__name__} has `{wildcard(owner)}` ({style or 'not divided'}) "
-                "between the products that ranks divide, where every rank needs all tokens; set `sequence_parallel` "
-                "to false"
-            )
-        elif style == "rowwise" and leaf == "bias":
+        elif plan.get(wildcard(owner)) == "rowwise" and leaf == "bias":
             names.append(param.name)
     return tuple(names)
+
+
+def undivided(module: Any, plan: Mapping[str, str], parameters: Parameters, own_names: set[str]) -> str:
+    """Why ranks that hold a model by tensor parallelism need all tokens between its layers, in words for a person;
+    empty: they do not. Arguments as of `partial_parameters`; the weights are not looked at."""
+    divided = _divided_modules(parameters, own_names)
+    if not divided:
+        return f"ranks hold the layers of {type(module).__name__} whole, and divide nothing in them"
+    for param in _in_decoder(module, parameters, own_names):
+        owner = wildcard(param.name.rpartition(".")[0])
+        if _module_of(param) in divided and (style := plan.get(owner)) not in WITHIN:
+            return (
+                f"{type(module).__name__} has `{owner}` ({style or 'not divided'}) between the products that ranks "
+                "divide, where every rank needs all tokens"
+            )
+    return ""
+
+
+def _in_decoder(module: Any, parameters: Parameters, own_names: set[str]) -> Iterator[Param]:
+    """Those of the rank, but for the embedding."""
+    prefix, embedding = f"{module.base_model_prefix}.", module.base_model.get_input_embeddings().weight
+    whole = {name for name, param in module.named_parameters(remove_duplicate=False) if param is embedding}
+    for param in parameters.params:
+        if param.name in own_names and param.name.startswith(prefix) and param.name not in whole:
+            yield param
 
 
 def _is_cut(weight: Tensor, module: nn.Module, parameters: Parameters) -> bool:

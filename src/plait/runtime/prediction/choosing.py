@@ -215,11 +215,15 @@ def misfit(planning: Planning, result: SearchResult) -> str:
         return f"no plan on {where} was found that uses all of them: {_idle(planning, result.nearest.places)}"
     memory = planning.predict(planning.plan_of(result.nearest.places, "nearest")).memory
     worst = max(memory, key=lambda rank: rank.peak_bytes / rank.limit_bytes)
-    what, count = max(worst.terms.items(), key=lambda item: item[1])
-    helps = remedies(what, devices, adapted=planning.recipe.lora.rank > 0)
+    process = planning.problem.costs.process_terms
+    beside = {what: count for what, count in worst.terms.items() if what not in process}
+    what, count = max(beside.items(), key=lambda item: item[1])
+    held = sum(process.values())
+    more = "more devices" if held < worst.limit_bytes / 2 else "devices with more memory"
+    helps = remedies(what, devices, more=more, adapted=planning.recipe.lora.rank > 0)
     return (
-        f"no plan on {where} was found that fits: what comes nearest needs "
-        f"{gib(worst.peak_bytes)} on rank {worst.rank}, of which {what} takes {gib(count)}; {helps}"
+        f"no plan on {where} was found that fits: what comes nearest needs {gib(worst.peak_bytes)} on rank "
+        f"{worst.rank}, of which the process takes {gib(held)} and {what} {gib(count)}; {helps}"
     )
 
 

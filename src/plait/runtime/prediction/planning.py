@@ -161,8 +161,8 @@ class Planning:
     def _completed(self, plan: Plan, label: str) -> Plan:
         """Raises UserError where a run could not follow it."""
         whole = complete(plan, self.flow, planned_models(self.models, self.shapes), label)
-        check_layouts(whole, self.parameters, label)
         check_plan(self.recipe, whole, self.models, self.shapes, label)
+        check_layouts(whole, self.parameters, label)
         check_engine_plan(self.recipe, whole.name, whole.num_ranks)
         return whole
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from plait.cost.layer_kinds import layer_kinds
+from plait.cost.model_parameters import needs_all_tokens
 from plait.dataflow import Dataflow
 from plait.errors import ConfigError
 from plait.layout.params import Parameters
@@ -41,6 +42,7 @@ def facts_of_roles(
             max_tp=most_tp(own) if cuts else 1,
             max_pp=MOST_STAGES if cuts and not sharded else 1,
             whole_layers=recipe.sampling.exact,
+            trains_whole=recipe.sequence_parallel and model.trained and needs_all_tokens(model) != "",
             may_drop=recipe.lora.rank == 0,
         )
     return facts

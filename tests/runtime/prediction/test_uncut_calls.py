@@ -1,0 +1,108 @@
+"""Calls that a recipe does not let tensor parallelism cut: refused in a plan before anything is loaded, in one form by
+runs and predictions, and not looked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plait.cost import placement
+from plait.cost.cluster_file import read_cluster
+from plait.cost.lengths import Lengths, SampleLengths
+from plait.cost.model_parameters import needs_all_tokens
+from plait.errors import ConfigError
+from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import RoleModel
+from plait.runtime.prediction.planning import Planning
+from plait.runtime.prediction.search_facts import facts_of_roles
+from plait.runtime.prepare import outline
+from plait.schedule.plan import Plan
+from tests.models.tiny import save_tiny, tiny_config
+from tests.runs.plans import write_plan
+
+MakeRecipe = Callable[..., Recipe]
+LENGTHS = SampleLengths(Lengths.fixed(8), Lengths.fixed(6))
+REFUSED = (
+    r"actor\.train has tp 2, but `sequence_parallel` is true and Qwen3MoeForCausalLM has `model\.layers\.\*\.mlp\."
+    r"experts` \(moe_tp_experts\) between .* set `sequence_parallel` to false, or tp to 1"
+)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("models") / "mixture", family="qwen3_moe"))
+
+
+def planning_of(recipe: Recipe) -> Planning:
+    run = outline(recipe)
+    return Planning(run.recipe, run.flow, run.models, run.shapes, read_cluster("2xA100-80G"), LENGTHS)
+
+
+@pytest.mark.parametrize(("train", "is_refused"), [("0,1 tp2", True), ("0,1 pp2", False), ("0,1 dp2", False)])
+def test_training_that_parts_tokens_of_a_mixture_by_tp_is_refused(
+    make_recipe: MakeRecipe, mixture: str, tmp_path: Path, train: str, is_refused: bool
+) -> None:
+    """What scores and generates does not part tokens."""
+    plan = str(write_plan(tmp_path, "it", {"actor.train": train, "actor.generate": "0,1 tp2", "ref.logprobs": "0"}))
+    recipe = make_recipe(model=mixture, plan=plan, sequence_parallel=True)
+    run = outline(recipe)
+    ways = (
+        lambda: placement.resolve_plan(run.recipe, run.flow, run.models, run.shapes),
+        lambda: planning_of(recipe).given(plan),
+    )
+    for way in ways:
+        if is_refused:
+            with pytest.raises(ConfigError, match=REFUSED):
+                way()
+        else:
+            assert way().num_ranks == 2
+
+
+@pytest.mark.parametrize(("parts", "most"), [(True, 1), (False, 2)])
+def test_no_search_cuts_what_a_run_refuses(make_recipe: MakeRecipe, mixture: str, parts: bool, most: int) -> None:
+    planning = planning_of(make_recipe(model=mixture, sequence_parallel=parts))
+    facts = facts_of_roles(planning.recipe, planning.models, planning.shapes, planning.parameters)
+    assert {role: one.trains_whole for role, one in facts.items()} == {"actor": parts, "ref": False}
+    slots = {(slot.role, slot.mode): i for i, slot in enumerate(planning.graph.slots)}
+    forms, ranks = planning.space.forms, (0, 1)
+    assert max(sizes.tp for sizes in forms.parallelisms(slots["actor", "train"], ranks)) == most
+    assert max(sizes.tp for sizes in forms.parallelisms(slots["actor", "decode"], ranks)) == 2
+
+
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [
+        ("llama", ""),
+        ("gemma2", ""),
+        ("mixtral", "MixtralForCausalLM has `model.layers.*."),
+        ("deepseek_v2", "DeepseekV2ForCausalLM has `model.layers.*."),
+    ],
+)
+def test_families_are_known_before_they_are_read(tmp_path: Path, family: str, why: str) -> None:
+    """By the file `config.json` alone, too; one that says no family is not known."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(tiny_config(family).to_dict()))
+    assert needs_all_tokens(RoleModel("actor", str(path), False, True, "model")).startswith(why)
+    assert bool(needs_all_tokens(RoleModel("actor", str(path), False, True, "model"))) == bool(why)
+    scalar = RoleModel("critic", str(path), True, True, "critic.model")
+    assert bool(needs_all_tokens(scalar)) == bool(why)
+    path.write_text(json.dumps({**tiny_config(family).to_dict(), "model_type": "unheard_of"}))
+    assert needs_all_tokens(RoleModel("actor", str(path), False, True, "model")) == ""
+
+
+def test_a_named_plan_that_is_cut_for_room_is_checked_as_it_is_then(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = outline(make_recipe(plan="colocated", devices=4, sampling={"exact": True, "max_response_tokens": 6}))
+    assert {p.tp for p in placement.resolve_plan(run.recipe, run.flow, run.models, run.shapes).placements} == {1}
+    monkeypatch.setattr(placement, "with_room", lambda flow, planned, placed, device_bytes: cut_in_two(placed.plan))
+    with pytest.raises(ConfigError, match=r"`sampling\.exact` needs whole layers, .* instances of the actor have tp 2"):
+        placement.resolve_plan(run.recipe, run.flow, run.models, run.shapes)
+
+
+def cut_in_two(plan: Plan) -> Plan:
+    return replace(plan, placements=tuple(replace(p, dp=p.dp // 2, tp=2) for p in plan.placements))
