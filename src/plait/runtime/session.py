@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -97,8 +98,8 @@ class Session:
             self.progress.message(resumed_from(checkpoint, self.store, self.history.saved_step, recipe.steps))
         self.recorder = Recorder(offset_s=self.done.clock_s)
         output = self.directory.files.reward_output
-        loads = checkpoint is not None
-        opened = open_roles(prepared, self._leading, self.recorder, self.progress, stack, output, loads=loads)
+        join = partial(self._leading.workers, self.recorder, loads=checkpoint is not None)
+        opened = open_roles(prepared, join, self.recorder, self.progress, stack, output)
         self.workers, self.roles, self.judges, self.aside = opened.workers, opened.roles, opened.judges, opened.aside
         if checkpoint is not None:
             self.workers.checkpoint.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)

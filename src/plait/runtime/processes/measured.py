@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from functools import partial
 
 from plait.observe.progress import ProgressSink
 from plait.recipes.recipe import Recipe
@@ -42,7 +43,7 @@ def measured(prepared: Prepared, leading: Leading, progress: AbstractContextMana
     """
     with progress as shown, ExitStack() as stack:
         recorder = Recorder()
-        opened = open_roles(prepared, leading, recorder, shown, stack)
+        opened = open_roles(prepared, partial(leading.workers, recorder), recorder, shown, stack)
         shown.start()
         calls = Calls(prepared.flow, opened.roles, prepared.recipe, recorder, shown)
         result = measure(prepared, opened.roles, opened.judges, calls, opened.aside)

@@ -25,7 +25,7 @@ from plait.runtime.steps.function_reports import FunctionReports
 from plait.runtime.steps.reward_pools import Pools, open_pools
 from plait.runtime.steps.roles import FurtherRole, ModelRole, RewardRole, RoleRuntime, Roles
 from plait.runtime.steps.scorer import ModelScorer, translator_for
-from plait.runtime.workers import Leading, Workers
+from plait.runtime.workers import Workers
 from plait.workers.recorder import Recorder
 
 
@@ -43,21 +43,19 @@ class OpenedRoles:
 
 def open_roles(
     prepared: Prepared,
-    leading: Leading,
+    join: Callable[[], Workers],
     recorder: Recorder,
     progress: ProgressSink,
     stack: ExitStack,
     output: Path | None = None,
-    *,
-    loads: bool = False,
 ) -> OpenedRoles:
     """Start the functions of a recipe, have all ranks load their models, and give each role its engines.
 
     Args:
+        join: gives all ranks, with their models loaded.
         recorder: gets the actions of all calls.
         stack: closes the functions, and ends the processes that engines have for themselves.
         output: file for what functions print; None: it goes where this process prints.
-        loads: see `Leading.workers`.
 
     Raises:
         UserError: functions or models cannot be loaded, the data lack a column that a function needs, or a reward model
@@ -65,7 +63,7 @@ def open_roles(
         RunError: a rank could not load its models.
     """
     pools = open_pools(prepared, stack, output)
-    workers = leading.workers(recorder, loads=loads)
+    workers = join()
     stack.callback(workers.end_engines)
     roles = _roles(prepared, workers, pools, recorder, progress.message)
     for pool in pools.all:
