@@ -40,7 +40,8 @@ class LayerCalls(PackedContext):
             each = attending if recurrent else f"0 … {texts.num_hidden_layers - 1}"
             return f"attention ran for layers {called}, expected each of {each} once"
         if (mixed := sorted(self.mixed)) != recurrent:
-            return f"segments went through the recurrent layers {mixed}, expected each of {recurrent} once"
+            update = "" if mixed else "; Transformers 5.22 and later have them in the form that is known here"
+            return f"segments went through the recurrent layers {mixed}, expected each of {recurrent} once{update}"
         stated = getattr(texts, "sliding_window", None)
         for layer, window in sorted(self.calls, key=lambda call: call[0]):
             expected = stated if types is None or types[layer] == "sliding_attention" else None

@@ -56,27 +56,22 @@ def install(module: Any) -> None:
 
 
 def _has_form(part: nn.Module) -> bool:
-    names = inspect.signature(type(part).forward).parameters.keys()
-    return {"hidden_states", "cache", "attention_mask"} <= names and "position_embeddings" not in names
+    names = [*inspect.signature(type(part).forward).parameters]
+    return names[1:2] == ["hidden_states"] and names[3:4] == ["attention_mask"] and "position_embeddings" not in names
 
 
 def _forward(
-    mixer: Any,
-    hidden_states: Tensor,
-    cache: Any = None,
-    attention_mask: Tensor | None = None,
-    *,
-    context: RecurrentContext | None = None,
-    **kwargs: Any,
+    mixer: Any, hidden_states: Tensor, *given: Any, context: RecurrentContext | None = None, **named: Any
 ) -> Tensor:
-    """`forward` of a mixer: [1, T, H] → [1, T, H]."""
+    """`forward` of a mixer: [1, T, H] → [1, T, H]. The cache has other names in earlier versions of Transformers, and
+    the same place."""
     own = type(mixer).forward
     if context is None:
-        return own(mixer, hidden_states, cache=cache, attention_mask=attention_mask, **kwargs)  # type: ignore[no-any-return]
+        return own(mixer, hidden_states, *given, **named)  # type: ignore[no-any-return]
 
     def mix(inputs_BLH: Tensor, before: States, real_BL: Tensor | None) -> tuple[Tensor, States]:
         held = _Cache(before, real_BL)
-        return own(mixer, inputs_BLH, cache=held, attention_mask=None), held.states
+        return own(mixer, inputs_BLH, held, None), held.states
 
     return context.mix(mixer.layer_idx, hidden_states[0], mix).unsqueeze(0)  # type: ignore[no-any-return]
 
