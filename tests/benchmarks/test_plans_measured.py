@@ -111,7 +111,7 @@ def test_settings_are_the_shipped_recipes(imported: Callable[[str], ModuleType])
     assert (demo["reward"]["answer"], demo["sampling"]["max_response_tokens"]) == ("number", 16)
     film = settings.read_with("film", {"sampling.max_response_tokens": 16, "reward.model": "scorer"})
     assert (film["data"]["source"], film["data"]["parameters"]["prompt_words"]) == ("movie_reviews:prompts", 6)
-    assert (film["model"], film["reward"]["model"]) == ("smollm2-135m-instruct", "scorer")
+    assert (film["model"], film["reward"]["model"]) == ("smollm2-135m-instruct", ["scorer"])
     assert (film["prompts_per_step"], film["sampling"]["max_response_tokens"]) == (16, 16)
     assert len(settings.SETTINGS) == 8
     assert {setting.devices for setting in settings.SETTINGS.values()} == {1, 2}
