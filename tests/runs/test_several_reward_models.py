@@ -8,18 +8,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from plait.cli import main
 from plait.data.packed import pack
+from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind
-from plait.errors import ConfigError, FlowError, UserError
+from plait.engines import ScoredBy
+from plait.errors import ConfigError, FlowError, RunError, UserError
 from plait.models.files.saving import save_pretrained
 from plait.models.scalar_loading import load_scalar
 from plait.recipes.algorithm import traced_flow
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.prepare import prepare
+from plait.runtime.steps.scorer import ModelScorer
+from plait.schedule.work import Work
 from tests.algorithms import oracle
 from tests.models.tiny import tiny_tokenizer
 from tests.runs.placed_runs import GRPO, LONG, PPO, SAFE, where
@@ -68,6 +73,33 @@ def test_their_weighted_sum_is_the_reward(make_recipe: MakeRecipe, two: dict[str
     assert not {name for name in metrics if name.startswith("reward_2")}
     assert outcome.after is not None
     assert len(outcome.after.rewards) == 2
+
+
+def test_samples_that_one_gives_no_number_are_left_out(
+    make_recipe: MakeRecipe, two: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reward is a mean of those of which all say something; that of each model is one of what it says."""
+    of_call = ModelScorer.call
+
+    def call(self: ModelScorer, rows: Rows, name: str, by: ScoredBy | None = None) -> Work[FloatArray]:
+        scores = np.array((yield from of_call(self, rows, name, by)))
+        lost = [self.key == "reward.model[1]" and sample.index == 1 for sample in rows.samples]
+        return np.where(lost, np.nan, scores)
+
+    monkeypatch.setattr(ModelScorer, "call", call)
+    keys = {"algorithm": "grpo", "steps": 1, "reward.functions": [], **two}
+    with pytest.raises(RunError, match=r"`reward.model\[1\]` gives sample 0.1 the score nan .*`reward.on_error: drop`"):
+        run(make_recipe(**keys))
+    run(recipe := make_recipe(**keys, **{"reward.on_error": "drop", "overwrite": True}))
+    rows, (metrics, *_) = samples_of(recipe, 1), logged(recipe)
+    lost = [row for row in rows if row["rewards/model_2"] is None]
+    assert {row["uid"] for row in lost} == {"0.1", "1.1", "2.1"}
+    assert metrics["reward/dropped"] == len(lost)
+    whole = [row for row in rows if row not in lost]
+    assert metrics["rewards/model/mean"] == pytest.approx(sum(row["rewards/model"] for row in rows) / len(rows))
+    assert metrics["rewards/model_2/mean"] == pytest.approx(sum(row["rewards/model_2"] for row in whole) / len(whole))
+    sums = [WEIGHTS[0] * row["rewards/model"] + WEIGHTS[1] * row["rewards/model_2"] for row in whole]
+    assert metrics["reward"] == pytest.approx(sum(sums) / len(sums))
 
 
 @pytest.mark.slow

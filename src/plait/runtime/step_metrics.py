@@ -75,7 +75,7 @@ def _reward_metrics(node: Node, flow: Dataflow, state: StepState) -> dict[str, f
     for name, values in by_function(state.scores.get(node.id, ())).items():
         metrics[f"{prefix}s/{name}/mean"] = exact_mean([value for value in values if not math.isnan(value)])
     for name, scores in by_model(node, state).items():
-        metrics[f"{prefix}s/{name}/mean"] = exact_mean(scores.values())
+        metrics[f"{prefix}s/{name}/mean"] = exact_mean([score for score in scores.values() if not math.isnan(score)])
     return metrics
 
 
