@@ -131,7 +131,9 @@ def cases() -> Iterator[Case]:
                 yield Case(f"generate: {file}: {what}", expected, _generate(**{file.replace(".", "__"): content}))
     for what, content in BROKEN.items():
         if what != "empty":
-            yield Case(f"an index: {what}", refused(), _with(model__safetensors__index__json=content))
+            yield Case(
+                f"an index: {what}", refused(), _with(model__safetensors__index__json=content, model__safetensors=None)
+            )
     for what, change in CONFIG.items():
         expected: Expected = ANSWERED if what in ANY | LATE else refused()
         yield Case(f"config: {what}", expected, _with(config__json=_changed(change)), always=what == "fewer layers")
@@ -243,7 +245,8 @@ def _of_tensors() -> Iterator[Case]:
         "as a list": {"weight_map": ["a"]},
     }
     for what, index in pointing.items():
-        yield Case(f"an index that points {what}", refused(), _with(model__safetensors__index__json=json.dumps(index)))
+        alone = _with(model__safetensors__index__json=json.dumps(index), model__safetensors=None)
+        yield Case(f"an index that points {what}", refused(), alone)
 
 
 def _of_tokenizers() -> Iterator[Case]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
+from plait.errors import ModelError
 from plait.models.files import checkpoint_files
 from plait.models.files.saving import low_rank
 from plait.models.loading import load_model, load_scalar, merged
@@ -152,6 +154,32 @@ def test_tied_tensors_that_are_stored_twice(equal: bool, tmp_path: Path) -> None
         judge(folder)
     else:
         assert loader().stored(str(folder)) is None
+
+
+def test_of_a_folder_with_shards_beside_the_whole(tmp_path: Path) -> None:
+    """Transformers reads the one file: masters of other weights than the run computes with would be the other's."""
+    folder = save_tiny(tmp_path / "model", family="llama")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, folder / "a.safetensors", {"format": "pt"})
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, "a.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    judge(folder)
+    (folder / "model.safetensors").unlink()
+    judge(folder)
+
+
+@pytest.mark.parametrize("change", [lambda tensor: None, lambda tensor: tensor[:-1].clone()], ids=["gone", "shape"])
+def test_experts_that_do_not_fit_together_are_named(change: Any, tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model", family="mixtral")
+    tensors, name = load_file(folder / "model.safetensors"), "model.layers.0.block_sparse_moe.experts.3.w1.weight"
+    tensors |= {name: change(tensors[name])}
+    save_file({at: of for at, of in tensors.items() if of is not None}, folder / "model.safetensors", {"format": "pt"})
+    said = (
+        r"^model: '.*' cannot be read .* model\.layers\.0\.mlp\.experts\.gate_up_proj cannot be made of .*"
+        r"block_sparse_moe\.experts\.0\.w1\.weight and \d others"
+    )
+    with pytest.raises(ModelError, match=said):
+        loader().stored(str(folder))
 
 
 def test_what_has_no_more_digits_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

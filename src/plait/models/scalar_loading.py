@@ -19,6 +19,7 @@ from plait.models.backbone import Backbone
 from plait.models.compute.attention import AttentionContext
 from plait.models.compute.float64 import kept_float64
 from plait.models.draws import generator
+from plait.models.files.checkpoint_folder import index_of
 from plait.models.files.claims import read_object
 from plait.models.files.pretrained import generation_of
 from plait.models.language_loading import eos_token_ids, max_positions, prepare, read_folder
@@ -214,8 +215,7 @@ def _stored_head(folder: Path, name: str, config: Any) -> Tensor | None:
     """
     from safetensors import safe_open
 
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
+    if (index := index_of(folder)) is not None:
         file_of = read_object(index)["weight_map"]
     else:
         with safe_open(folder / "model.safetensors", "pt") as tensors:

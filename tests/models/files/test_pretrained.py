@@ -146,6 +146,14 @@ def test_weights_that_are_quantised_for_good_are_refused(folder: Path, read: Any
         read(str(folder))
 
 
+@pytest.mark.parametrize("read", [model_shape, load_model, load_scalar])
+def test_weights_in_a_file_of_another_name_are_refused(folder: Path, read: Any) -> None:
+    """Transformers would load that file, whatever is checked and read of the one by the usual name."""
+    change(folder / "config.json", transformers_weights="other.safetensors")
+    with pytest.raises(ModelError, match=r"^model: .* 'other.safetensors' \(`transformers_weights`\); expected"):
+        read(str(folder))
+
+
 def _parameters(name: str) -> None:
     parameters_of([RoleModel("actor", name, scalar=False, trained=True, key="model")])
 

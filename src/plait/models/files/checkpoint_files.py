@@ -20,6 +20,7 @@ from torch import Tensor
 from plait.errors import ModelError
 from plait.layout.decoder import HEAD
 from plait.layout.params import Block, Param, Parameters
+from plait.models.files.checkpoint_folder import index_of
 from plait.models.files.claims import read_object
 from plait.models.files.conversion import Conversion, Group
 from plait.models.flat_weights import cut_block
@@ -64,7 +65,7 @@ class CheckpointFiles:
             module: of Transformers, or a ScalarModule, perhaps without weights.
 
         Raises:
-            RuntimeError, ValueError and others of Transformers: stored tensors cannot be converted.
+            ValueError, and others of Transformers: stored tensors cannot be converted.
         """
         if read_object(folder / "config.json").get("quantization_config"):
             return None
@@ -143,9 +144,9 @@ def stores_finer(folder: Path, dtype: torch.dtype) -> bool:
 
 def stored_in(folder: Path) -> dict[str, Stored]:
     """The tensors of a checkpoint by their names in it. Reads headers alone."""
-    index = folder / "model.safetensors.index.json"
-    whole = folder / "model.safetensors"
-    files = {folder / file for file in read_object(index)["weight_map"].values()} if index.exists() else {whole}
+    files = {folder / "model.safetensors"}
+    if (index := index_of(folder)) is not None:
+        files = {folder / file for file in read_object(index)["weight_map"].values()}
     stored: dict[str, Stored] = {}
     for file in sorted(files):
         with safe_open(file, "pt") as opened:

@@ -21,6 +21,13 @@ def looking_at(name: str) -> Iterator[None]:
         raise ModelError(f"model: {name!r} cannot be read: {error}") from error
 
 
+def index_of(folder: Path) -> Path | None:
+    """The index of a checkpoint's files; None: its tensors are in one, `model.safetensors`. Where both are there,
+    Transformers reads the one file."""
+    index = folder / "model.safetensors.index.json"
+    return index if index.is_file() and not (folder / "model.safetensors").is_file() else None
+
+
 def check_folder(folder: Path, name: str) -> None:
     """See that a folder holds a whole checkpoint, whose files say the same.
 
@@ -30,8 +37,7 @@ def check_folder(folder: Path, name: str) -> None:
     """
     _check_whole(folder, name)
     check_config_there(folder, name)
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
+    if (index := index_of(folder)) is not None:
         try:
             files = sorted(set(read_object(index)["weight_map"].values()))
             if not files or not all(isinstance(file, str) and Path(file).name == file for file in files):

@@ -45,7 +45,7 @@ _LAYER = re.compile(r"((?:[a-z_]+\.)*?(?:layers|h|blocks))\.(\d+)\.")
 
 def check_config(config: Mapping[str, Any], name: str) -> None:
     """Raises ModelError where what config.json states is not of its kind, a size is beyond reason, heads are in groups
-    of unequal sizes, or the weights are quantised for good."""
+    of unequal sizes, the weights are quantised for good, or they are in a file of another name."""
     for key, (expected, kind) in _KINDS.items():
         value = config.get(key)
         if value is not None and not (isinstance(value, kind) and (kind is not list or _all_texts(value))):
@@ -53,6 +53,11 @@ def check_config(config: Mapping[str, Any], name: str) -> None:
                 f"model: the config.json of {name!r} states `{key}` {value!r:.80}; expected {expected}; fetch or copy "
                 "it again, or set `model` to another."
             )
+    if (file := config.get("transformers_weights")) is not None:
+        raise ModelError(
+            f"model: the config.json of {name!r} states that its weights are in {file!r:.80} (`transformers_weights`); "
+            "expected model.safetensors or its index; name it so and leave the key out, or set `model` to another."
+        )
     if (quantised := config.get("quantization_config")) and (method := quantised.get("quant_method")) not in UNDONE:
         raise ModelError(
             f"model: the weights of {name!r} are quantised (`quantization_config` of its config.json: "

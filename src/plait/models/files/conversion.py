@@ -61,6 +61,9 @@ class Conversion:
 
         Args:
             read: gives a stored tensor; on the meta device, shapes alone are converted.
+
+        Raises:
+            ValueError: they do not fit together, as some are missing or have another shape; and what `read` raises.
         """
         names = list(group.stored)
         pattern = group.stored[names[0]]
@@ -69,5 +72,12 @@ class Conversion:
         converter = copy.deepcopy(self._converters[pattern])
         for name, of_name in group.stored.items():
             converter.add_tensor(group.first, name, of_name, lambda name=name: read(name))
-        made = converter.convert(group.first, model=self._module, config=self._module.config)
+        try:
+            made = converter.convert(group.first, model=self._module, config=self._module.config)
+        except (RuntimeError, ValueError, TypeError, LookupError) as error:
+            others = f" and {len(names) - 1} others" if len(names) > 1 else ""
+            raise ValueError(
+                f"{group.first} cannot be made of what there is for it, {names[0]}{others}, of which some may be "
+                f"missing or have another shape ({error}); set `model` to a complete checkpoint"
+            ) from error
         return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
