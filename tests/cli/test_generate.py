@@ -470,10 +470,15 @@ def test_an_interrupted_run_goes_on_where_it_was(
     for wrong, said in (
         (["--seed", "1"], "was begun with another --seed; give the options as they were"),
         (["--temperature", "0.5", "--top-k", "3"], "was begun with another --temperature, --top-k"),
+        (["--chat-template", "false"], "was begun with another --chat-template; give"),
         (["--overwrite"], "--resume goes on with what is there, --overwrite drops it"),
     ):
         assert main([*given, "--resume", *wrong]) == 2
         assert said in capsys.readouterr().err
+    at = given.index("--lengths")
+    assert main([*given[:at], *given[at + 2 :], "--resume"]) == 2
+    assert "was begun with another --lengths" in capsys.readouterr().err, "also where it is given no more"
+    assert "chat-template" not in json.loads(partial.read_bytes().splitlines()[0])["asked"], "nor had runs of before"
     assert main([*given, "--resume", "--max-running", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["samples"] == 2
     for one, other in zip(rows(tmp_path), whole, strict=True):

@@ -77,6 +77,15 @@ def test_filters_leave_no_more_together_than_each() -> None:
     assert (NO_SETS.held_bytes, NO_SETS.sent_bytes, NO_SETS.read_bytes(10)) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("least", [{"top_p": 0.95}, {"min_p": 1.0}])
+def test_what_is_drawn_very_hot_is_drawn_from_all(least: dict[str, float]) -> None:
+    """e to the power of ten for each 1 of temperature is no number from 72 on."""
+    for temperature in (10.0, 72.0, 1e4):
+        filters = replace(PLAIN, temperature=temperature, **least)
+        assert KeptSets.expected(filters, VOCABULARY) == KeptSets(VOCABULARY, 1 + VOCABULARY // 8)
+        assert KeptSets.expected(replace(filters, top_k=50), VOCABULARY).tokens == 50
+
+
 def test_what_processes_and_messages_take() -> None:
     """Of 300 sets of 50 tokens: objects in tuples, to within the allocator's 16 bytes; two arrays of a message, but
     for a number for each sample; what a micro-batch reads, but for a number for each token."""

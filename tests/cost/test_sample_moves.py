@@ -42,5 +42,8 @@ def test_times_of_a_move(ranks: int) -> None:
     times = sample_move_times(SHAPE, "bfloat16", instance, CLUSTER)
     assert (times.token_bytes, times.setup_s, times.bytes_per_s) == (32, 0.5, 800.0 * ranks)
     assert times.prefill_token_s == pytest.approx(2 * 2 * (192 + 3 * 8 * 16) / (0.5e6 * ranks))
+    slower = replace(CLUSTER.intra, bandwidth=CLUSTER.intra.bandwidth / 4)
+    by_messages = sample_move_times(SHAPE, "bfloat16", instance, replace(CLUSTER, messages=slower))
+    assert (by_messages.setup_s, by_messages.bytes_per_s) == (0.5, 200.0 * ranks), "not by sums"
     far = sample_move_times(SHAPE, "bfloat16", instance, replace(CLUSTER, nodes=2))
     assert (far.setup_s, far.bytes_per_s) == (2.0, 80.0), "shared by the node"

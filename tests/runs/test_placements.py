@@ -155,6 +155,29 @@ def test_tokens_that_ranks_part_between_layers_change_nothing(
     assert_equal_runs(recipe.run_dir, reference(flow, **keys))
 
 
+@pytest.mark.parametrize(
+    ("begun", "then"),
+    [
+        ("0,1 dp2", "0,1 pp2"),
+        pytest.param("0,1 tp2", "0,1 dp2", marks=pytest.mark.slow),
+    ],
+)
+def test_what_ranks_divide_may_change_where_a_run_goes_on(
+    begun: str, then: str, place: Path, placed: Callable[..., Recipe], reference: Callable[..., Path]
+) -> None:
+    """Gradients over dp, tokens over tp: stages, for one, cannot divide gradients, which says to set the key."""
+    keys, name = {**GRPO[1], "steps": 2}, f"divided-{begun[-3:]}-{then[-3:]}"
+
+    def recipe(steps: int, train: str) -> Recipe:
+        plan = {"actor.generate": "0,1 dp2", "actor.train": train, "ref.logprobs": "0"}
+        divides = {"optimizer.shard_gradients": train.endswith("dp2"), "sequence_parallel": train.endswith("tp2")}
+        return placed("grpo", name, **keys | {"steps": steps}, **divides, **where(place, name, plan))
+
+    assert run(recipe(1, begun)).finished
+    assert run(recipe(2, then), resume=True).finished
+    assert_equal_runs(place / name, reference("grpo", **keys))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("groups", ["auto", 1, 3])
 def test_stages_in_exact_mode_generate_what_one_process_does_to_the_bit(

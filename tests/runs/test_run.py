@@ -266,7 +266,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     ({"data.max_prompt_tokens": 3}, DataError, r"12 of 12 prompts are longer than 3 tokens"),
     ({"data.source": "nowhere.jsonl"}, DataError, r"`data\.source`: `nowhere\.jsonl` does not exist"),
-    ({"algorithm": "gpro"}, ConfigError, r"no algorithm `gpro`.*did you mean `grpo`"),
+    ({"algorithm": "gpro"}, ConfigError, r"no algorithm `gpro` \(did you mean `grpo`\?\); give one of"),
     ({"algorithm": "nowhere.py:flow"}, ConfigError, r"`nowhere\.py` does not exist"),
     (
         {"algorithm": f"{EXAMPLES}/my_flow.py:best_of_grup"},

@@ -283,7 +283,7 @@ def test_a_plan_changes_nothing(
 
 def test_a_plan_may_place_those_that_there_are(place: Path, placed: Callable[..., Recipe]) -> None:
     plan = {"actor.generate": "0", "actor.train": "0", "ref.logprobs": "0", "reward.score": "0", "reward_3.score": "1"}
-    said = r"has no call `reward_3.score`; did you mean `reward_2.score`\?; it has: .*reward_2.score, reward.score"
+    said = r"has no call `reward_3.score` \(did you mean `reward_2.score`\?\); it has: .*reward_2.score, reward.score"
     with pytest.raises(ConfigError, match=said):
         prepare(placed("grpo", "unknown", **GRPO[1], **TWO, **where(place, "unknown", plan)))
 

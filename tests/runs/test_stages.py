@@ -197,7 +197,10 @@ def test_dry_run_prints_every_stage(recipe: Path, tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"stages.policy.model": "@stf"}, r"stage `policy`: key `model` is `@stf`.*did you mean `sft`"),
+        (
+            {"stages.policy.model": "@stf"},
+            r"stage `policy`: key `model` is `@stf`.* \(did you mean `sft`\?\); stages",
+        ),
         ({"stages.sft.model": "@policy"}, r"stage `sft`: key `model` is `@policy`, but no stage before it"),
         ({"stages.sft.stepss": 3}, r"stage `sft`: unknown key `stepss`; did you mean `steps`"),
         ({"stages.sft.run_dir": "x"}, "stage `sft` is a mapping of keys without `run_dir`"),

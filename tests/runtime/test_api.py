@@ -15,9 +15,11 @@ import torch
 
 import plait
 from plait.errors import ConfigError
+from plait.models.lora_settings import LoraSettings
 from plait.recipes.recipe import Recipe
+from plait.recipes.recipe_file import load_recipe
 from plait.runtime import api
-from plait.runtime.inputs.keys_from_python import path_of
+from plait.runtime.inputs.keys_from_python import overrides_of, path_of
 
 
 def halved(function: Callable[..., list[float]]) -> Callable[..., list[float]]:
@@ -199,3 +201,28 @@ def test_a_model_in_memory_is_no_name() -> None:
 def test_what_is_wrong_but_holds_no_rows_is_said_as_in_a_recipe(data: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         plait.train(model="m", data=data, reward=sevens)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"optimiser": {}}, r"^unknown key `optimiser`; did you mean the section `optimizer`\?$"),
+        ({"critic": {"optimiser": {}}}, r"^unknown key `critic\.optimiser`; did you mean"),
+        (
+            {"sampling": {"temprature": {}}},
+            r"^unknown key `sampling\.temprature`; did you mean `sampling\.temp",
+        ),
+        ({"model": {}}, r"`model` cannot be set: `model` is not a section but 'm'"),
+    ],
+)
+def test_an_empty_section_is_known_as_any_other(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+    (tmp_path / "recipe.yaml").write_text("model: m\ndata: {source: d.jsonl}\n")
+    with pytest.raises(ConfigError, match=said):
+        plait.train(tmp_path / "recipe.yaml", **keys)
+
+
+def test_an_empty_section_leaves_what_a_recipe_says(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("model: m\ndata: {source: d.jsonl}\nsampling: {temperature: 0.5}\n")
+    given = overrides_of({"sampling": {}, "lora": LoraSettings(), "optimizer": {"betas": [0.9, 0.95]}}, None, None)
+    recipe = load_recipe(tmp_path / "recipe.yaml", given)
+    assert (recipe.sampling.temperature, recipe.lora, recipe.optimizer.betas) == (0.5, LoraSettings(), (0.9, 0.95))

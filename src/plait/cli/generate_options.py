@@ -86,10 +86,12 @@ class Options:
 def asked_of(options: Options) -> dict[str, Any]:
     """What decides the responses, by option: a run that is resumed draws the rest as it would have drawn them.
 
-    How many run at a time, and on how many threads, decides nothing but the last bits of a log-prob.
+    How many run at a time, and on how many threads, decides nothing but the last bits of a log-prob. What was not asked
+    for is left out where runs of before had no such option.
     """
     drawn = ("model", "n", "temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "stop_token_ids")
-    names = (*drawn, "system_prompt", "chat_template", "seed", "dtype")
+    later = () if options.chat_template == "auto" else ("chat_template",)
+    names = (*drawn, "system_prompt", *later, "seed", "dtype")
     values = {name.replace("_", "-"): getattr(options, name) for name in names}
     files = {name: path for name in ("prompts", "lengths") if (path := getattr(options, name)) is not None}
     return values | {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}

@@ -134,7 +134,7 @@ class Kept:
                 f"--resume: `{self.path}` is not what `plait generate` leaves; move it, and leave --resume out"
             )
         asked = json.loads(encode_row(self._asked))
-        changed = [f"--{name}" for name in asked if before.get(name) != asked[name]]
+        changed = [f"--{name}" for name in (asked | before) if before.get(name) != asked.get(name)]
         if changed:
             raise ConfigError(
                 f"--resume: `{self.path}` was begun with another {', '.join(changed)}; give the options as they were, "

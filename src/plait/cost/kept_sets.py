@@ -26,6 +26,8 @@ TOP_P_SHARE, TOP_P_HEAT = 0.0003, 10.0
 of temperature more."""
 MIN_P_TOKENS, MIN_P_HEAT = 0.45, 1.7
 """The tokens that are left, times min_p, likewise, whatever the vocabulary: it is a share of the most probable one."""
+MOST_HEATED = 10.0
+"""A temperature from which on the least that a filter can leave is all of the vocabulary, or what top-k leaves."""
 FEW = 20
 """A set of so many tokens has as many gaps that take two bytes as one; of larger sets the share falls."""
 OBJECT_BYTES = 48
@@ -67,7 +69,7 @@ class KeptSets:
         """That of these filters; nothing without any."""
         if filters is None:
             return NO_SETS
-        heat = filters.temperature - 1.0
+        heat = min(filters.temperature, MOST_HEATED) - 1.0
         tokens = float(min(filters.top_k or vocabulary, vocabulary))
         most = float(most_bytes(int(tokens), vocabulary))
         if filters.top_p < 1:

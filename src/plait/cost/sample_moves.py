@@ -17,7 +17,7 @@ def sample_move_times(shape: ModelShape, dtype: str, instance: Layout, cluster: 
     that it shares where there are several nodes. A prefill is as fast as the instance's matrix products.
     """
     ranks, cluster = len(instance.mesh.ranks), cluster.among(instance.mesh.ranks)
-    link, lanes = (cluster.intra, ranks) if cluster.nodes == 1 else (cluster.inter, 1)
+    link, lanes = (cluster.near, ranks) if cluster.nodes == 1 else (cluster.inter, 1)
     flops = shape.layers * ModelWork(shape, dtype, shape.vocabulary).products(1)
     speed = cluster.device.flops_of(dtype) * cluster.software.products * ranks
     return MoveTimes(

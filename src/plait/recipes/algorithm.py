@@ -11,8 +11,8 @@ from typing import Any
 
 from plait.data.formats import RowKind
 from plait.dataflow import CallKind, Dataflow, trace
+from plait.dataflow.handles import nearest
 from plait.errors import ConfigError, FlowError
-from plait.recipes.keys import nearest
 from plait.recipes.other_names import answer_value
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import option_names, validate_options

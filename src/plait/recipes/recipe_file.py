@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_origin
+from typing import Any, Final, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -29,6 +29,9 @@ from plait.recipes.other_names import answer, answer_value
 from plait.recipes.recipe import Recipe, check_read
 from plait.settings import Settings
 from plait.yaml_text import parse
+
+NOTHING_SAID: Final = object()
+"""The value of an override that names a section, and says none of its keys: what is there stays."""
 
 
 def load_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) -> Recipe:
@@ -58,7 +61,11 @@ def merged(tree: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> dic
     """
     changed = with_sections(without_other_length(copy.deepcopy(dict(tree)), dict(overrides)))
     for key, value in overrides:
-        _set(changed, key.split("."), with_sections({key: value})[key], key)
+        if value is NOTHING_SAID:
+            _section(changed, key.split("."), key)
+        else:
+            *sections, name = key.split(".")
+            _section(changed, sections, key)[name] = with_sections({key: value})[key]
     return changed
 
 
@@ -120,13 +127,14 @@ def read_tree(path: Path, what: str = "recipe") -> dict[str, Any]:
     return loaded
 
 
-def _set(tree: dict[str, Any], path: list[str], value: Any, key: str) -> None:
-    for section in path[:-1]:
+def _section(tree: dict[str, Any], path: Sequence[str], key: str) -> dict[str, Any]:
+    """The section at a path, empty where there was none."""
+    for section in path:
         child = tree.setdefault(section, {})
         if not isinstance(child, dict):
             raise ConfigError(f"`{key}` cannot be set: `{section}` is not a section but {child!r}")
         tree = child
-    tree[path[-1]] = value
+    return tree
 
 
 def _unknown(tree: Mapping[str, Any], model: type[BaseModel], prefix: str = "") -> Iterator[str]:

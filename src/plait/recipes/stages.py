@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plait.dataflow.handles import nearest
 from plait.errors import ConfigError
 from plait.recipes.algorithm import traced_flow
-from plait.recipes.keys import nearest
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import merged, read_tree, recipe_of, without_other_length
 from plait.recipes.role_models import ToCome, main_role, role_models

@@ -250,4 +250,4 @@ def _check_roles(placements: Sequence[Placement], label: str) -> None:
 
 def _nearest(name: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean `{close[0]}`?" if close else ""
+    return f" (did you mean `{close[0]}`?)" if close else ""

@@ -108,6 +108,22 @@ def test_what_memory_is_spent_on_is_kept_and_a_run_of_before_goes_on_as_it_was(t
     assert set(changed_keys(stored, fewer)) <= RESUMABLE_KEYS
 
 
+def test_what_ranks_divide_may_change_with_the_plan(tmp_path: Path) -> None:
+    """A plan that cannot divide it says to set the key."""
+    keys = {name: value for name, value in KEYS.items() if name not in SAYS} | {"reward.functions": ["math:floor"]}
+    divides = {
+        "sequence_parallel": True,
+        "optimizer.shard_gradients": True,
+        "critic.optimizer.shard_gradients": True,
+        "cost_critic.optimizer.shard_gradients": True,
+    }
+    began, plain = ([*(keys | more).items(), ("run_dir", str(tmp_path))] for more in (divides, {}))
+    (tmp_path / "recipe.yaml").write_text(recipe_text(load_recipe(None, began)))
+    (tmp_path / "run.lock").touch()
+    assert changed_keys(tmp_path / "recipe.yaml", load_recipe(None, plain)).keys() == divides.keys()
+    claim(load_recipe(None, plain), resume=True).close()
+
+
 def test_keys_that_there_are_no_more_are_named_with_the_way_on(tmp_path: Path) -> None:
     """Keys that there were not yet are as by default: neither is the user's to give `as it was`."""
     keys = {name: value for name, value in KEYS.items() if name not in SAYS} | {"reward.functions": ["math:floor"]}

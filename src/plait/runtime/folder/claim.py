@@ -10,7 +10,7 @@ from plait.recipes.keys import shown
 from plait.recipes.open_keys import MEMORY_KEYS
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.directory import RunDirectory
-from plait.runtime.folder.stored_recipe import STEERED_KEYS, changed_keys, gone_keys
+from plait.runtime.folder.stored_recipe import OPTIMIZERS, STEERED_KEYS, changed_keys, gone_keys
 
 RESUMABLE_KEYS = frozenset(
     {
@@ -26,6 +26,8 @@ RESUMABLE_KEYS = frozenset(
         "plan",
         "devices",
         *MEMORY_KEYS,
+        "sequence_parallel",
+        *(f"{section}.shard_gradients" for section in OPTIMIZERS),
         "fusion",
         "rebalance",
         "launcher",

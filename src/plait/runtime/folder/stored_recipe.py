@@ -17,10 +17,10 @@ from plait.recipes.open_keys import MEMORY_KEYS
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe, read_tree
 
+OPTIMIZERS = ("optimizer", "critic.optimizer", "cost_critic.optimizer")
+"""The sections of optimizers."""
 STEERED_KEYS = tuple(
-    f"{section}.{key}"
-    for section in ("optimizer", "critic.optimizer", "cost_critic.optimizer")
-    for key in ("learning_rate", "weight_decay", "max_grad_norm")
+    f"{section}.{key}" for section in OPTIMIZERS for key in ("learning_rate", "weight_decay", "max_grad_norm")
 )
 """How optimizers go on: a user may steer a run by them on the way. Each stay at the run says its values."""
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from torch.nn import Module
 
 from plait.errors import ConfigError
+from plait.recipes.recipe_file import NOTHING_SAID
 
 
 def overrides_of(keys: Mapping[str, Any], algorithm: Any, reward: Any) -> list[tuple[str, Any]]:
@@ -89,6 +90,8 @@ def flattened(name: str, value: Any, *, replaces: bool = False) -> list[tuple[st
         return [(name, value)]
     if is_options:
         return [(f"{name}.{key}", child) for key, child in value.items()]
+    if not value:
+        return [(name, NOTHING_SAID)]
     replaces |= "algorithm" in value
     return [pair for key, child in value.items() for pair in flattened(f"{name}.{key}", child, replaces=replaces)]
 
