@@ -172,7 +172,12 @@ BALANCED = [
 ]
 
 
-@pytest.mark.parametrize(("sizes", "model", "case", "options"), slow_but(BALANCED[:2], BALANCED), ids=str)
+def named(value):
+    """The same in every process that collects tests; a dict by its keys."""
+    return " ".join(value) or "plain" if isinstance(value, dict) else str(value)
+
+
+@pytest.mark.parametrize(("sizes", "model", "case", "options"), slow_but(BALANCED[:2], BALANCED), ids=named)
 def test_experts_are_balanced_alike(four, alone, sizes, model, case, options):
     """Sums of the layers of all stages, of which one has no router, meet on the last, and their gradients go back."""
     check(four, alone, sizes, case, model, "float64", 1e-9, **options)
