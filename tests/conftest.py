@@ -51,9 +51,13 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The same of slow cases. What is left has the names that it has among all."""
+    """The same of slow cases. What is left has the names that it has among all.
+
+    No name has an address in it, which is another in each of the processes that collect tests."""
+    calls = vars(metafunc)["_calls"]  # pytest has no other way to them
+    if addressed := [call.id for call in calls if " at 0x" in call.id]:
+        raise pytest.UsageError(f"{metafunc.function.__name__}: give cases `ids` without an address: {addressed[0]}")
     if _leaves_slow_out(metafunc.config):
-        calls = vars(metafunc)["_calls"]  # pytest has no other way to them
         calls[:] = [call for call in calls if not _has_slow(call.marks)] or calls
 
 
