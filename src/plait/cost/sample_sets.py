@@ -44,12 +44,22 @@ class SampleSets:
     def held(self, node: Node, copies: int) -> int:
         """Bytes of a CPU's memory of what one of so many copies or instances has of them; none of a GPU's, whose
         samples are in its host's."""
-        samples, sets = self._samples[node.id], self.sent(node)
-        if not self._of_device or sets == NO_SETS:
+        if not self._of_device:
             return 0
-        share = share_of(samples.count, 1, copies, samples.per_prompt if node.kind is CallKind.GENERATE else 1)
-        return held_set_bytes(sets, share, self._lengths[node.id].responses.longest)
+        longest = self._lengths[node.id].responses.longest
+        return share_bytes(node, self._samples[node.id], self.sent(node), copies, longest)
 
     def held_by_all(self, node: Node) -> int:
         """The same of all samples of a generation that are there at a time."""
         return self._batches * self.held(node, 1)
+
+
+def share_bytes(node: Node, samples: Samples, sets: KeptSets, copies: int, longest: int) -> int:
+    """Bytes of a process that has what one of so many copies or instances makes or reads in a call.
+
+    Args:
+        samples: all of the call.
+        longest: tokens of a response, at most.
+    """
+    together = samples.per_prompt if node.kind is CallKind.GENERATE else 1
+    return held_set_bytes(sets, share_of(samples.count, 1, copies, together), longest)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from plait.cost.kept_sets import NO_SETS, held_set_bytes, reads_sets
-from plait.cost.micro_batch import share_of
+from plait.cost.kept_sets import NO_SETS, reads_sets
 from plait.cost.placed import Facts
+from plait.cost.sample_sets import share_bytes
+from plait.cost.workload import Samples
 from plait.dataflow import CallKind, Node
 
 
@@ -32,7 +33,5 @@ def _held(facts: Facts, node: Node, copies: int) -> int:
     rows, recipe, sets = facts.flow.nodes[node.rows], facts.recipe, facts.sets_of(node)
     if sets == NO_SETS:
         return 0
-    per_prompt = rows.generation.num_samples(recipe.samples_per_prompt)
-    together = per_prompt if node.kind is CallKind.GENERATE else 1
-    share = share_of(recipe.prompts_per_step * per_prompt, 1, copies, together)
-    return held_set_bytes(sets, share, recipe.sampling.max_response_tokens)
+    samples = Samples(recipe.prompts_per_step, rows.generation.num_samples(recipe.samples_per_prompt))
+    return share_bytes(node, samples, sets, copies, recipe.sampling.max_response_tokens)

@@ -25,8 +25,8 @@ OF_ANSWERS = ("temperature", "samples_per_prompt", "pass_at", "functions")
 
 def check_rewards(flow: Dataflow, recipe: Recipe, *, has_task: bool) -> None:
     """Raises ConfigError where a reward that the flow scores by is made of nothing."""
-    for role, settings in (("reward", recipe.reward), ("cost", recipe.cost)):
-        kinds = flow.call_kinds(role)
+    for role in REWARD_ROLES:
+        settings, kinds = reward_settings(role, recipe), flow.call_kinds(role)
         if kinds:
             lets_be = recipe.lets_be(role)
             _check_used(role, settings, scores="score" in kinds, flow=flow.name, lets_be=lets_be)

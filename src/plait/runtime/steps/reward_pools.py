@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.observe.loading import loading
+from plait.recipes.role_models import reward_settings
 from plait.rewards.functions import RewardFunction
 from plait.rewards.pool import RewardPool
 from plait.rewards.replies import reply_function
@@ -67,7 +68,7 @@ def open_pools(prepared: Prepared, stack: contextlib.ExitStack, output: Path | N
 
     rewards: dict[str, RewardPool] = {}
     for role, functions in prepared.functions.items():
-        settings = recipe.cost if role == "cost" else recipe.reward
+        settings = reward_settings(role, recipe)
         if (pool := opened(f"functions of {role}", functions, settings, settings.memory_gb)) is not None:
             rewards[role] = pool
     judges = opened("functions of judges", prepared.judges, recipe.reward, recipe.reward.memory_gb)

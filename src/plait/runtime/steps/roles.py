@@ -82,7 +82,7 @@ def rewards_of(roles: Roles) -> dict[str, RewardRole]:
     return {name: role for name, role in roles.items() if isinstance(role, RewardRole)}
 
 
-def scorers_of(roles: Mapping[str, RoleRuntime]) -> dict[str, ModelScorer]:
+def scorers_of(roles: Roles) -> dict[str, ModelScorer]:
     """Role → what scores by its model, for those of which a model scores for a reward or a cost."""
     scoring = {name: role.scorer for name, role in roles.items() if isinstance(role, RewardRole | FurtherRole)}
     return {name: scorer for name, scorer in scoring.items() if scorer is not None}
