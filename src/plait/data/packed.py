@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from plait.data.across import uploaded
+from plait.data.experts import PackedExperts
 from plait.data.supports import Supports
 
 
@@ -62,6 +63,8 @@ class PackedBatch:
     of them. Empty: all were drawn."""
     supports: Supports | None = None
     """What each of the R response tokens was drawn from; None: all from the whole vocabulary."""
+    experts: PackedExperts | None = None
+    """Which experts the tokens are to go to; None: those that routers choose."""
 
     @property
     def num_tokens(self) -> int:

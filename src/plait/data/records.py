@@ -8,6 +8,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, TypeVar
 
+from plait.data.experts import Experts
+
 SYSTEM_ROLES = ("system", "developer")
 """Roles of a message that may stand before all others, and says how the model is to behave."""
 EVALUATION_UID = 1 << 31
@@ -175,6 +177,8 @@ class Sample:
     supports: tuple[bytes, ...] | None = None
     """For each token what top-k, top-p and min-p had left of the vocabulary to draw it from, as `data.supports` says
     it; None: all of it, for each."""
+    experts: Experts | None = None
+    """Which experts the engine's routers chose for the tokens of prompt and response; None: nobody has kept that."""
 
     @property
     def uid(self) -> str:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from plait.generation.kept_experts import NotedExperts
 from plait.generation.link import NO_LINK, Link, unread
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens
@@ -117,9 +118,15 @@ class ExactForward:
             ids, positions = [row.token_id for row in rows] + empty, [row.position for row in rows] + empty
         inputs = torch.tensor([ids, positions], device=self._device)
         inputs_TH = self._link.receive(len(ids))
-        hidden_TH = self._model.hidden(inputs[0], inputs[1], context, inputs_TH=inputs_TH)
+        hidden_TH = self._model.hidden(
+            inputs[0], inputs[1], context, inputs_TH=inputs_TH, routing=self._noted(context)
+        )
         self._link.send(hidden_TH)
         return hidden_TH
+
+
+    def _noted(self, context: ExactContext) -> NotedExperts | None:
+        return NotedExperts(self._pool, context.places) if self._pool.keeps_experts else None
 
 
 class ExactContext:
@@ -131,7 +138,7 @@ class ExactContext:
 
     def __init__(self, pool: KVPool, rows: Sequence[_Row], device: torch.device, *, repeated: bool) -> None:
         self._pool, self._rows, self._repeated = pool, rows, repeated
-        self._places = torch.tensor([row.places[-1] for row in rows], device=device)
+        self.places = torch.tensor([row.places[-1] for row in rows], device=device)
         size = pool.block_tokens
         self._seen = []
         for row in rows:
@@ -142,7 +149,7 @@ class ExactContext:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See `AttentionContext.attend`: [Hq, T, D], [Hkv, T, D] and [Hkv, T, E] to [T, Hq, E]."""
         count = len(self._rows)
-        self._pool.write(layer, self._places, key[:, :count], value[:, :count])
+        self._pool.write(layer, self.places, key[:, :count], value[:, :count])
         kv = self._pool.layers[layer]
         wide = torch.promote_types(query.dtype, torch.float32)
         out = query.new_zeros(query.shape[1], query.shape[0], value.shape[2])

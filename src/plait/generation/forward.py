@@ -56,7 +56,7 @@ class Forward:
         self.model = model
         self._pool, self._link = pool, link
         self._exact = ExactForward(model, pool, link) if exact else None
-        self.module = ModuleForward.of(model, pool.block_tokens)
+        self.module = ModuleForward(model, pool.block_tokens, notes_experts=pool.keeps_experts)
         """The Transformers module as a backend."""
         self.backends: tuple[Backend, ...] = (self.module,)
         """Those that there are, the best first. A faster one than the module joins when it is first asked for, and

@@ -1,10 +1,11 @@
 """What comes to this rank's layers from the ranks that have those before, and goes to the ranks that have those behind.
 
-Shapes: T tokens of a step, N of any, H hidden size, V vocabulary.
+Shapes: T tokens of a step, N of any, H hidden size, V vocabulary, W numbers of a token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -25,6 +26,18 @@ class Link(Protocol):
         """Whether all stages say so; each asks before the same step."""
         ...
 
+    def of_all_layers(self, own_NW: Tensor, columns: Sequence[int]) -> Tensor:
+        """What each stage has of tokens, side by side; all stages ask for the same tokens.
+
+        Args:
+            own_NW: of this stage, int16.
+            columns: how many numbers each stage has of a token.
+
+        Returns:
+            [N, sum of `columns`] int16, on the same device.
+        """
+        ...
+
 
 class NoLink:
     """`Link` of a rank that has all layers."""
@@ -38,6 +51,10 @@ class NoLink:
     def agree(self, here: bool) -> bool:
         """See Link.agree."""
         return here
+
+    def of_all_layers(self, own_NW: Tensor, columns: Sequence[int]) -> Tensor:
+        """See Link.of_all_layers."""
+        return own_NW
 
 
 NO_LINK = NoLink()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from plait.generation.captured import CapturedSteps
 from plait.generation.fused_layers import FusedLayers
+from plait.generation.kept_experts import NotedExperts
 from plait.generation.paged import attention_for
 from plait.generation.pool import KVPool
 from plait.generation.ragged import RaggedBatch
@@ -30,7 +31,8 @@ class ModuleForward:
     is_steady = False
     """Libraries choose kernels by the number of rows."""
 
-    def __init__(self, model: LanguageModel, block_tokens: int) -> None:
+    def __init__(self, model: LanguageModel, block_tokens: int, *, notes_experts: bool = False) -> None:
+        """notes_experts: pools of its steps are told which experts tokens go to"""
         self.model, self._is_last = model, model.team.is_last_stage
         self._attention = attention_for(model.device, model.dtype, block_tokens)
         self._packed = PackedLinears(model.module)
@@ -41,6 +43,8 @@ class ModuleForward:
         """Whether attention over blocks computes chunks of prompts as well, and asks the device for nothing."""
         self.layers = FusedLayers(model.module)
         ways = {"by fused layers": self.fused, "by plain layers": self.plainly}
+        if notes_experts:  # routers are heard while they compute in Python
+            del ways["by fused layers"]
         captures = model.device.type == "cuda" and self.takes_chunks and not recurrent_layers_of(model.config)
         self.captured = CapturedSteps(ways, self.readout, self.addresses, peers=model.team.tp) if captures else None
         """The steps that are replayed in place of `plainly`; None: on a CPU, and in float64, whose attention asks the
@@ -67,7 +71,8 @@ class ModuleForward:
     def plainly(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
         """What this stage makes of a step, each operation by itself: logits [R, V], on a stage that is not the last
         hidden states [T, H]."""
-        return self._computed(batch, self._context(batch, pool))
+        routing = NotedExperts(pool, batch.places_T) if pool.keeps_experts else None
+        return self._computed(batch, self._context(batch, pool), routing=routing)
 
     def fused(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
         """As `plainly`, by layers that torch has compiled: [R, V] or [T, H].
@@ -82,7 +87,14 @@ class ModuleForward:
     def _context(self, batch: RaggedBatch, pool: KVPool) -> RaggedContext:
         return RaggedContext(pool, batch, self._attention, takes_chunks=self.takes_chunks)
 
-    def _computed(self, batch: RaggedBatch, context: AttentionContext, *, leaves_out: bool = True) -> Tensor | None:
+    def _computed(
+        self,
+        batch: RaggedBatch,
+        context: AttentionContext,
+        *,
+        leaves_out: bool = True,
+        routing: NotedExperts | None = None,
+    ) -> Tensor | None:
         """
         Args:
             leaves_out: what the last layer would compute of rows that are not read. It then computes in a way of this
@@ -91,7 +103,12 @@ class ModuleForward:
         read_R = batch.read_R if leaves_out else None
         with self._packed.applied():
             hidden_TH = self.model.hidden(
-                batch.token_ids_T, batch.position_ids_T, context, inputs_TH=batch.inputs_TH, read=read_R
+                batch.token_ids_T,
+                batch.position_ids_T,
+                context,
+                inputs_TH=batch.inputs_TH,
+                read=read_R,
+                routing=routing,
             )
             return self.readout(hidden_TH, batch) if batch.has_head else hidden_TH
 

@@ -7,7 +7,7 @@ on a GPU as memory that is taken at once, on a CPU as pages that are taken as th
 has no such pages it grows by copying, layer by layer.) It is given back as a whole.
 
 Shapes: N blocks of P tokens, T tokens of a step, K tokens of a context, Hkv key heads, D and E head sizes of keys and
-of values.
+of values, X experts for each token.
 """
 
 from __future__ import annotations
@@ -37,20 +37,26 @@ class KeyValue:
 
 
 class KVPool:
-    """Blocks of all layers; `layers` holds key [N, Hkv, P, D] and value [N, Hkv, P, E] of each, contiguous.
+    """Blocks of all layers; `layers` holds key [N, Hkv, P, D] and value [N, Hkv, P, E] of each, contiguous, and
+    `experts` [N, 1, P, X] int16 of each that is a mixture: those to which its tokens went.
 
     The shapes of a layer are learned from its first tokens.
 
     Args:
         states: of the layers that keep none; None: all layers attend.
+        keeps_experts: whether somebody asks which experts tokens went to.
     """
 
-    def __init__(self, block_tokens: int = BLOCK_TOKENS, states: StatePool | None = None) -> None:
+    def __init__(
+        self, block_tokens: int = BLOCK_TOKENS, states: StatePool | None = None, *, keeps_experts: bool = False
+    ) -> None:
         self.block_tokens = block_tokens
         self.states = states
+        self.keeps_experts = keeps_experts
         self.num_blocks = 0
         """That may be used."""
         self.layers: dict[int, KeyValue] = {}
+        self.experts: dict[int, Tensor] = {}
         self._limit = 0
         self._in_place = True
         """Whether all layers have addresses for all blocks up to the limit."""
@@ -60,11 +66,16 @@ class KVPool:
     @property
     def num_bytes(self) -> int:
         """Bytes of the blocks that may be used, used or not; of all, where they are taken at once. States included."""
-        tensors = [tensor for kv in self.layers.values() for tensor in (kv.key, kv.value)]
+        tensors = self._tensors
         of_states = 0 if self.states is None else self.states.num_bytes
         if not self._by_page:
             return of_states + sum(tensor.nbytes for tensor in tensors)
         return of_states + sum(tensor[: self.num_blocks].nbytes for tensor in tensors)
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        """All that holds blocks [N, …]."""
+        return [*(tensor for kv in self.layers.values() for tensor in (kv.key, kv.value)), *self.experts.values()]
 
     @property
     def spare(self) -> int | None:
@@ -74,7 +85,7 @@ class KVPool:
 
     def addresses(self) -> tuple[int, ...]:
         """Where the layers lie."""
-        return tuple(tensor.data_ptr() for kv in self.layers.values() for tensor in (kv.key, kv.value))
+        return tuple(tensor.data_ptr() for tensor in self._tensors)
 
     def reserve(self, num_blocks: int, limit: int) -> None:
         """Have blocks 0 … num_blocks − 1 at least; what is copied to grow grows by half.
@@ -91,6 +102,7 @@ class KVPool:
             num_blocks = min(max(num_blocks, self.num_blocks + self.num_blocks // 2), limit)
             for layer, old in self.layers.items():
                 self.layers[layer] = KeyValue(_enlarged(old.key, num_blocks), _enlarged(old.value, num_blocks))
+            self.experts = {layer: _enlarged(old, num_blocks) for layer, old in self.experts.items()}
         self.num_blocks = num_blocks
 
     def layer(self, layer: int, key: Tensor, value: Tensor) -> KeyValue:
@@ -106,25 +118,38 @@ class KVPool:
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (source, target) in all layers; no target is a source."""
-        if not pairs or not self.layers:
+        tensors = self._tensors
+        if not pairs or not tensors:
             return
-        device = next(iter(self.layers.values())).key.device
-        sources, targets = uploaded(pairs, torch.int64, device).unbind(1)
-        for kv in self.layers.values():
-            for tensor in (kv.key, kv.value):
-                tensor.index_copy_(0, targets, tensor.index_select(0, sources))
+        sources, targets = uploaded(pairs, torch.int64, tensors[0].device).unbind(1)
+        for tensor in tensors:
+            tensor.index_copy_(0, targets, tensor.index_select(0, sources))
 
     def read(self, layer: int, table: Sequence[int], start: int, stop: int) -> KeyValue:
         """Copies [Hkv, stop − start, …] of the tokens start … stop − 1 of a context with this block table."""
         kv = self.layers[layer]
+        return KeyValue(*(self._copy_of(tensor, table, start, stop) for tensor in (kv.key, kv.value)))
+
+    def read_experts(self, layer: int, table: Sequence[int], start: int, stop: int) -> Tensor:
+        """A copy [stop − start, X] int16 of those that the same tokens went to in a layer."""
+        return self._copy_of(self.experts[layer], table, start, stop)[0]
+
+    def _copy_of(self, blocks: Tensor, table: Sequence[int], start: int, stop: int) -> Tensor:
         first, last = start // self.block_tokens, -(-stop // self.block_tokens)
-        ids = torch.tensor(table[first:last], dtype=torch.int64, device=kv.key.device)
+        ids = torch.tensor(table[first:last], dtype=torch.int64, device=blocks.device)
         at = slice(start - first * self.block_tokens, stop - first * self.block_tokens)
-        return KeyValue(*(context_of(tensor, ids[None])[0, :, at] for tensor in (kv.key, kv.value)))
+        return context_of(blocks, ids[None])[0, :, at]
 
     def write(self, layer: int, places_T: Tensor, key: Tensor, value: Tensor) -> None:
         """Put key [Hkv, T, D] and value [Hkv, T, E] of tokens where they belong."""
         Places(places_T, self.block_tokens).store(self.layer(layer, key, value), key, value)
+
+    def write_experts(self, layer: int, places_T: Tensor, experts_TX: Tensor) -> None:
+        """Note the experts that tokens go to, integers, where they belong."""
+        new_1TX = experts_TX.to(torch.int16)[None]
+        if layer not in self.experts:
+            self.experts[layer] = self._zeros(new_1TX)
+        self.experts[layer].view(-1, new_1TX.shape[2]).index_copy_(0, places_T, new_1TX[0])
 
     def clear(self, *, keep_memory: bool = False) -> None:
         """Hold nothing, and give the memory back.
@@ -138,13 +163,13 @@ class KVPool:
         if keep_memory and not self._by_page:
             if self.num_blocks == 0:
                 return
-            for kv in self.layers.values():
-                for tensor in (kv.key, kv.value):
-                    tensor[: self.num_blocks].zero_()
-                    tensor[self._limit :].zero_()  # the spare block
+            for tensor in self._tensors:
+                tensor[: self.num_blocks].zero_()
+                tensor[self._limit :].zero_()  # the spare block
             self.num_blocks = 0
             return
         self.layers.clear()
+        self.experts.clear()
         self.num_blocks, self._limit, self._in_place, self._by_page = 0, 0, True, True
 
     def _zeros(self, like: Tensor) -> Tensor:

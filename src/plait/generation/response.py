@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from plait.data.experts import Experts
 from plait.data.records import FinishReason, Reply, Sample, drawn_of, logprobs_with, turn_start, with_replies
 from plait.data.supports import WHOLE
 from plait.errors import RunError
@@ -203,7 +204,9 @@ class Response:
         """Stamp later tokens with the version of the new weights."""
         self.version_starts.append((len(self.token_ids), version))
 
-    def sample(self, tokenizer: Any, reason: FinishReason | None = None) -> Sample:
+    def sample(
+        self, tokenizer: Any, reason: FinishReason | None = None, *, experts: Experts | None = None
+    ) -> Sample:
         """The sample as it is delivered; `reason` if something else than its last token ended it."""
         reason = reason or self.finish_reason
         assert reason is not None, f"sample {self.key} has not ended"
@@ -216,6 +219,7 @@ class Response:
             finish_reason=reason,
             replies=self.replies,
             supports=drawn_of(self.supports, self.replies) if self.request.sampling.keeps else None,
+            experts=experts,
             **self._versions(),
         )
 

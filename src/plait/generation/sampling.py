@@ -39,6 +39,8 @@ class Sampling:
     """Keep the k most probable tokens; 0 keeps all."""
     top_p: float = 1.0
     """Keep the fewest of these whose renormalised mass reaches top_p."""
+    keeps_experts: bool = False
+    """A sample has with it which experts its tokens went to (`Sample.experts`). Only of an engine that keeps them."""
     max_tokens: int = 256
     """Tokens of the response at most; the model's positions may allow fewer."""
     stop_token_ids: tuple[int, ...] | None = None

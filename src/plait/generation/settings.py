@@ -79,6 +79,10 @@ class SamplingSettings(Settings):
         lt=1,
         description="sample from tokens that are at least so many times as probable as the most probable one; 0: all",
     )
+    router_replay: bool = Field(
+        default=False,
+        description="mixtures of experts: each token is trained by the experts that it had when it was drawn (R3)",
+    )
     max_response_tokens: int = Field(default=256, ge=1, description="a response is cut at so many tokens")
     stop: Annotated[tuple[str, ...], AfterValidator(check_stop)] = Field(
         default=(), description="strings that end a response, with the token that completes one"

@@ -10,13 +10,16 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from plait.data.experts import Experts
 from plait.data.records import FinishReason, Sample
 from plait.generation.checks import allow
 from plait.generation.decode_batch import UNKNOWN, DecodeBatch
 from plait.generation.flight import Drawn, InFlight
 from plait.generation.forward import Forward
+from plait.generation.kept_experts import KeptExperts
 from plait.generation.link import Link
 from plait.generation.pool import KVPool
+from plait.generation.response import Response
 from plait.generation.settings import SamplingSettings
 from plait.generation.states import Grown, StatePool
 from plait.models.compute.recurrent import recurrent_layers_of
@@ -48,7 +51,8 @@ class EngineState:
         self.limits = settings.limits(model.max_positions)
         self.scheduler = Scheduler(self.limits)
         states = StatePool(self.limits.block_tokens, model.device) if recurrent_layers_of(model.config) else None
-        self.pool = KVPool(self.limits.block_tokens, states)
+        self.pool = KVPool(self.limits.block_tokens, states, keeps_experts=settings.router_replay)
+        self._experts = KeptExperts(model, self.pool, link) if settings.router_replay else None
         self.rows = DecodeBatch(settings.max_running, self.limits.block_tokens, model.device)
         self.forward = Forward(model, self.pool, exact=settings.exact, link=link)
         self.flight = InFlight(model.eos_token_ids, policy_version)
@@ -139,8 +143,22 @@ class EngineState:
         self.rows.remove(ended)
         cached = self.scheduler.blocks.cache_blocks > 0
         contexts = {key: self.pool.names(response.tokens[:-1]) for key, response in ended.items()} if cached else None
+        experts = self._experts_of(ended.values())
         self.scheduler.remove(ended, contexts)
-        return [response.sample(self.model.tokenizer) for response in ended.values()]
+        return [
+            response.sample(self.model.tokenizer, experts=experts.get(key)) for key, response in ended.items()
+        ]
+
+    def _experts_of(self, ended: Iterable[Response]) -> dict[Key, Experts]:
+        """Those of the samples that keep them, which have ended and hold their blocks."""
+        if self._experts is None:
+            return {}
+        keeping = [response for response in ended if response.request.sampling.keeps_experts]
+        held = [
+            (self.scheduler.running[response.key].table, len(response.tokens) - 1, len(response.request.prompt.token_ids))
+            for response in keeping
+        ]
+        return {response.key: kept for response, kept in zip(keeping, self._experts.of(held), strict=True)}
 
     def stop(self, uids: Iterable[int], reason: FinishReason, index: int | None = None) -> list[Sample]:
         """Take out the samples of these prompts, or only those of this index; returns them with their tokens."""

@@ -27,6 +27,7 @@ from plait.models.compute.layer_kernels import LayerKernels
 from plait.models.compute.recurrent import recurrent_layers_of
 from plait.models.parallel.stage import stage_view
 from plait.models.parallel.token_split import token_split
+from plait.models.routers import Routers, Routing
 
 if TYPE_CHECKING:
     from plait.models.compute.attention import AttentionContext
@@ -54,6 +55,9 @@ class ForwardOptions:
     router_logits: list[Tensor] | None = None
     """Is given the router logits [T, experts] of each mixture of experts of this stage, in the order of layers, of all
     T tokens (whatever is `read`); differentiable. None: they are not kept."""
+    routing: Routing | None = None
+    """Is told which experts the routers of this stage choose for all T tokens (whatever is `read`), and may have them
+    choose others. None: they are not heard."""
 
 
 class Backbone:
@@ -67,6 +71,7 @@ class Backbone:
         self.module = module
         self._split = token_split(module)
         self._kernels = LayerKernels(module)
+        self.routers = Routers(module)
         self._adapted: tuple[tuple[dict[str, Any], frozenset[str]], ...] = ()
         """Each layer that carries adapters: its attributes, the names of its adapters."""
         self._active: str | None = None
@@ -98,8 +103,8 @@ class Backbone:
         if view is not None:
             view.input_TH = inputs_TH
         self.activate(how.adapter)
-        computing = partial(self._computing, token_ids_T.device, how.by_kernels)
-        read = how.read if how.router_logits is None else None
+        computing = partial(self._computing, token_ids_T.device, how.by_kernels, how.routing)
+        read = how.read if how.router_logits is None and how.routing is None else None
         also = {} if how.router_logits is None else {"output_router_logits": True}
         with (
             computing(),
@@ -156,9 +161,10 @@ class Backbone:
                 mlp.forward = own
 
     @contextlib.contextmanager
-    def _computing(self, device: torch.device, by_kernels: bool) -> Iterator[None]:
+    def _computing(self, device: torch.device, by_kernels: bool, routing: Routing | None) -> Iterator[None]:
         """Within it layers compute, now or again in their backward."""
-        with kept_float64(self.dtype), self._kernels.applied(device) if by_kernels else contextlib.nullcontext():
+        kernels = self._kernels.applied(device) if by_kernels else contextlib.nullcontext()
+        with kept_float64(self.dtype), kernels, self.routers.routed(routing):
             yield
 
     def recomputed_layers(self) -> list[nn.Module]:

@@ -21,6 +21,7 @@ from plait.models.flat_weights import FlatWeights
 from plait.models.outputs import Said
 from plait.models.parallel.part import Part, parameters_of
 from plait.models.parallel.team import Team
+from plait.models.routers import Routing
 from plait.models.working_weights import OwnPart, adapter_name, copy_module
 
 
@@ -97,11 +98,13 @@ class BackboneModel:
         *,
         checkpoint: bool = False,
         router_logits: list[Tensor] | None = None,
+        routing: Routing | None = None,
     ) -> Tensor:
         """`hidden` of a packed batch on the model's device: [T, H], of which the last stage has the places that the
-        model's outputs read. For `checkpoint` and `router_logits`, which are filled, see `ForwardOptions`."""
+        model's outputs read. For `checkpoint`, `router_logits`, which are filled, and `routing` see `ForwardOptions`.
+        """
         read = self.read_places(batch) if self.team.is_last_stage else None
-        how = ForwardOptions(checkpoint=checkpoint, read=read, router_logits=router_logits)
+        how = ForwardOptions(checkpoint=checkpoint, read=read, router_logits=router_logits, routing=routing)
         return self._through(batch.token_ids_T, batch.position_ids_T, PackedContext(batch), inputs_TH, how)
 
     def read_places(self, batch: PackedBatch) -> Tensor:
@@ -126,6 +129,7 @@ class BackboneModel:
         *,
         inputs_TH: Tensor | None = None,
         read: Tensor | None = None,
+        routing: Routing | None = None,
     ) -> Tensor:
         """What this rank's pipeline stage makes of the hidden states of the stage before, in the compute dtype;
         `context` says who attends to whom. All ranks of tensor parallelism call it alike.
@@ -134,12 +138,13 @@ class BackboneModel:
             inputs_TH: [T, H], compute dtype; None on the first stage.
             read: places whose hidden states are asked of the last stage; the others may hold anything. None: all. See
                 `ForwardOptions.read`.
+            routing: see `ForwardOptions`.
 
         Returns:
             [T, H] for the next stage; of the last one, or of a whole model, after the final norm. Differentiable, but
             without an adapter no gradient reaches weights that are another's to train: a head alone is trained.
         """
-        how = ForwardOptions(read=read if self.team.is_last_stage else None)
+        how = ForwardOptions(read=read if self.team.is_last_stage else None, routing=routing)
         return self._through(token_ids_T, position_ids_T, context, inputs_TH, how)
 
     def _through(

@@ -3,14 +3,14 @@ rank says to all. Nobody who sends waits until the other listens; receives are p
 
 All of it is in the order of steps, which all ranks share, so that no message says what it belongs to.
 
-Shapes: T tokens of a step, H hidden size.
+Shapes: T tokens of a step, H hidden size, N tokens of samples, W numbers of each, B bytes of N numbers.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -197,6 +197,17 @@ class StageLink:
             RunError: a stage is gone, or did not get here until the deadline.
         """
         return bool(self._pp.all_reduce(torch.tensor([int(here)]), "min"))
+
+    def of_all_layers(self, own_NW: Tensor, columns: Sequence[int]) -> Tensor:
+        """What each stage has of tokens, in the shapes of `Link.of_all_layers`.
+
+        Raises:
+            RunError: a stage is gone, or did not get here until the deadline.
+        """
+        room = self._room(0)
+        bytes_WB = own_NW.t().contiguous().to(room.device).view(torch.uint8)  # NCCL has no int16
+        parts = self._pp.all_gather(bytes_WB, columns)
+        return torch.cat(parts).view(torch.int16).t()
 
     def rest(self) -> None:
         """No step follows for now: what was received ahead is nothing, so that other messages may pass by this way.
