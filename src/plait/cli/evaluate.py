@@ -113,7 +113,7 @@ def without_training(recipe: Recipe) -> Recipe:
     without adapters to train: a model has those that it comes with."""
     from plait.models.lora_settings import LoraSettings
 
-    plain = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "engine": "plait"}
+    plain = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "engine": "plait", "router_replay": False}
     settings = recipe.sampling.model_copy(update=plain)
     return recipe.model_copy(update={"sampling": settings, "lora": LoraSettings()})
 

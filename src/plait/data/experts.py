@@ -1,14 +1,14 @@
 """The experts that the engine's routers chose for the tokens of a sample, layer by layer: numbers, one after another.
 
 A token has K numbers for each layer that is a mixture of experts, in a byte each, or in two where there are more than
-256 experts. The prompt's are there once for all samples of a group (`with_one_prompt`).
+256 experts. The prompt's are there once for all samples of a group (`with_prompt_of`).
 
 Shapes: T tokens of a packed row, L layers that are mixtures, K experts for each token, W = L K numbers of a token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from plait.data.packed import PackedBatch
+    from plait.data.records import Sample
 
 MOST_IN_BYTE = 256
 """Experts of a layer whose numbers go into a byte."""
@@ -100,16 +101,13 @@ def packed_experts(
     return PackedExperts(numbers_TW.reshape(-1, layers, top_k), known_T) if known_T.any() else None
 
 
-Told = TypeVar("Told", bound=Drawn)
+Told = TypeVar("Told", bound="Sample")
 
 
-def with_one_prompt(samples: Sequence[Told]) -> list[Told]:
-    """The samples of one prompt, all with the prompt's experts of the first one that says any: where the prompt was
+def with_prompt_of(sample: Told, others: Iterable[Sample]) -> Told:
+    """The sample with the prompt's experts of the first of others of its prompt that says any: where the prompt was
     computed several times, roundings may have chosen others."""
-    prompt = next((sample.experts.prompt for sample in samples if sample.experts is not None), None)
-    return [
-        sample
-        if sample.experts is None or prompt is None
-        else replace(sample, experts=replace(sample.experts, prompt=prompt))  # type: ignore[type-var]
-        for sample in samples
-    ]
+    prompt = next((other.experts.prompt for other in others if other.experts is not None), None)
+    if sample.experts is None or prompt is None:
+        return sample
+    return replace(sample, experts=replace(sample.experts, prompt=prompt))

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from plait.data.across import uploaded
-from plait.data.experts import PackedExperts
 from plait.data.supports import Supports
 
 
@@ -63,8 +62,6 @@ class PackedBatch:
     of them. Empty: all were drawn."""
     supports: Supports | None = None
     """What each of the R response tokens was drawn from; None: all from the whole vocabulary."""
-    experts: PackedExperts | None = None
-    """Which experts the tokens are to go to; None: those that routers choose."""
 
     @property
     def num_tokens(self) -> int:

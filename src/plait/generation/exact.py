@@ -118,12 +118,9 @@ class ExactForward:
             ids, positions = [row.token_id for row in rows] + empty, [row.position for row in rows] + empty
         inputs = torch.tensor([ids, positions], device=self._device)
         inputs_TH = self._link.receive(len(ids))
-        hidden_TH = self._model.hidden(
-            inputs[0], inputs[1], context, inputs_TH=inputs_TH, routing=self._noted(context)
-        )
+        hidden_TH = self._model.hidden(inputs[0], inputs[1], context, inputs_TH=inputs_TH, routing=self._noted(context))
         self._link.send(hidden_TH)
         return hidden_TH
-
 
     def _noted(self, context: ExactContext) -> NotedExperts | None:
         return NotedExperts(self._pool, context.places) if self._pool.keeps_experts else None

@@ -22,6 +22,7 @@ from plait.generation.pool import KVPool
 from plait.generation.request import Request
 from plait.generation.response import Response
 from plait.generation.transfer import Place, SampleState
+from plait.layout.caches import CacheShape
 from plait.models.language_model import LanguageModel
 from plait.policy.batching import Scheduler
 from plait.policy.prompts_alone import is_computed
@@ -61,6 +62,12 @@ class SampleMoves:
     @property
     def model(self) -> LanguageModel:
         return self._state.model
+
+    @property
+    def cut_shape(self) -> CacheShape | None:
+        """What an instance of several ranks keeps of a token; None: it is one, or it cannot be said."""
+        part = self.model.part
+        return None if part is None or part.cache is None else self._place.shape(self._state.pool)
 
     @property
     def policy_version(self) -> int:

@@ -204,9 +204,7 @@ class Response:
         """Stamp later tokens with the version of the new weights."""
         self.version_starts.append((len(self.token_ids), version))
 
-    def sample(
-        self, tokenizer: Any, reason: FinishReason | None = None, *, experts: Experts | None = None
-    ) -> Sample:
+    def sample(self, tokenizer: Any, reason: FinishReason | None = None, *, experts: Experts | None = None) -> Sample:
         """The sample as it is delivered; `reason` if something else than its last token ended it."""
         reason = reason or self.finish_reason
         assert reason is not None, f"sample {self.key} has not ended"

@@ -145,9 +145,7 @@ class EngineState:
         contexts = {key: self.pool.names(response.tokens[:-1]) for key, response in ended.items()} if cached else None
         experts = self._experts_of(ended.values())
         self.scheduler.remove(ended, contexts)
-        return [
-            response.sample(self.model.tokenizer, experts=experts.get(key)) for key, response in ended.items()
-        ]
+        return [response.sample(self.model.tokenizer, experts=experts.get(key)) for key, response in ended.items()]
 
     def _experts_of(self, ended: Iterable[Response]) -> dict[Key, Experts]:
         """Those of the samples that keep them, which have ended and hold their blocks."""
@@ -155,7 +153,11 @@ class EngineState:
             return {}
         keeping = [response for response in ended if response.request.sampling.keeps_experts]
         held = [
-            (self.scheduler.running[response.key].table, len(response.tokens) - 1, len(response.request.prompt.token_ids))
+            (
+                self.scheduler.running[response.key].table,
+                len(response.tokens) - 1,
+                len(response.request.prompt.token_ids),
+            )
             for response in keeping
         ]
         return {response.key: kept for response, kept in zip(keeping, self._experts.of(held), strict=True)}

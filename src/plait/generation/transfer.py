@@ -7,7 +7,8 @@ bulk while the source goes on (`export_sample(..., final=False)`), then the rest
 
 A rank of an instance has some layers and some heads of each; `kv` is what this rank has.
 
-Shapes: n tokens of the range, Hkv key heads of this rank, D and E head sizes of keys and of values.
+Shapes: n tokens of the range, Hkv key heads of this rank, D and E head sizes of keys and of values, X experts for each
+token.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -25,10 +27,11 @@ from plait.errors import ModelError
 from plait.generation.pool import KVPool
 from plait.generation.request import Request
 from plait.generation.response import Response
-from plait.layout.caches import CacheShape, LayerCache, cache, cache_parameters
+from plait.layout.caches import CacheShape, LayerCache, What, cache, cache_parameters
 from plait.layout.holdings import Holdings
 from plait.layout.mesh import Layout
 from plait.models.language_model import LanguageModel
+from plait.models.routers import mixtures_of, sizes_of
 
 VOLATILE = ("dtype", "torch_dtype", "transformers_version", "use_cache")
 """Fields of a configuration that do not say what the model is."""
@@ -118,13 +121,22 @@ class Place:
                     f"model: it is not known which key-value heads a rank of {type(self.model.module).__name__} has, "
                     "so its samples cannot move; set tp of the generation instances to 1"
                 )
-            return part.cache
+            return self._with_experts(part.cache, pool)
         layers = [
             LayerCache(layer, kv.key.shape[1], kv.key.shape[3], kv.value.shape[3])
             for layer, kv in sorted(pool.layers.items())
         ]
         heads = self.model.config.get_text_config().num_attention_heads
-        return CacheShape(1 + max((cached.layer for cached in layers), default=0), heads, tuple(layers))
+        shape = CacheShape(1 + max((cached.layer for cached in layers), default=0), heads, tuple(layers))
+        return self._with_experts(shape, pool)
+
+    def _with_experts(self, shape: CacheShape, pool: KVPool) -> CacheShape:
+        """With those that the pool keeps."""
+        if not pool.keeps_experts:
+            return shape
+        mixtures, (_, top_k) = mixtures_of(self.model.parameters), sizes_of(self.model.config)
+        layers = (replace(cached, experts=top_k * (cached.layer in mixtures)) for cached in shape.layers)
+        return replace(shape, layers=tuple(layers))
 
 
 def holdings(shape: CacheShape, lengths: Sequence[int], instance: Layout, dtype: str, buffer: str = "kv") -> Holdings:
@@ -134,7 +146,7 @@ def holdings(shape: CacheShape, lengths: Sequence[int], instance: Layout, dtype:
 
 def parts(held: Holdings, shape: CacheShape, count: int, rank: int, flat: Tensor) -> list[Tensor]:
     """The buffer of a rank [elements], cut into views: as `holdings` of each of `count` ranges alone has it."""
-    mine, per_range = held.ranks.get(rank, ()), 2 * len(shape.layers)
+    mine, per_range = held.ranks.get(rank, ()), len(shape.parts)
     sizes = [0] * count
     for number, holding in enumerate(mine):
         end = mine[number + 1].offset if number + 1 < len(mine) else len(flat)
@@ -165,10 +177,13 @@ def read(
     layout = holdings(shape, [stop - start], place.instance, str(like.dtype).removeprefix("torch."))
     if out is None:
         out = like.new_zeros(layout.buffers.get(place.rank, {}).get("kv", 0))
-    for layer, key, value in _views(shape, layout, place.rank, out, stop - start):
+    for layer, views in _views(shape, layout, place.rank, out, stop - start):
         kv = pool.read(layer.layer, table, start, stop)
-        key.copy_(kv.key)
-        value.copy_(kv.value)
+        views[What.KEY].copy_(kv.key)
+        views[What.VALUE].copy_(kv.value)
+        if layer.experts:
+            bits = views[What.EXPERTS].view(_INTEGERS[out.itemsize])
+            bits[0] = pool.read_experts(layer.layer, table, start, stop)
     return out
 
 
@@ -189,20 +204,26 @@ def write(stages: Sequence[SampleState], table: Sequence[int], pool: KVPool, pla
         places = [table[at // size] * size + at % size for at in range(here, stage.stop)]
         places_T = torch.tensor(places, device=stage.kv.device)
         layout, first = stage.holdings(place.instance), here - stage.start
-        for layer, key, value in _views(stage.shape, layout, place.rank, stage.kv, stage.stop - stage.start):
-            pool.write(layer.layer, places_T, key[:, first:], value[:, first:])
+        for layer, views in _views(stage.shape, layout, place.rank, stage.kv, stage.stop - stage.start):
+            pool.write(layer.layer, places_T, views[What.KEY][:, first:], views[What.VALUE][:, first:])
+            if layer.experts:
+                bits = views[What.EXPERTS].view(_INTEGERS[stage.kv.itemsize])
+                pool.write_experts(layer.layer, places_T, bits[0, first:])
         here = stage.stop
+
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Bytes of a number → the integers whose bits lie among such numbers."""
 
 
 def _views(
     shape: CacheShape, layout: Holdings, rank: int, flat: Tensor, num_tokens: int
-) -> Iterator[tuple[LayerCache, Tensor, Tensor]]:
-    """Keys [Hkv, n, D] and values [Hkv, n, E] of each layer of a rank, within the flat buffer."""
-    mine = layout.ranks.get(rank, ())
-    for key, value in zip(mine[::2], mine[1::2], strict=True):
-        layer = shape.layers[key.param // 2]
-        views = []
-        for holding, dim in ((key, layer.key_dim), (value, layer.value_dim)):
-            part = flat[holding.offset : holding.offset + holding.box.num_elements]
-            views.append(part.view(-1, num_tokens, dim))
-        yield layer, *views
+) -> Iterator[tuple[LayerCache, dict[What, Tensor]]]:
+    """Keys [Hkv, n, D], values [Hkv, n, E] and experts [1, n, X] of each layer of a rank, within the flat buffer."""
+    of_layer = lambda holding: shape.parts[holding.param][0]
+    for layer, holdings_of in groupby(layout.ranks.get(rank, ()), of_layer):
+        views = {}
+        for holding in holdings_of:
+            part, what = flat[holding.offset : holding.offset + holding.box.num_elements], shape.parts[holding.param][1]
+            views[what] = part.view(-1, num_tokens, what.dim(layer))
+        yield layer, views

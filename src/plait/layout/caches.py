@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from plait.errors import LayoutError
 from plait.layout.boxes import Box
@@ -24,6 +25,8 @@ class LayerCache:
     value_dim: int
     cut: bool = True
     """Ranks along tp have heads of their own (or share one); False: each has all of them, where the model gathers."""
+    experts: int = 0
+    """Experts of each token that are kept beside them, on every rank along tp; 0: none are."""
 
 
 @dataclass(frozen=True)
@@ -36,22 +39,50 @@ class CacheShape:
     """Query heads."""
     layers: tuple[LayerCache, ...]
 
+    @property
+    def parts(self) -> tuple[tuple[LayerCache, What], ...]:
+        """What is kept of each token, in order."""
+        return tuple(
+            (layer, what) for layer in self.layers for what in What if what is not What.EXPERTS or layer.experts
+        )
+
+
+class What(StrEnum):
+    """What is kept of the tokens of a layer."""
+
+    KEY = "key"
+    VALUE = "value"
+    EXPERTS = "experts"
+    """Their numbers, as bits of the dtype of keys and values."""
+
+    def dim(self, layer: LayerCache) -> int:
+        """Numbers of a token, of each group."""
+        match self:
+            case What.KEY:
+                return layer.key_dim
+            case What.VALUE:
+                return layer.value_dim
+            case What.EXPERTS:
+                return layer.experts
+
 
 def cache_parameters(shape: CacheShape, lengths: Sequence[int]) -> tuple[Param, ...]:
     """Keys and values of samples, or of ranges of their tokens: for each and each layer [groups, tokens, dim], cut by
-    key-value head."""
+    key-value head; and [1, tokens, experts] where those are kept."""
     return tuple(
-        Param(
-            f"kv/{sample}/{layer.layer}/{what}",
-            (layer.groups, length, dim),
-            layer.layer,
-            0 if layer.cut else None,
-            heads=Heads(max(shape.heads, layer.groups), layer.groups, shared=True) if layer.cut else None,
-        )
+        _parameter(f"kv/{sample}/{layer.layer}/{what}", layer, what, length, shape.heads)
         for sample, length in enumerate(lengths)
-        for layer in shape.layers
-        for what, dim in (("key", layer.key_dim), ("value", layer.value_dim))
+        for layer, what in shape.parts
     )
+
+
+def _parameter(name: str, layer: LayerCache, what: What, length: int, heads: int) -> Param:
+    if what is What.EXPERTS:
+        return Param(name, (1, length, layer.experts), layer.layer)
+    sizes = (layer.groups, length, what.dim(layer))
+    if not layer.cut:
+        return Param(name, sizes, layer.layer)
+    return Param(name, sizes, layer.layer, 0, heads=Heads(max(heads, layer.groups), layer.groups, shared=True))
 
 
 def cache(
@@ -68,7 +99,7 @@ def cache(
     Raises:
         LayoutError: an instance has a dp above 1.
     """
-    per_sample = 2 * len(shape.layers)
+    per_sample = len(shape.parts)
     boxes: dict[int, list[tuple[int, Box]]] = {}
     for number, param in enumerate(params):
         layout = instances[number // per_sample]

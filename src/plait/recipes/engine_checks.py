@@ -30,6 +30,8 @@ class Abilities:
     """It computes with models in parts and on several devices."""
     keeps_support: bool
     """It says what top-k, top-p and min-p left of the vocabulary for each token, over which a trainer renormalises."""
+    keeps_experts: bool
+    """It says which experts of a mixture each token went to."""
     own_cache: bool
     """What it keeps of earlier prompts is its own to decide."""
     program: str | None
@@ -50,6 +52,7 @@ ABILITIES = {
         moves=True,
         parts=True,
         keeps_support=True,
+        keeps_experts=True,
         own_cache=False,
         program=None,
         dtypes=("bfloat16", "float32", "float64"),
@@ -60,6 +63,7 @@ ABILITIES = {
         moves=False,
         parts=False,
         keeps_support=False,
+        keeps_experts=False,
         own_cache=True,
         program="vLLM",
         dtypes=("bfloat16", "float32"),
@@ -186,6 +190,13 @@ def check_engine(recipe: Recipe) -> None:
         ("sampling.top_p", sampling.top_p < 1, can.keeps_support, _FORGETS, "1"),
         ("sampling.top_k", sampling.top_k, can.keeps_support, _FORGETS, "0"),
         ("sampling.min_p", sampling.min_p, can.keeps_support, _FORGETS, "0"),
+        (
+            "sampling.router_replay",
+            sampling.router_replay,
+            can.keeps_experts,
+            "does not say what routers chose",
+            "false",
+        ),
         ("sampling.decode_groups", grouped, can.parts, "has no stages", "auto"),
         ("sampling.prefix_cache_tokens", sampling.prefix_cache_tokens, not can.own_cache, "decides what it keeps", "0"),
         ("max_staleness", recipe.max_staleness, can.moves, "draws with the newest weights alone", "0"),

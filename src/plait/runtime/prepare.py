@@ -31,7 +31,7 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.recurrent_checks import with_states
 from plait.recipes.reward_checks import check_parts
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome, draft_model, reward_settings, role_models
-from plait.recipes.router_checks import check_balanced
+from plait.recipes.router_checks import check_balanced, check_replayed
 from plait.recipes.token_checks import among_known
 from plait.rewards.functions import RewardFunction, functions_of, judges_of
 from plait.runtime.folder.stored_recipe import with_sampling
@@ -199,6 +199,7 @@ def outline(
     recipe = with_states(recipe, dataflow, models, shapes)
     if trains:
         check_balanced(recipe, models, shapes)
+        check_replayed(recipe, dataflow, models, shapes)
     dataflow = among_known(dataflow, recipe, models, shapes)
     drafts = recipe.sampling.draft_model
     if generates:

@@ -12,13 +12,14 @@ as Transformers computes it, would.
 
 A sample's sums over tokens and layers are all that is needed. So they go from stage to stage, and their gradients back.
 
-Shapes: T tokens of a packed row, H hidden size, N samples of a micro-batch, E experts, L mixtures of a stage. Sums
+Shapes: T tokens of a packed row, H hidden size, N samples of a micro-batch, E experts, K of them for each token, L
+mixtures of a stage. Sums
 [2, N, E] are over tokens and layers: how often each expert was chosen, and the probabilities that it was given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -53,19 +54,26 @@ class RouterBalance:
         return cls(coefficient, shape.experts, shape.experts_per_token, torch.promote_types(dtype, torch.float32))
 
     def sums(
-        self, batch: PackedBatch, router_logits: Iterable[Tensor], before_2NE: Tensor | None
+        self,
+        batch: PackedBatch,
+        router_logits: Sequence[Tensor],
+        before_2NE: Tensor | None,
+        used: Sequence[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """What the mixtures of a stage add to the sums.
 
         Args:
             router_logits: [T, E] of each.
             before_2NE: of the stages before; None: there are none.
+            used: [T, K] of each: the experts that tokens went to; None: those of the largest logits.
 
         Returns:
             (sums [2, N, E], differentiable; choices [L, E], each token counted once for every sample that it is of).
         """
         tokens_NT = _sample_tokens(batch, self.wide)
-        own = [_RouterSums.apply(logits_TE, tokens_NT, self.top_k) for logits_TE in router_logits]
+        if used is None:
+            used = [logits_TE.topk(self.top_k, dim=-1).indices for logits_TE in router_logits]
+        own = [_RouterSums.apply(*of_layer, tokens_NT) for of_layer in zip(router_logits, used, strict=True)]
         total_2NE = tokens_NT.new_zeros(2, len(tokens_NT), self.num_experts) if before_2NE is None else before_2NE
         for sums_2NE in own:
             total_2NE = total_2NE + sums_2NE
@@ -117,14 +125,14 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 class _RouterSums(torch.autograd.Function):
-    """Router logits [T, E] of any float dtype, the tokens of each sample [N, T] and `top_k` to sums [2, N, E] in the
-    dtype of the second. For the backward the logits are kept, and the probabilities computed again."""
+    """Router logits [T, E] of any float dtype, the experts that tokens went to [T, K] and the tokens of each sample
+    [N, T] to sums [2, N, E] in the dtype of the last. For the backward the logits are kept, and the probabilities computed again."""
 
     @staticmethod
-    def forward(ctx: Any, logits_TE: Tensor, tokens_NT: Tensor, top_k: int) -> Tensor:
+    def forward(ctx: Any, logits_TE: Tensor, used_TK: Tensor, tokens_NT: Tensor) -> Tensor:
         ctx.save_for_backward(logits_TE, tokens_NT)
         probs_TE = logits_TE.softmax(-1, dtype=tokens_NT.dtype)
-        chosen_TE = torch.zeros_like(probs_TE).scatter_(1, probs_TE.topk(top_k, dim=-1).indices, 1)
+        chosen_TE = torch.zeros_like(probs_TE).scatter_(1, used_TK, 1)
         return torch.stack([tokens_NT @ chosen_TE, tokens_NT @ probs_TE])
 
     @staticmethod

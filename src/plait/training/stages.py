@@ -25,6 +25,7 @@ from plait.models.parallel.team import Team
 from plait.policy.packing import MicroBatch
 from plait.training.optimizer import MasterOptimizer
 from plait.training.router_balance import RouterBalance, joined
+from plait.training.router_replay import RouterReplay, replay_of
 from plait.training.tally import Tally
 
 Take = Callable[[MicroBatch, Outputs], None]
@@ -39,6 +40,8 @@ class ModelPart:
     team: Team
     checkpoint: bool = False
     """Compute the activations of layers, and logits, again in the backward."""
+    replays_experts: bool = False
+    """Tokens go to the experts that samples say."""
 
     def packed(self, rows: Rows, micro: MicroBatch) -> PackedBatch:
         """The packed row of a micro-batch, on the model's device.
@@ -66,10 +69,28 @@ class ModelPart:
             )
         return batch
 
-    def hidden(self, batch: PackedBatch, inputs_TH: Tensor | None, router_logits: list[Tensor] | None = None) -> Tensor:
+    def replay(self, batch: PackedBatch, rows: Rows, micro: MicroBatch) -> RouterReplay | None:
+        """Where the tokens of a micro-batch are to go; None: where routers send them."""
+        if not self.replays_experts:
+            return None
+        return replay_of(self.model, batch, [[rows.samples[i] for i in members] for members in micro.groups])
+
+    def hidden(
+        self,
+        batch: PackedBatch,
+        inputs_TH: Tensor | None,
+        routing: RouterReplay | None = None,
+        router_logits: list[Tensor] | None = None,
+    ) -> Tensor:
         """What this stage makes of the hidden states [T, H] of the stage before, which the first has none of: [T, H].
-        Differentiable. For `router_logits`, which are filled, see `ForwardOptions`."""
-        return self.model.stage(batch, inputs_TH, checkpoint=self.checkpoint, router_logits=router_logits)
+        Differentiable.
+
+        Args:
+            routing: of `replay`.
+            router_logits: are filled, see `ForwardOptions`.
+        """
+        how = {"checkpoint": self.checkpoint, "router_logits": router_logits, "routing": routing}
+        return self.model.stage(batch, inputs_TH, **how)
 
     def room(self, num_tokens: int) -> Tensor:
         """Memory for hidden states [T, H] between two stages, or for their gradient."""
@@ -105,7 +126,7 @@ class ScoringStage:
         """See `pipeline.Stage`: [T, H] to [T, H], without a graph for a backward."""
         micro = self.micros[index]
         batch = self.part.packed(self.rows, micro)
-        hidden_TH = self.part.hidden(batch, inputs)
+        hidden_TH = self.part.hidden(batch, inputs, self.part.replay(batch, self.rows, micro))
         if not self.part.team.is_last_stage:
             return hidden_TH
         model = self.part.model
@@ -153,7 +174,7 @@ class TrainingStage:
             for tensor in given:
                 tensor.requires_grad_(True)
             batch = self.part.packed(mini_batch.rows, micro)
-            hidden_TH, *sums = made = self._made(batch, given)
+            hidden_TH, *sums = made = self._made(batch, given, self.part.replay(batch, mini_batch.rows, micro))
             if not self.part.team.is_last_stage:
                 self.kept[index] = given, made
                 return joined(made)
@@ -182,16 +203,21 @@ class TrainingStage:
         self.finished.add(index)
         return joined([tensor.grad for tensor in given if tensor.grad is not None]) if given else None
 
-    def _made(self, batch: PackedBatch, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _made(self, batch: PackedBatch, given: tuple[Tensor, ...], routing: RouterReplay | None) -> tuple[Tensor, ...]:
         """Hidden states [T, H], and, where routers are balanced, their sums [2, N, E] up to this stage."""
         if self.balance is None:
-            return (self.part.hidden(batch, given[0] if given else None),)
-        router_logits: list[Tensor] = []
-        inputs_TH, before_2NE = given or (None, None)
-        hidden_TH = self.part.hidden(batch, inputs_TH, router_logits)
-        sums_2NE, chosen_LE = self.balance.sums(batch, router_logits, before_2NE)
-        self.tally.add_chosen(chosen_LE)
-        return hidden_TH, sums_2NE
+            made: tuple[Tensor, ...] = (self.part.hidden(batch, given[0] if given else None, routing),)
+        else:
+            router_logits: list[Tensor] = []
+            inputs_TH, before_2NE = given or (None, None)
+            hidden_TH = self.part.hidden(batch, inputs_TH, routing, router_logits)
+            used = None if routing is None else [routing.used[layer] for layer in sorted(routing.used)]
+            sums_2NE, chosen_LE = self.balance.sums(batch, router_logits, before_2NE, used)
+            self.tally.add_chosen(chosen_LE)
+            made = hidden_TH, sums_2NE
+        if routing is not None:
+            self.tally.add_replayed(routing.counts())
+        return made
 
     def _parts(self, index: int, message: Tensor) -> tuple[Tensor, ...]:
         """What is in a message as of `room`."""

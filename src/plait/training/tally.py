@@ -54,7 +54,7 @@ class Tally:
 
     Args:
         sees: keep log-probs, the sampling engine's too, and entropies, of a language model.
-        routes: ranks say how often experts were chosen (`add_chosen`).
+        routes: ranks say which experts were chosen (`add_chosen`, `add_replayed`).
     """
 
     def __init__(self, batch: MiniBatch, *, sees: bool = False, routes: bool = False) -> None:
@@ -68,6 +68,8 @@ class Tally:
         """[2, tokens] log-probs and entropies, where they are to be seen."""
         self._chosen: list[Tensor] = []
         """[L, E] of each micro-batch, see `add_chosen`."""
+        self._replayed: list[Tensor] = []
+        """[2] of each micro-batch, see `add_replayed`."""
 
     def add(self, micro: MicroBatch, outputs: Outputs, share: Tensor) -> None:
         """One micro-batch: what the model said, and its share of the loss, a scalar."""
@@ -81,13 +83,17 @@ class Tally:
         """[L, E]: how often each of E experts was chosen in each of the L mixtures of this stage, in a micro-batch."""
         self._chosen.append(chosen_LE)
 
+    def add_replayed(self, counts_2: Tensor) -> None:
+        """[2]: choices of this stage's routers that would have been others, and all that were told, in a micro-batch."""
+        self._replayed.append(counts_2)
+
     def over(self, team: Team, device: torch.device) -> Totals:
         """Over all ranks; every one of them calls it."""
         means = self.batch.means
         seen = [computed for _, computed in self._seen]
-        kinds = (self._shares, self._num_nonfinite, means.totals, seen, self._chosen)
+        kinds = (self._shares, self._num_nonfinite, means.totals, seen, self._chosen, self._replayed)
         numbers = iter(read([tensor for kind in kinds for tensor in kind]))
-        shares, nonfinite, totals, computed, chosen = ([next(numbers) for _ in kind] for kind in kinds)
+        shares, nonfinite, totals, computed, chosen, replayed = ([next(numbers) for _ in kind] for kind in kinds)
         record = {
             "loss": _in_order(map(float, shares)),
             "tokens": self._tokens,
@@ -99,22 +105,37 @@ class Tally:
             loss=_in_order(record["loss"] for record in records),
             tokens=sum(record["tokens"] for record in records),
             num_nonfinite=sum(record["nonfinite"] for record in records),
-            means=TokenMeans.of(record["means"] for record in records) | self._expert_use(team, chosen, device),
+            means=TokenMeans.of(record["means"] for record in records)
+            | self._router_use(team, chosen, replayed, device),
             seen=summed(team, self._placed(computed), device) if self._sees else None,
         )
 
-    def _expert_use(self, team: Team, chosen: Sequence[FloatArray], device: torch.device) -> dict[str, float]:
-        """The metric of how unevenly experts were used, over the layers of all stages; `chosen` is of this rank's
-        micro-batches."""
+    def _router_use(
+        self, team: Team, chosen: Sequence[FloatArray], replayed: Sequence[FloatArray], device: torch.device
+    ) -> dict[str, float]:
+        """The metrics of how unevenly experts were used, and how often routers would have chosen others than they were
+        told, over the layers of all stages; `chosen` and `replayed` are of this rank's micro-batches."""
         if not self._routes:
             return {}
-        own = np.sum(chosen, axis=0).tolist() if chosen and team.tp.index == 0 else []
+        speaks_here = team.tp.index == 0
+        own = {
+            "stage": team.pp.index,
+            "chosen": np.sum(chosen, axis=0).tolist() if chosen and speaks_here else [],
+            "replayed": np.sum(replayed, axis=0).tolist() if replayed and speaks_here else [0, 0],
+        }
         of_stages: dict[int, list[list[list[float]]]] = {}
-        for record in gathered(team.all, {"stage": team.pp.index, "chosen": own}, device):
+        records = gathered(team.all, own, device)
+        for record in records:
             if record["chosen"]:
                 of_stages.setdefault(record["stage"], []).append(record["chosen"])
-        layers = [layer for _, stage in sorted(of_stages.items()) for layer in np.sum(stage, axis=0).tolist()]
-        return {f"{self.batch.role}/expert_max_violation": expert_max_violation(layers)}
+        metrics = {}
+        if of_stages:
+            layers = [layer for _, stage in sorted(of_stages.items()) for layer in np.sum(stage, axis=0).tolist()]
+            metrics[f"{self.batch.role}/expert_max_violation"] = expert_max_violation(layers)
+        differing, told = np.sum([record["replayed"] for record in records], axis=0).tolist()
+        if told:
+            metrics[f"{self.batch.role}/routed_otherwise"] = differing / told
+        return metrics
 
     def _placed(self, computed: Sequence[FloatArray]) -> FloatArray:
         """See `Totals.seen`: 0 where another rank has computed."""

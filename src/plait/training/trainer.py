@@ -66,6 +66,8 @@ class Trainer:
         assert updates is None or samples.max_response_tokens > 0, "a trained role needs max_response_tokens"
         if execution.checkpoint_activations:
             model.backbone.recomputed_layers()  # a family that has none is refused here, not at the first step
+        if samples.replays_experts:
+            model.backbone.routers.check()
         model.module.requires_grad_(False)
         self.model = model
         self.role = role
@@ -77,7 +79,9 @@ class Trainer:
         if updates is not None:
             how = updates.optimizer, updates.total_optimizer_steps
             self._optimizer = MasterOptimizer(model, *how, self.team, is_followed=updates.is_followed)
-        self.part = ModelPart(model, self.team, checkpoint=execution.checkpoint_activations)
+        self.part = ModelPart(
+            model, self.team, checkpoint=execution.checkpoint_activations, replays_experts=samples.replays_experts
+        )
         coefficient = 0.0 if updates is None else updates.optimizer.router_aux_loss_coef
         self.balance = RouterBalance.of(model.config, model.dtype, coefficient) if coefficient > 0 else None
         """The loss of the routers that training adds."""
@@ -208,7 +212,7 @@ class BegunTraining:
             trainer.optimizer.collected.zero()
         is_first = all(result.report is None for result in self.results)  # compared with the sampling engine
         sees, balance = is_first and Said.LOGPROBS in trainer.model.says, trainer.balance
-        tally = Tally(batch, sees=sees, routes=balance is not None)
+        tally = Tally(batch, sees=sees, routes=balance is not None or trainer.part.replays_experts)
         stage = TrainingStage(trainer.part, copies[trainer.team.dp.index], trainer.optimizer, tally, balance)
         return OpenMiniBatch(trainer.role, copies, stage)
 

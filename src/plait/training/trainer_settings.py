@@ -64,6 +64,8 @@ class SampleSettings:
     """The response limit, denominator of the constant aggregation. 0: the role only scores."""
     stop_token_ids: Collection[int] | None = None
     """That end a response, for `eos_coverage`; None: the model's."""
+    replays_experts: bool = False
+    """Their tokens go to the experts that they went to when the role drew them (`Sample.experts`)."""
 
     def __post_init__(self) -> None:
         assert self.temperature > 0, f"log-probs need a temperature above 0, got {self.temperature}"

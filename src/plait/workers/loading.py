@@ -186,14 +186,15 @@ def _adapted(
     return add_lora(base, recipe.lora, name=role, seed=recipe.seed, device=device)
 
 
-def sample_settings(flow: Dataflow, recipe: Recipe) -> SampleSettings:
-    """How the samples of a flow come about: those that it generates are drawn at the sampling temperature, and all
+def sample_settings(role: str, flow: Dataflow, recipe: Recipe) -> SampleSettings:
+    """How the samples of a flow come about that a role scores or trains on: those that it generates are drawn at the sampling temperature, and all
     log-probs are taken at it; those of flows over given samples are taken at 1."""
     sampling = recipe.sampling
     return SampleSettings(
         temperature=sampling.temperature if flow.of_kind(CallKind.GENERATE) else 1.0,
         max_response_tokens=sampling.max_response_tokens,
         stop_token_ids=sampling.stop_token_ids,
+        replays_experts=replays_experts(role, flow, recipe),
     )
 
 

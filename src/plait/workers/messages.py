@@ -21,6 +21,7 @@ from plait.dataflow import Column
 from plait.generation.request import GoingOn, Request
 from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
+from plait.workers.packed_experts import pack_experts, unpack_experts
 from plait.workers.packed_supports import pack_supports, supports_of_text, supports_text, unpack_supports
 
 _LENGTH = struct.Struct("<Q")
@@ -104,7 +105,7 @@ def unpack_rows(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = ()) 
     return Rows(samples, dict(zip(columns, arrays[_NUM_ARRAYS:], strict=True)))
 
 
-_NUM_ARRAYS = 12
+_NUM_ARRAYS = 14
 
 
 def pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
@@ -113,7 +114,7 @@ def pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
     Returns:
         int64, but for the log-probs, which are float64: of the prompts uids [P], lengths [P] and tokens [their sum]; of
         the samples heads [N, 7], tokens, log-probs and versions [those of all, one after another]; of replies heads
-        [replies, 3] and tokens; what `pack_supports` says; (P, N).
+        [replies, 3] and tokens; what `pack_supports` and `pack_experts` say; (P, N).
     """
     prompts = {sample.prompt.uid: sample.prompt for sample in samples}
     # Samples of one prompt may have unequal prompt tokens where another tokenizer drew the boundary.
@@ -144,6 +145,7 @@ def pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
         np.array(replies, dtype=np.int64).reshape(len(replies), 3),
         np.array([token for s in samples for reply in s.replies for token in reply.token_ids], dtype=np.int64),
         *pack_supports([sample.supports for sample in samples]),
+        *pack_experts(samples, [head[0] for head in heads], len(listed)),
         np.array([len(listed), len(samples)], dtype=np.int64),
     )
 
@@ -157,7 +159,7 @@ def unpack_samples(
         prompts: by uid: the samples have these very ones.
         texts: of the samples; none: they are empty.
     """
-    uids, lengths, tokens, heads, responses, logprobs, versions, reply_heads, reply_tokens, *sets, _ = arrays
+    uids, lengths, tokens, heads, responses, logprobs, versions, reply_heads, reply_tokens, *further, _ = arrays
     own_prompts, at = [], 0
     all_tokens = tokens.tolist()
     for uid, length in zip(uids.tolist(), lengths.tolist(), strict=True):
@@ -168,7 +170,8 @@ def unpack_samples(
     stops = np.cumsum(reply_heads[:, 2]).tolist()
     for (place, at, length), stop in zip(reply_heads.tolist(), stops, strict=True):
         replies.setdefault(place, []).append(Reply(at, tuple(reply_tokens[stop - length : stop].tolist())))
-    supports = unpack_supports(sets, heads[:, 2].tolist())
+    supports = unpack_supports(further[:2], heads[:, 2].tolist())
+    experts = unpack_experts(further[2:], heads[:, 0].tolist())
     samples, token, logprob, stamped = [], 0, 0, 0
     all_responses, all_logprobs, all_versions = responses.tolist(), logprobs.tolist(), versions.tolist()
     for place, (prompt, index, num_tokens, num_logprobs, reason, version, has_versions) in enumerate(heads.tolist()):
@@ -185,6 +188,7 @@ def unpack_samples(
                 tuple(all_versions[stamped : stamped + num_versions]) if has_versions else None,
                 tuple(replies.get(place, ())),
                 supports=supports[place],
+                experts=experts[place],
             )
         )
         token, logprob, stamped = token + num_tokens, logprob + num_logprobs, stamped + num_versions

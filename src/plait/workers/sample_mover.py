@@ -269,8 +269,7 @@ class SampleMover:
         return answer
 
     def _answer(self, moves: SampleMoves, lacks: Sequence[Lack]) -> Answer:
-        part = moves.model.part
-        return Answer(tuple(lacks), moves.policy_version, None if part is None else part.cache)
+        return Answer(tuple(lacks), moves.policy_version, moves.cut_shape)
 
     def _send(self, ranks: Sequence[int], message: Message, what: str) -> None:
         body = torch.frombuffer(message.to_bytes(), dtype=torch.uint8)

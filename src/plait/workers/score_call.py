@@ -10,6 +10,7 @@ from plait.dataflow import Asked, Score, Top
 from plait.engines import ScoredBy
 from plait.layout.mesh import Layout
 from plait.policy.turns import Turn
+from plait.recipes.router_checks import replays_experts
 from plait.schedule.plan import Mode
 from plait.schedule.work import Work
 from plait.training.row_shares import shares_of
@@ -70,6 +71,8 @@ class ScoreCall:
         if self.what not in (Score.LOGPROBS, Score.ENTROPIES):
             samples = tuple(replace(sample, supports=None) for sample in samples)
         rows = Rows(samples, root_tokens=self.rows.root_tokens)
+        if not replays_experts(self.role, rank_state.flow, rank_state.recipe):
+            rows = rows.without_experts()
 
         def arrays_of(ways: int) -> list[Arrays]:
             pair_tokens = rank_state.pair_tokens[self.role]

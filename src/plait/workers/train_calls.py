@@ -12,6 +12,7 @@ from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Column, Dataflow, Level, Node
 from plait.layout.mesh import Layout
 from plait.policy.turns import ALONE, Turn
+from plait.recipes.router_checks import replays_experts
 from plait.schedule.fused import FusedOrder
 from plait.schedule.work import Work
 from plait.training.mini_batch import LossCall, mask_of
@@ -70,6 +71,8 @@ class LossOver:
         mask = self.node.mask
         mask_of(self.rows, mask, self.role)
         rows = self.rows.ordered()
+        if not replays_experts(self.role, rank_state.flow, rank_state.recipe):
+            rows = rows.without_experts()
 
         def arrays_of(ways: int) -> list[Arrays]:
             whole_groups, pair_tokens = self.node.training.whole_groups, rank_state.pair_tokens[self.role]

@@ -28,6 +28,7 @@ from plait.models.language_model import LanguageModel
 from plait.observe.doctor_reading import Diagnosis
 from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.roles import ModelRole
+from plait.training.router_replay import replay_of
 
 CALL = "doctor"
 """What it is in the trace."""
@@ -186,7 +187,8 @@ class _Plain:
         for sample in self.rows.samples:
             batch = pack([(sample.prompt.token_ids, [sample.all_ids])], device=self.model.device)
             with torch.no_grad():
-                hidden_TH = self.model.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch))
+                tokens, routing = (batch.token_ids_T, batch.position_ids_T), replay_of(self.model, batch, [[sample]])
+                hidden_TH = self.model.hidden(*tokens, PackedContext(batch), routing=routing)
                 last = len(sample.prompt.token_ids) - 1
                 places = torch.arange(last - 1, last + sample.num_tokens + 1).clamp(0, len(hidden_TH) - 1)
                 logits_NV = self.model.logits(hidden_TH[places.to(hidden_TH.device)])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from plait.checkpoint.store import Checkpoint
+from plait.data.experts import Experts
 from plait.data.records import FinishReason, Prompt, Sample, packed_replies, unpacked_replies
 from plait.data.supports import WHOLE
 from plait.errors import RunError
@@ -73,7 +74,8 @@ class DrawnBatch:
             tensors[f"{name}.token_ids"] = torch.tensor([t for s in samples for t in s.token_ids], dtype=torch.int64)
             tensors[f"{name}.logprobs"] = torch.tensor([p for s in samples for p in s.logprobs], dtype=torch.float64)
             tensors[f"{name}.versions"] = torch.tensor(versions, dtype=torch.int64)
-            tensors |= {f"{name}.{what}": stored for what, stored in _stored_supports(samples).items()}
+            further = _stored_supports(samples) | _stored_experts(samples)
+            tensors |= {f"{name}.{what}": stored for what, stored in further.items()}
             rollouts[str(node)] = {
                 "kept": None if (kept := self.kept[node]) is None else list(kept),
                 "samples": [
@@ -123,7 +125,8 @@ class DrawnBatch:
         for node, rollout in stated["rollouts"].items():
             name = f"batch-{stated['step']}.{node}"
             flat = [tensors[f"{name}.{what}"].tolist() for what in ("token_ids", "logprobs", "versions")]
-            samples[int(node)] = _with_supports(_samples(flat, rollout, prompt_of), tensors, name)
+            told = _with_supports(_samples(flat, rollout, prompt_of), tensors, name)
+            samples[int(node)] = _with_experts(told, tensors, name)
             drawn_again = dict.fromkeys(
                 s.prompt.uid for s in samples[int(node)] if s.prompt.uid not in stated["prompts"]
             )
@@ -194,6 +197,39 @@ def _with_supports(samples: Sequence[Sample], tensors: Mapping[str, Tensor], nam
         at += len(own)
         given.append(replace(sample, supports=tuple(own)))
     return tuple(given)
+
+
+def _stored_experts(samples: Sequence[Sample]) -> dict[str, Tensor]:
+    """Where tokens went: of each sample which of the parts are its prompt's and its response's [samples, 2], −1 where it
+    does not say it; bytes of each part [parts], and all parts [bytes]. Nothing where no sample says it."""
+    if all(sample.experts is None for sample in samples):
+        return {}
+    parts: dict[bytes, int] = {}
+    places = [
+        (-1, -1)
+        if (kept := sample.experts) is None
+        else tuple(parts.setdefault(part, len(parts)) for part in (kept.prompt, kept.response))
+        for sample in samples
+    ]
+    joined = torch.frombuffer(bytearray(b"".join(parts) or b"\0"), dtype=torch.uint8)
+    return {
+        "expert_parts": torch.tensor(places, dtype=torch.int64),
+        "expert_sizes": torch.tensor(list(map(len, parts)), dtype=torch.int64),
+        "experts": joined,
+    }
+
+
+def _with_experts(samples: Sequence[Sample], tensors: Mapping[str, Tensor], name: str) -> tuple[Sample, ...]:
+    """Samples with what `_stored_experts` stored, in its shapes, under a name."""
+    if f"{name}.experts" not in tensors:
+        return tuple(samples)
+    joined, stops = tensors[f"{name}.experts"].numpy().tobytes(), tensors[f"{name}.expert_sizes"].cumsum(0).tolist()
+    parts = [joined[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
+    places = tensors[f"{name}.expert_parts"].tolist()
+    return tuple(
+        sample if prompt < 0 else replace(sample, experts=Experts(parts[prompt], parts[response]))
+        for sample, (prompt, response) in zip(samples, places, strict=True)
+    )
 
 
 def _samples(flat: Sequence[list[Any]], rollout: Mapping[str, Any], prompt_of: Callable[[int], Prompt]) -> list[Sample]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from plait.data.experts import with_prompt_of
 from plait.data.records import Prompt, Sample
 from plait.policy.packing import root_of
 from plait.policy.score_parts import SampleLength, ScoredPart
@@ -62,7 +63,7 @@ class PartialRollout:
     def take(self, sample: Sample) -> list[Sample] | None:
         """Add a finished sample; its group, by index, if it was the last of the group."""
         group = self.groups[sample.prompt.uid]
-        group.append(sample)
+        group.append(with_prompt_of(sample, group))
         self.news += 1
         self.num_finished += 1
         if len(group) < self.count:

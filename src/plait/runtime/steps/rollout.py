@@ -165,7 +165,8 @@ class Rollout:
     def _asked(self, node: Node, state: StepState, growing: PartialRollout) -> AskedRollout:
         """What the engine is asked for the prompts of `growing`: with which parameters, and by which noise."""
         asked = self._recipe.sampling
-        how = {"temperature": 0.0} if node.generation.greedy else {"keeps_support": asked.filters}
+        kept = {"keeps_support": asked.filters, "keeps_experts": asked.router_replay}
+        how = {"temperature": 0.0} if node.generation.greedy else kept
         sampling = asked.sampling(**how)
         rollout = state.step * len(self._rollouts) + self._rollouts.index(node.id)
         return AskedRollout(node, state, growing, sampling, NoiseKey(self._recipe.seed, rollout))
