@@ -91,12 +91,6 @@ class Rows:
         prompts = {sample.prompt.uid: sample.prompt.token_ids for sample in self.samples}
         return replace(self, root_tokens=root_of(prompts.values()))
 
-    def without_experts(self) -> Rows:
-        """The same rows, of which it is not known where their tokens went."""
-        if all(sample.experts is None for sample in self.samples):
-            return self
-        return replace(self, samples=tuple(replace(sample, experts=None) for sample in self.samples))
-
     def token_places(self, positions: Sequence[int]) -> NDArray[np.int64]:
         """Places in a TOKEN column of the tokens of these samples, sample after sample: [their tokens]."""
         parts = [np.arange(self.offsets[i], self.offsets[i + 1]) for i in positions]

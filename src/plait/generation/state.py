@@ -152,15 +152,10 @@ class EngineState:
         if self._experts is None:
             return {}
         keeping = [response for response in ended if response.request.sampling.keeps_experts]
-        held = [
-            (
-                self.scheduler.running[response.key].table,
-                len(response.tokens) - 1,
-                len(response.request.prompt.token_ids),
-            )
-            for response in keeping
-        ]
-        return {response.key: kept for response, kept in zip(keeping, self._experts.of(held), strict=True)}
+        tables = [self.scheduler.running[response.key].table for response in keeping]
+        lengths = [(len(response.tokens) - 1, len(response.request.prompt.token_ids)) for response in keeping]
+        kept = self._experts.of([(table, *length) for table, length in zip(tables, lengths, strict=True)])
+        return {response.key: experts for response, experts in zip(keeping, kept, strict=True)}
 
     def stop(self, uids: Iterable[int], reason: FinishReason, index: int | None = None) -> list[Sample]:
         """Take out the samples of these prompts, or only those of this index; returns them with their tokens."""

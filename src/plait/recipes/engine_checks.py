@@ -174,6 +174,7 @@ def of_engines(recipe: Recipe) -> SamplingSettings:
     return recipe.sampling.model_copy(update={"speculation": "off"})
 
 
+_UNHEARD = "does not say which experts tokens went to"
 _FORGETS = "does not say which tokens are left to draw from, which training needs to know"
 
 

@@ -71,9 +71,10 @@ class RouterBalance:
             (sums [2, N, E], differentiable; choices [L, E], each token counted once for every sample that it is of).
         """
         tokens_NT = _sample_tokens(batch, self.wide)
-        if used is None:
-            used = [logits_TE.topk(self.top_k, dim=-1).indices for logits_TE in router_logits]
-        own = [_RouterSums.apply(*of_layer, tokens_NT) for of_layer in zip(router_logits, used, strict=True)]
+        own = [
+            _RouterSums.apply(logits_TE, tokens_NT, self.top_k, used_TK)
+            for logits_TE, used_TK in zip(router_logits, used or (None,) * len(router_logits), strict=True)
+        ]
         total_2NE = tokens_NT.new_zeros(2, len(tokens_NT), self.num_experts) if before_2NE is None else before_2NE
         for sums_2NE in own:
             total_2NE = total_2NE + sums_2NE
@@ -125,24 +126,27 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 class _RouterSums(torch.autograd.Function):
-    """Router logits [T, E] of any float dtype, the experts that tokens went to [T, K] and the tokens of each sample
-    [N, T] to sums [2, N, E] in the dtype of the last. For the backward the logits are kept, and the probabilities computed again."""
+    """Router logits [T, E] of any float dtype, the tokens of each sample [N, T], `top_k` and the experts that tokens
+    went to [T, K], None for those of the largest logits, to sums [2, N, E] in the dtype of the second. For the backward
+    the logits are kept, and the probabilities computed again."""
 
     @staticmethod
-    def forward(ctx: Any, logits_TE: Tensor, used_TK: Tensor, tokens_NT: Tensor) -> Tensor:
+    def forward(ctx: Any, logits_TE: Tensor, tokens_NT: Tensor, top_k: int, used_TK: Tensor | None) -> Tensor:
         ctx.save_for_backward(logits_TE, tokens_NT)
         probs_TE = logits_TE.softmax(-1, dtype=tokens_NT.dtype)
+        if used_TK is None:
+            used_TK = probs_TE.topk(top_k, dim=-1).indices
         chosen_TE = torch.zeros_like(probs_TE).scatter_(1, used_TK, 1)
         return torch.stack([tokens_NT @ chosen_TE, tokens_NT @ probs_TE])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         """[2, N, E] to [T, E]; what was chosen has no gradient."""
         logits_TE, tokens_NT = ctx.saved_tensors
         probs_TE = logits_TE.softmax(-1, dtype=tokens_NT.dtype)
         weighed_TE = probs_TE * (tokens_NT.T @ grads[0][1])
         grad_TE = weighed_TE - probs_TE * weighed_TE.sum(-1, keepdim=True)
-        return grad_TE.to(logits_TE.dtype), None, None
+        return grad_TE.to(logits_TE.dtype), None, None, None
 
 
 def _sample_tokens(batch: PackedBatch, dtype: torch.dtype) -> Tensor:

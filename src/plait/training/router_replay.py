@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from plait.data.across import uploaded
-from plait.data.experts import Drawn, PackedExperts, packed_experts
 from plait.data.packed import PackedBatch
+from plait.data.packed_experts import Drawn, PackedExperts, packed_experts
 from plait.errors import RunError
 from plait.models.routers import mixtures_of, sizes_of
 
@@ -40,11 +41,11 @@ class RouterReplay:
     def of(cls, experts: PackedExperts, mixtures: Sequence[int], device: torch.device) -> Self:
         """That of a packed row whose tokens lie on a device."""
         numbers = experts.numbers_TLK
-        dtype = torch.uint8 if numbers.itemsize == 1 else torch.int16
+        if numbers.itemsize > 1:  # torch has few operators for uint16
+            numbers = numbers.astype(np.int16)
         known_T = uploaded(experts.known_T, torch.bool, device)
-        return cls(
-            mixtures, uploaded(numbers.astype(str(dtype).removeprefix("torch.")), dtype, device), known_T[:, None]
-        )
+        dtype = torch.uint8 if numbers.itemsize == 1 else torch.int16
+        return cls(mixtures, uploaded(numbers, dtype, device), known_T[:, None])
 
     def chosen(self, layer: int, own_TK: Tensor) -> Tensor:
         """See `Routing.chosen`."""

@@ -84,7 +84,8 @@ class Tally:
         self._chosen.append(chosen_LE)
 
     def add_replayed(self, counts_2: Tensor) -> None:
-        """[2]: choices of this stage's routers that would have been others, and all that were told, in a micro-batch."""
+        """[2]: choices that routers of this stage would have made otherwise, and all that they were told, in a
+        micro-batch."""
         self._replayed.append(counts_2)
 
     def over(self, team: Team, device: torch.device) -> Totals:
@@ -101,12 +102,12 @@ class Tally:
             "means": means.sums(map(float, totals)),
         }
         records = [record for record in gathered(team.all, record if speaks(team) else {}, device) if record]
+        of_routers = self._router_use(team, chosen, replayed, device)
         return Totals(
             loss=_in_order(record["loss"] for record in records),
             tokens=sum(record["tokens"] for record in records),
             num_nonfinite=sum(record["nonfinite"] for record in records),
-            means=TokenMeans.of(record["means"] for record in records)
-            | self._router_use(team, chosen, replayed, device),
+            means=TokenMeans.of(record["means"] for record in records) | of_routers,
             seen=summed(team, self._placed(computed), device) if self._sees else None,
         )
 

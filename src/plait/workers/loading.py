@@ -24,6 +24,7 @@ from plait.models.scalar_loading import scalar_of
 from plait.models.scalar_model import ScalarModel
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel, optimizer_of
+from plait.recipes.router_checks import replays_experts
 from plait.schedule.placements import PartKey, part_key
 from plait.training.trainer_settings import SampleSettings, UpdateSettings
 
@@ -187,8 +188,8 @@ def _adapted(
 
 
 def sample_settings(role: str, flow: Dataflow, recipe: Recipe) -> SampleSettings:
-    """How the samples of a flow come about that a role scores or trains on: those that it generates are drawn at the sampling temperature, and all
-    log-probs are taken at it; those of flows over given samples are taken at 1."""
+    """How the samples come about that a role scores or trains on: those that the flow generates are drawn at the
+    sampling temperature, and all log-probs are taken at it; those of flows over given samples are taken at 1."""
     sampling = recipe.sampling
     return SampleSettings(
         temperature=sampling.temperature if flow.of_kind(CallKind.GENERATE) else 1.0,

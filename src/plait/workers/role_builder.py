@@ -218,9 +218,8 @@ class RoleBuilder:
         )
         updates = update_settings(role_model.role, flow, recipe) if trained and role_model.trained else None
         model = role_state.parts[part_key(layout, self.rank)]
-        return Trainer(
-            model, execution, sample_settings(role_model.role, flow, recipe), updates, role=role_model.role, team=team
-        )
+        samples = sample_settings(role_model.role, flow, recipe)
+        return Trainer(model, execution, samples, updates, role=role_model.role, team=team)
 
     def _moves(self, role_state: RoleState) -> tuple[tuple[MovePlan, ...], dict[str, Tensor]]:
         """From the home to the copies, and the buffers of this rank."""

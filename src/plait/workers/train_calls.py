@@ -12,7 +12,6 @@ from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Column, Dataflow, Level, Node
 from plait.layout.mesh import Layout
 from plait.policy.turns import ALONE, Turn
-from plait.recipes.router_checks import replays_experts
 from plait.schedule.fused import FusedOrder
 from plait.schedule.work import Work
 from plait.training.mini_batch import LossCall, mask_of
@@ -21,6 +20,7 @@ from plait.training.together import train_together
 from plait.training.trainer import BegunTraining, Trainer
 from plait.workers.messages import RESULT, Message
 from plait.workers.offload_manager import Need
+from plait.workers.packed_experts import told_experts
 from plait.workers.rank_state import RankState
 from plait.workers.row_stubs import Arrays, by_rank, pack_shares, unpack_share
 
@@ -70,9 +70,7 @@ class LossOver:
         fields = {"node": self.node.id, "temperature": self.temperature, "values": len(values), **header}
         mask = self.node.mask
         mask_of(self.rows, mask, self.role)
-        rows = self.rows.ordered()
-        if not replays_experts(self.role, rank_state.flow, rank_state.recipe):
-            rows = rows.without_experts()
+        rows = told_experts(self.rows.ordered(), self.role, rank_state.flow, rank_state.recipe)
 
         def arrays_of(ways: int) -> list[Arrays]:
             whole_groups, pair_tokens = self.node.training.whole_groups, rank_state.pair_tokens[self.role]

@@ -200,8 +200,8 @@ def _with_supports(samples: Sequence[Sample], tensors: Mapping[str, Tensor], nam
 
 
 def _stored_experts(samples: Sequence[Sample]) -> dict[str, Tensor]:
-    """Where tokens went: of each sample which of the parts are its prompt's and its response's [samples, 2], −1 where it
-    does not say it; bytes of each part [parts], and all parts [bytes]. Nothing where no sample says it."""
+    """Where tokens went: of each sample which of the parts are its prompt's and its response's [samples, 2], −1 where
+    it does not say it; bytes of each part [parts], and all parts [bytes]. Nothing where no sample says it."""
     if all(sample.experts is None for sample in samples):
         return {}
     parts: dict[bytes, int] = {}
