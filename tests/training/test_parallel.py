@@ -183,6 +183,21 @@ def test_experts_are_balanced_alike(four, alone, sizes, model, case, options):
     check(four, alone, sizes, case, model, "float64", 1e-9, **options)
 
 
+REPLAYED = [
+    (Parallelism(tp=2, pp=2), "experts", {}),
+    (Parallelism(dp=2, pp=2), "experts", {"checkpoint_activations": True}),
+    (Parallelism(dp=2, tp=2), "experts", {"micro_batch_tokens": 40}),
+    (Parallelism(pp=4), "adapter of experts", {"pipeline": gpipe}),
+]
+
+
+@pytest.mark.parametrize(("sizes", "model", "options"), slow_but(REPLAYED[:1], REPLAYED), ids=named)
+def test_tokens_go_to_the_same_experts(four, alone, sizes, model, options):
+    """Each stage is told those of its layers, the first of which has none; how often routers would have chosen others
+    is counted over all of them."""
+    check(four, alone, sizes, "grpo", model, "float64", 1e-9, replays_experts=True, **options)
+
+
 DIVIDED = [
     (sizes, case, model, run_elements)
     for sizes, case, model in (

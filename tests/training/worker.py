@@ -56,6 +56,7 @@ from tests.training.batches import (
     train,
     with_policy_columns,
 )
+from tests.training.routed import with_experts
 
 STEPS = examples(1, 2)
 """Each of four optimizer steps, and scores before them."""
@@ -145,7 +146,7 @@ def rows_of(case: str, step: int, prompts: int = 7) -> Rows:
     rng = np.random.default_rng(step)
     for column in (RETURNS, OLD_VALUES):
         rows = rows.with_column(column, rng.normal(size=rows.num_tokens))
-    return rows
+    return with_experts(rows, layers=3)  # of `MODELS["experts"]`; who does not replay them reads none
 
 
 def exhausted(steps: Iterable[Any]) -> None:
