@@ -10,16 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from plait.cost.kept_sets import NO_SETS, Filters, KeptSets, held_set_bytes, most_bytes
+from plait.cost.kept_sets import NO_SETS, Filters, KeptSets, expert_bytes, held_set_bytes, most_bytes
 from plait.cost.model_costs import ModelCosts
+from plait.data.experts import Experts
+from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.supports import Supports, bits_of, encoded
 from plait.generation.settings import SamplingSettings
 from plait.layout.mesh import Layout
+from plait.workers.packed_experts import pack_experts, unpack_experts
 from plait.workers.packed_supports import pack_supports
-from tests.cost.test_model_costs import WORK, a_cluster, costs_of
+from tests.cost.test_model_costs import SHAPE, WORK, a_cluster, a_flow, costs_of
 
 PLAIN = Filters(1.0, 0, 1.0, 0.0)
 VOCABULARY = 49_152
+ROUTED = replace(SHAPE, expert_layers=2, mixtures=(2, 3), experts=300, experts_per_token=3, expert_intermediate=16)
 ANSWERS = [
     ({"top_p": 0.95}, (231, 293), (267, 336)),
     ({"top_p": 0.99}, (1201, 1630), (1180, 1580)),
@@ -130,3 +134,40 @@ def test_their_memory() -> None:
     on_gpu: list[ModelCosts] = [costs_of(replace(work, device="cuda"), a_cluster(2)) for work in (WORK, sampled)]
     assert by_all(on_gpu[1]) == 0
     assert working(on_gpu[1], "actor.train", "train") > working(on_gpu[0], "actor.train", "train")
+
+
+def test_experts_of_prompts_and_responses() -> None:
+    """Two layers with 3 of 300 experts for each token, in two bytes: 12 bytes. A message has those of a prompt once for
+    all its
+    samples, and the last token of a response has none."""
+    assert expert_bytes(ROUTED) == 12
+    rng = np.random.default_rng(0)
+    prompt = Prompt(0, "", tuple(range(7)))
+    numbers = rng.integers(0, 300, (7 + 9, 6)).astype(np.uint16)
+    samples = [
+        Sample(prompt, i, tuple(range(10)), (), "", FinishReason.STOP, experts=Experts.of(numbers, 7)) for i in (0, 1)
+    ]
+    message = pack_experts(samples, [0, 0], 1)
+    assert message[1].nbytes == 12 * (7 + 2 * 9)
+    assert held_set_bytes(KeptSets(experts=12), 2, 9, prompts=7) == message[1].nbytes
+    assert unpack_experts(message, [0, 0]) == [sample.experts for sample in samples]
+
+
+def test_they_go_to_the_role_that_draws() -> None:
+    """12 bytes for each of 16 tokens of 8 samples, to one of two ranks its half; nothing for a reference or a critic,
+    which have routers of their own. Where the flow runs, a prompt's are there once for both of its samples."""
+    flow, two = a_flow(), Layout.on(range(2), dp=2)
+    plain, kept = (
+        ModelCosts(replace(WORK, replays=replays), dict.fromkeys(flow.roles, ROUTED), flow, a_cluster())
+        for replays in (False, True)
+    )
+    more = lambda call, mode: kept.call(call, mode, two).terms["rows"] - plain.call(call, mode, two).terms["rows"]
+    for call, mode in (("actor.generate", "decode"), ("actor.train", "train")):
+        assert more(call, mode) == pytest.approx(8 * 16 * 12 / 2 / 0.5e7)
+    for call, mode in (("ref.logprobs", "score"), ("critic.train", "train"), ("critic.values", "score")):
+        assert more(call, mode) == pytest.approx(0)
+    assert kept.call("actor.generate", "decode", two).all_set_bytes == 12 * (8 * 8 + 4 * 8)
+    assert kept.call("actor.train", "train", two).set_bytes == 12 * (4 * 8 + 4 * 8)
+    one = Layout.on(range(1))
+    working = [costs.call("actor.train", "train", one).working_bytes[0] for costs in (plain, kept)]
+    assert working[1] - working[0] == 96 * 12 * 9, "bytes, and indices of 8"

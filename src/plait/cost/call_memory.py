@@ -9,7 +9,7 @@ from plait.cost.draft_memory import draft_cache, drafts_on
 from plait.cost.estimate import Rows
 from plait.cost.generation_memory import asked_tokens, packed_stages, pool_tokens, state_bytes
 from plait.cost.graph_memory import GRAPHS, first_context, graph_bytes, prompt_graph_bytes
-from plait.cost.kept_sets import NO_SETS, SETS_READ, KeptSets, reads_sets
+from plait.cost.kept_sets import NO_SETS, ROUTED, SETS_READ, KeptSets, reads_sets
 from plait.cost.layer_kinds import stage_counts
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.offload_policy import Use
@@ -119,6 +119,8 @@ def _forward_rows(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout:
             rows.append(("gradient of the head", head_gradient_bytes(shape, width, tp)))
         if recipe.device != "cpu":
             rows.append((SETS_READ, sets_at_head(shape, width, tp, sets)))
+    if recipe.device != "cpu" and sets.experts:
+        rows.append((ROUTED, sets.routed_bytes(largest_batch(facts, model, mode, layout).tokens)))
     return [(what, count) for what, count in rows if count]
 
 
@@ -127,7 +129,7 @@ def _sets_read(facts: Facts, model: RoleModel, mode: Mode) -> KeptSets:
     calls = facts.flow.calls(model.role)
     reading = [node for node in calls if (node.kind is CallKind.TRAIN if mode == "train" else reads_sets(node))]
     sets = [] if model.scalar else [facts.sets_of(node) for node in reading]
-    return max(sets, key=lambda kept: kept.tokens, default=NO_SETS)
+    return max(sets, key=lambda kept: (kept.tokens, kept.experts), default=NO_SETS)
 
 
 def largest_batch(facts: Facts, model: RoleModel, mode: Mode, layout: Layout) -> LargestBatch:

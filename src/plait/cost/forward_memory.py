@@ -121,6 +121,8 @@ def forward_memory(
     on_host = [0] * sizes.pp
     if workload.device == "cpu":
         on_host = [(1 if count is None else count) * beside.sets.read_bytes(batch.tokens) for count in in_flight]
+    else:
+        on_host = [beside.sets.routed_bytes(batch.tokens)] * sizes.pp
     working = [count + read for count, read in zip(activations, on_host, strict=True)]
     return ForwardMemory((*working[:-1], working[-1] + head), activations, plain)
 

@@ -1,5 +1,5 @@
-"""What samples keep of that from which their tokens were drawn (`data.supports`), where top-k, top-p or min-p leaves
-tokens out: how many tokens a set has, in how many bytes. Torch-free.
+"""What samples keep of how their tokens were drawn: from which others (`data.supports`), where top-k, top-p or min-p
+leaves tokens out: how many tokens a set has, in how many bytes; and by which experts (`data.experts`). Torch-free.
 
 Top-k says it: never more than so many. What top-p and min-p leave depends on how sure a model is, so it is an
 expectation, by SmolLM2-135M-Instruct's own answers (49,152 tokens; 600 to 1,400 tokens of them each):
@@ -15,11 +15,13 @@ Larger models are surer. So for most it is more than they keep.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, exp
 
+from plait.data.experts import dtype_of
 from plait.dataflow import CallKind, Dataflow, Node, Score
 from plait.generation.settings import SamplingSettings
+from plait.models.shape import ModelShape
 
 TOP_P_SHARE, TOP_P_HEAT = 0.0003, 10.0
 """The share of the vocabulary that is left, times 1 − top_p, at temperature 1; and how often e times as much for each 1
@@ -34,8 +36,10 @@ OBJECT_BYTES = 48
 """What one set takes in a process beside its bytes: 33 of the object, 8 that refer to it, and 7 to the next 16."""
 ID_BYTES = 8
 """What a token of a set takes as a micro-batch reads it."""
-SETS, SETS_READ = "what samples were drawn from", "what tokens of micro-batches were drawn from"
+SETS, SETS_READ = "what samples were drawn from, and by", "what tokens of micro-batches were drawn from, and by"
 """The terms of their memory: of samples that are there, and while they are computed."""
+ROUTED = "experts that tokens of a micro-batch go to"
+"""The term of a GPU's memory."""
 SIZE_BYTES = 4
 """That say how long a set is, as it travels."""
 
@@ -59,10 +63,12 @@ class Filters:
 
 @dataclass(frozen=True)
 class KeptSets:
-    """The set of one token. tokens: that it has; bytes: of it, as `data.supports` has it"""
+    """The set of one token. tokens: that it has; bytes: of it, as `data.supports` has it; experts: bytes of the token's
+    experts, as `data.experts` has them, of prompts as of responses"""
 
     tokens: float = 0.0
     bytes: float = 0.0
+    experts: int = 0
 
     @classmethod
     def expected(cls, filters: Filters | None, vocabulary: int) -> KeptSets:
@@ -84,16 +90,21 @@ class KeptSets:
     @property
     def held_bytes(self) -> float:
         """What it takes in a process that has the sample."""
-        return self.bytes + OBJECT_BYTES if self.tokens else 0.0
+        return self.experts + (self.bytes + OBJECT_BYTES if self.tokens else 0.0)
 
     @property
     def sent_bytes(self) -> float:
         """What it takes of a message."""
-        return self.bytes + SIZE_BYTES if self.tokens else 0.0
+        return self.experts + (self.bytes + SIZE_BYTES if self.tokens else 0.0)
 
     def read_bytes(self, tokens: int) -> int:
-        """What a micro-batch of so many tokens holds of their sets on the host, until it is done."""
-        return ceil(tokens * self.tokens * ID_BYTES)
+        """What a micro-batch of so many tokens holds of their sets on the host, until it is done, and of their experts
+        where it computes: bytes, and indices."""
+        return ceil(tokens * self.tokens * ID_BYTES) + self.routed_bytes(tokens)
+
+    def routed_bytes(self, tokens: int) -> int:
+        """The same of their experts alone, as a GPU has them."""
+        return tokens * self.experts * (1 + ID_BYTES)
 
     def placed_bytes(self, rows: int, width: int) -> int:
         """What a GPU takes of the sets of so many rows of logits: places, and the logits that stand there."""
@@ -114,21 +125,35 @@ def most_bytes(tokens: int, vocabulary: int) -> int:
     return min(in_bits, num_bytes)
 
 
-def sets_of(flow: Dataflow, node: Node, filters: Filters | None, vocabulary: Callable[[str], int]) -> KeptSets:
-    """The sets of the samples that a call makes or reads: none of given texts, and none where greedy.
+def sets_of(
+    flow: Dataflow, node: Node, filters: Filters | None, shape_of: Callable[[str], ModelShape], *, replays: bool
+) -> KeptSets:
+    """What is kept of the samples that a call makes or reads: nothing of given texts, and nothing where greedy.
 
     Args:
-        vocabulary: of a role's model.
+        shape_of: a role's model.
+        replays: whether the role that draws samples is trained by the experts that they had.
     """
     rows = flow.nodes[node.rows]
     if rows.kind is not CallKind.GENERATE or rows.generation.greedy:
         return NO_SETS
-    return KeptSets.expected(filters, vocabulary(str(rows.role)))
+    shape = shape_of(str(rows.role))
+    sets = KeptSets.expected(filters, shape.vocabulary)
+    return replace(sets, experts=expert_bytes(shape)) if replays and node.role == rows.role else sets
 
 
-def held_set_bytes(sets: KeptSets, samples: int, longest: int) -> int:
-    """Bytes in a process that has so many samples of at most so many tokens."""
-    return ceil(samples * longest * sets.held_bytes)
+def expert_bytes(shape: ModelShape) -> int:
+    """Of one token."""
+    return shape.expert_layers * shape.experts_per_token * dtype_of(shape.experts).itemsize
+
+
+def held_set_bytes(sets: KeptSets, samples: int, longest: int, prompts: int = 0) -> int:
+    """Bytes in a process that has so many samples of at most so many tokens.
+
+    Args:
+        prompts: their tokens, each prompt counted once.
+    """
+    return ceil(samples * longest * sets.held_bytes) + prompts * sets.experts
 
 
 def reads_sets(node: Node) -> bool:

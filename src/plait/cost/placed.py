@@ -123,8 +123,8 @@ class Facts(Placed):
     def sets_of(self, node: Node) -> KeptSets:
         """See `kept_sets.sets_of`."""
         names = {model.role: model.name for model in self.models}
-        vocabulary = lambda role: self.shapes[names[role]].vocabulary
-        return sets_of(self.flow, node, Filters.of(self.recipe.sampling), vocabulary)
+        shape_of, sampling = lambda role: self.shapes[names[role]], self.recipe.sampling
+        return sets_of(self.flow, node, Filters.of(sampling), shape_of, replays=sampling.router_replay)
 
     def together(self, role: str) -> tuple[str, ...]:
         """The roles that train when this one does."""
@@ -138,7 +138,8 @@ def _kind(rank: int, placed: Placed) -> tuple[object, ...]:
     """All that the memory of a device depends on: its coordinates in the layouts of each role, who computes there,
     which of these parts are one, and what leaves. Devices of one kind hold as much."""
     numbers: dict[PartKey, int] = {}
-    kinds: list[object] = [placed.connected[rank], rank == 0 and placed.recipe.sampling.filters]
+    sampling = placed.recipe.sampling
+    kinds: list[object] = [placed.connected[rank], rank == 0 and (sampling.filters or sampling.router_replay)]
     for role, place in placed.places.items():
         for layout in place.layouts_on(rank):
             number = numbers.setdefault(part_key(layout, rank), len(numbers))

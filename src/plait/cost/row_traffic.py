@@ -1,7 +1,8 @@
 """Seconds of rows between calls: samples and columns go through rank 0, which runs the flow's own functions.
 Torch-free.
 
-Ids and numbers take eight bytes each, as they travel (`workers.messages`); what a token was drawn from goes with it.
+Ids and numbers take eight bytes each, as they travel (`workers.messages`); what a token was drawn from, and by which
+experts, goes with it.
 """
 
 from __future__ import annotations
@@ -20,20 +21,22 @@ ITEM_BYTES = 8
 def generated_bytes(lengths: SampleLengths, samples: Samples, sets: KeptSets = NO_SETS) -> float:
     """What generation sends of all samples: prompts there, responses, their log-probs and their sets back."""
     ids = ITEM_BYTES * (samples.prompts * lengths.prompts.mean + 2 * samples.count * lengths.responses.mean)
-    return ids + samples.count * lengths.responses.mean * sets.sent_bytes
+    # A prompt's experts come with each of its samples: these end one after another.
+    of_sample = lengths.responses.mean * sets.sent_bytes + lengths.prompts.mean * sets.experts
+    return ids + samples.count * of_sample
 
 
 def scored_bytes(lengths: SampleLengths, samples: Samples, numbers: int, sets: KeptSets = NO_SETS) -> float:
     """What scoring sends of all samples: ids and sets there, so many numbers for each token of a response back."""
     of_token = ITEM_BYTES * (1 + numbers) + sets.sent_bytes
-    return samples.count * (ITEM_BYTES * lengths.prompts.mean + of_token * lengths.responses.mean)
+    return samples.count * ((ITEM_BYTES + sets.experts) * lengths.prompts.mean + of_token * lengths.responses.mean)
 
 
 def trained_bytes(lengths: SampleLengths, samples: Samples, numbers: int, sets: KeptSets = NO_SETS) -> float:
     """What training is sent of all samples: ids, log-probs, sets and so many further numbers for each token of a
     response."""
     of_token = ITEM_BYTES * (2 + numbers) + sets.sent_bytes
-    return samples.count * (ITEM_BYTES * lengths.prompts.mean + of_token * lengths.responses.mean)
+    return samples.count * ((ITEM_BYTES + sets.experts) * lengths.prompts.mean + of_token * lengths.responses.mean)
 
 
 def rows_traffic(cluster: ClusterSpec, ranks: Sequence[int], num_bytes: float, *, copies: int) -> Terms:

@@ -28,8 +28,8 @@ class SampleSets:
         samples: Mapping[int, Samples],
         lengths: Mapping[int, SampleLengths],
     ) -> None:
-        vocabulary = lambda role: shapes[role].vocabulary
-        self._sets = {node.id: sets_of(flow, node, workload.filters, vocabulary) for node in flow.nodes}
+        how = {"shape_of": shapes.__getitem__, "replays": workload.replays}
+        self._sets = {node.id: sets_of(flow, node, workload.filters, **how) for node in flow.nodes}
         self._samples, self._lengths, self._of_device = samples, lengths, workload.device == "cpu"
         self._batches = workload.batches
 
@@ -46,7 +46,8 @@ class SampleSets:
         samples are in its host's."""
         if not self._of_device:
             return 0
-        longest = self._lengths[node.id].responses.longest
+        lengths = self._lengths[node.id]
+        longest = lengths.prompts.longest, lengths.responses.longest
         return share_bytes(node, self._samples[node.id], self.sent(node), copies, longest)
 
     def held_by_all(self, node: Node) -> int:
@@ -54,12 +55,14 @@ class SampleSets:
         return self._batches * self.held(node, 1)
 
 
-def share_bytes(node: Node, samples: Samples, sets: KeptSets, copies: int, longest: int) -> int:
+def share_bytes(node: Node, samples: Samples, sets: KeptSets, copies: int, longest: tuple[int, int]) -> int:
     """Bytes of a process that has what one of so many copies or instances makes or reads in a call.
 
     Args:
         samples: all of the call.
-        longest: tokens of a response, at most.
+        longest: tokens of a prompt, and of a response, at most.
     """
     together = samples.per_prompt if node.kind is CallKind.GENERATE else 1
-    return held_set_bytes(sets, share_of(samples.count, 1, copies, together), longest)
+    share, (prompt, response) = share_of(samples.count, 1, copies, together), longest
+    prompts = prompt * min(samples.prompts, -(-share // together))
+    return held_set_bytes(sets, share, response, prompts)

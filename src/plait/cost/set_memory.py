@@ -13,7 +13,7 @@ def held_sets(rank: int, facts: Facts) -> int:
     """Bytes of a CPU's memory (a GPU's samples are in its host's): the first rank, which runs the flow, has all
     samples, every other one its share of those that it draws, scores or trains on."""
     recipe, flow = facts.recipe, facts.flow
-    if recipe.device != "cpu" or not recipe.sampling.filters:
+    if recipe.device != "cpu" or not (recipe.sampling.filters or recipe.sampling.router_replay):
         return 0
     drawn = [_held(facts, node, 1) for node in flow.of_kind(CallKind.GENERATE)]
     shares = [0, (1 + recipe.max_staleness) * sum(drawn)] if rank == 0 else [0]
@@ -34,4 +34,5 @@ def _held(facts: Facts, node: Node, copies: int) -> int:
     if sets == NO_SETS:
         return 0
     samples = Samples(recipe.prompts_per_step, rows.generation.num_samples(recipe.samples_per_prompt))
-    return share_bytes(node, samples, sets, copies, recipe.sampling.max_response_tokens)
+    longest = facts.lengths.prompts.longest, recipe.sampling.max_response_tokens
+    return share_bytes(node, samples, sets, copies, longest)

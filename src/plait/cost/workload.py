@@ -54,6 +54,7 @@ class Workload:
                  guesses_whole: whether only instances of one device guess; most_new_tokens: of a sample in a step, with
                  what is guessed
     filters:     what chooses tokens; None: they are drawn from the whole vocabulary
+    replays:     whether samples keep which experts their tokens went to
     batches:     of samples that are there at a time
     engine_bytes: by the role, of its engine on each rank where it generates: known texts, a draft model, and what may
                  come to it where its weights are widened; all that another engine takes
@@ -91,6 +92,7 @@ class Workload:
     guesses_whole: bool = False
     most_new_tokens: int = 1
     filters: Filters | None = None
+    replays: bool = False
     batches: int = 1
     engine_bytes: Mapping[str, EngineBytes] = field(default_factory=dict)
     elsewhere: bool = False
@@ -141,6 +143,7 @@ class Workload:
             guesses_whole=guesses_whole(recipe),
             most_new_tokens=1 + most_guessed(recipe),
             filters=Filters.of(recipe.sampling),
+            replays=recipe.sampling.router_replay,
             batches=1 + recipe.max_staleness,
             gathers=recipe.fusion_rule.may_fuse,
             scores_ahead=scores_ahead(flow, recipe),
