@@ -41,6 +41,20 @@ SAMPLING = (
         ("models/compute/test_logprobs.py::test_a_token_that_could_not_be_drawn_gets_no_gradient",),
     ),
     Bug(
+        "experts of a response one token off",
+        "plait.data.packed_experts:packed_experts",
+        "put(span.start, experts.response)",
+        "put(span.start + 1, experts.response)",
+        ("runs/test_router_replay.py::test_engine_and_trainer_agree",),
+    ),
+    Bug(
+        "old log-probs by experts that routers choose anew",
+        "plait.training.stages:ScoringStage.forward",
+        "self.part.hidden(batch, inputs, self.part.replay(batch, self.rows, micro))",
+        "self.part.hidden(batch, inputs)",
+        ("training/test_router_replay.py::test_scores_are_of_these_experts_too[torch.float64]",),
+    ),
+    Bug(
         "stale sampler weights",
         "plait.workers.instances:engine_of",
         "return Engine(model, settings, keep_memory",
@@ -243,9 +257,19 @@ LOSS = (
     Bug(
         "experts balanced by the tokens that are read alone",
         "plait.models.backbone:Backbone.hidden",
-        "read = how.read if how.router_logits is None else None",
+        "read = how.read if how.router_logits is None and how.routing is None else None",
         "read = how.read",
         ("training/test_router_balance.py::test_it_is_that_of_transformers_for_each_sample[float32-qwen3_moe]",),
+    ),
+    Bug(
+        "balance by the experts that routers would have chosen",
+        "plait.training.stages:TrainingStage._made",
+        "router_logits, before_2NE, used)",
+        "router_logits, before_2NE)",
+        (
+            "training/test_router_replay.py"
+            "::test_loss_and_gradients_are_those_of_a_plain_forward_over_these_experts[qwen3_moe-0.3]",
+        ),
     ),
     Bug(
         "a prompt that balances experts for its first sample alone",

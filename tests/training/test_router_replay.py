@@ -98,7 +98,7 @@ def test_however_samples_are_cut_and_activations_kept(options: dict[str, Any]) -
     assert torch.allclose(found.optimizer.gradients, expected.optimizer.gradients, rtol=1e-9, atol=1e-13)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_scores_are_of_these_experts_too(dtype: torch.dtype) -> None:
     """Old log-probs and those of training are the same numbers, to the bit: also where the last MLP would compute only
     what is read."""
