@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,8 +21,11 @@ CLUSTER = Cluster(2, 4)
 @settings(max_examples=examples(30, 60), deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.data())
 def test_caches_between_instances(groups: int, layers: int, data) -> None:
-    """A sample that migrates takes its keys and values along, re-split by heads and by layers."""
+    """A sample that migrates takes its keys and values along, re-split by heads and by layers, and where its tokens
+    went, which all ranks of tp have; some layers keep none."""
     shape = uniform(layers, 4 * groups, groups, key_dim=3, value_dim=2)
+    experts = data.draw(st.lists(st.integers(0, 2), min_size=layers, max_size=layers))
+    shape = replace(shape, layers=tuple(map(lambda layer, top_k: replace(layer, experts=top_k), shape.layers, experts)))
     lengths = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=3))
     params = cache_parameters(shape, lengths)
     held = []

@@ -36,6 +36,7 @@ def recipe_of(**keys: Any):
         ("sampling.top_p", 0.95),
         ("sampling.top_k", 40),
         ("sampling.min_p", 0.05),
+        ("sampling.router_replay", True),
         ("sampling.prefix_cache_tokens", 64),
         ("max_staleness", 1),
         ("rebalance", "auto"),

@@ -195,7 +195,7 @@ REPLAYED = [
 def test_tokens_go_to_the_same_experts(four, alone, sizes, model, options):
     """Each stage is told those of its layers, the first of which has none; how often routers would have chosen others
     is counted over all of them."""
-    check(four, alone, sizes, "grpo", model, "float64", 1e-9, replays_experts=True, **options)
+    check(four, alone, sizes, "replayed", model, "float64", 1e-9, **options)
 
 
 DIVIDED = [

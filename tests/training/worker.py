@@ -113,6 +113,7 @@ CASES: dict[str, tuple[str, Any, dict[str, Column], dict[str, Any]]] = {
         {"returns": RETURNS, "old_values": OLD_VALUES},
         {},
     ),
+    "replayed": ("actor", actor_loss, {"advantages": ADVANTAGES, "old_logprobs": OLD, "ref_logprobs": REF}, {}),
     "scores": ("reward", lambda: score_loss, {"advantages": ADVANTAGES}, {}),
 }
 
@@ -136,7 +137,8 @@ def build(case: str, model: str, dtype: str, team: Team | None = None) -> Langua
 
 def trainer_of(case: str, model: LanguageModel | ScalarModel, team: Team | None = None, **options: Any) -> Trainer:
     balance = {"router_aux_loss_coef": 0.1} if hasattr(model.config, "router_aux_loss_coef") else {}
-    return make_trainer(model, role=CASES[case][0], team=team, **{**SETTINGS, **balance, **options})
+    replay = {"replays_experts": case == "replayed"}
+    return make_trainer(model, role=CASES[case][0], team=team, **{**SETTINGS, **balance, **replay, **options})
 
 
 def rows_of(case: str, step: int, prompts: int = 7) -> Rows:

@@ -29,10 +29,12 @@ class PackedExperts:
 
     numbers_TLK: uint8 or uint16; any where they are not known
     known_T:     bool
+    counted_T:   bool: the known ones of responses, which are in one row alone, whatever samples are packed together
     """
 
     numbers_TLK: NDArray[np.unsignedinteger]
     known_T: NDArray[np.bool_]
+    counted_T: NDArray[np.bool_]
 
 
 def packed_experts(
@@ -50,14 +52,15 @@ def packed_experts(
     layers, top_k, num_experts = sizes
     dtype, width = dtype_of(num_experts), layers * top_k
     numbers_TW = np.zeros((batch.num_tokens, width), dtype)
-    known_T = np.zeros(batch.num_tokens, np.bool_)
+    known_T, counted_T = np.zeros((2, batch.num_tokens), np.bool_)
 
-    def put(start: int, told: bytes) -> None:
+    def put(start: int, told: bytes) -> slice:
         numbers = np.frombuffer(told, dtype)
         if numbers.size % width or numbers.max(initial=0) >= num_experts:
             raise ValueError(f"{len(told)} bytes are not {width} numbers of {num_experts} experts for each token")
-        stop = start + numbers.size // width
-        numbers_TW[start:stop], known_T[start:stop] = numbers.reshape(-1, width), True
+        at = slice(start, start + numbers.size // width)
+        numbers_TW[at], known_T[at] = numbers.reshape(-1, width), True
+        return at
 
     root = batch.root.length
     for group, samples in zip(batch.groups, groups, strict=True):
@@ -68,5 +71,5 @@ def packed_experts(
                 put(batch.root.start, prompt[: root * width * dtype.itemsize])
             put(group.prompt.start, prompt[root * width * dtype.itemsize :])
         for span, experts in telling:
-            put(span.start, experts.response)
-    return PackedExperts(numbers_TW.reshape(-1, layers, top_k), known_T) if known_T.any() else None
+            counted_T[put(span.start, experts.response)] = True
+    return PackedExperts(numbers_TW.reshape(-1, layers, top_k), known_T, counted_T) if known_T.any() else None

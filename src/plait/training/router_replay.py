@@ -26,16 +26,18 @@ class RouterReplay:
     """`Routing` of one forward.
 
     mixtures:    layers of the whole model that are mixtures, ascending
-    numbers_TLK: those to go to; any where `known_T` says no, and a router chooses by itself
+    numbers_TLK: those to go to; any where `known_T1` says no, and a router chooses by itself
+    counted_T:   whose choices are counted
     """
 
     mixtures: Sequence[int]
     numbers_TLK: Tensor
     known_T1: Tensor
+    counted_T: Tensor
     used: dict[int, Tensor] = field(default_factory=dict)
     """Layer → where its tokens went, [T, K] int64."""
     differing: dict[int, Tensor] = field(default_factory=dict)
-    """Layer → how many tokens the router itself would have sent to others, a scalar."""
+    """Layer → how many of the counted tokens the router itself would have sent to others, a scalar."""
 
     @classmethod
     def of(cls, experts: PackedExperts, mixtures: Sequence[int], device: torch.device) -> Self:
@@ -43,23 +45,24 @@ class RouterReplay:
         numbers = experts.numbers_TLK
         if numbers.itemsize > 1:  # torch has few operators for uint16
             numbers = numbers.astype(np.int16)
-        known_T = uploaded(experts.known_T, torch.bool, device)
+        known_T, counted_T = uploaded(np.stack([experts.known_T, experts.counted_T]), torch.bool, device)
         dtype = torch.uint8 if numbers.itemsize == 1 else torch.int16
-        return cls(mixtures, uploaded(numbers, dtype, device), known_T[:, None])
+        return cls(mixtures, uploaded(numbers, dtype, device), known_T[:, None], counted_T)
 
     def chosen(self, layer: int, own_TK: Tensor) -> Tensor:
         """See `Routing.chosen`."""
         told_TK = self.numbers_TLK[:, self.mixtures.index(layer)].long()
         used_TK = torch.where(self.known_T1, told_TK, own_TK)
         self.used[layer] = used_TK
-        self.differing[layer] = (used_TK.sort(-1).values != own_TK.sort(-1).values).any(-1).sum()
+        differs_T = (used_TK.sort(-1).values != own_TK.sort(-1).values).any(-1)
+        self.differing[layer] = (differs_T & self.counted_T).sum()
         return used_TK
 
     def counts(self) -> Tensor:
         """[2] int64: choices that the routers of this stage would have made otherwise, and choices that were told."""
         zero = self.known_T1.new_zeros((), dtype=torch.int64)
         differing = sum(self.differing.values(), start=zero)
-        return torch.stack([differing, self.known_T1.sum() * len(self.differing)])
+        return torch.stack([differing, self.counted_T.sum() * len(self.differing)])
 
 
 def replay_of(model: Any, batch: PackedBatch, groups: Sequence[Sequence[Drawn]]) -> RouterReplay | None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.checkpoint.store import CheckpointStore
+from plait.data.experts import Experts
 from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.data.rows import Rows
 from plait.errors import RunError
@@ -101,7 +102,10 @@ def test_it_is_read_back_as_it_was(drawn: list[Sample]) -> None:
     said, scores = (("a", 0.1, 3),), {6: {"0.1": -0.1}}
     further = {3: (prompt(7), prompt(2))}
     kept = tuple(replace(s, supports=tuple(b"\0" * (t % 3) for t in s.token_ids)) for s in drawn)
-    for both in (tuple(drawn), kept):
+    routed = tuple(
+        replace(s, experts=Experts(b"\1" * s.prompt.uid, bytes(t % 256 for t in s.token_ids))) for s in drawn[1:]
+    )
+    for both in (tuple(drawn), kept, (*drawn[:1], *routed)):
         batch = DrawnBatch(2, 11, (0, 5), {3: both, 4: ()}, {3: None, 4: (0,)}, said, scores, further)
         tensors, stated = batch.stored()
         assert DrawnBatch.read(tensors, stated, prompt) == batch
