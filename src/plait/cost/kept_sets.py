@@ -143,7 +143,7 @@ def sets_of(
 
 
 def expert_bytes(shape: ModelShape) -> int:
-    """Of one token."""
+    """What the experts of one token take."""
     return shape.expert_layers * shape.experts_per_token * dtype_of(shape.experts).itemsize
 
 

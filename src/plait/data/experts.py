@@ -1,22 +1,18 @@
 """The experts that the engine's routers chose for the tokens of a sample, layer by layer: numbers, one after another.
 
 A token has K numbers for each layer that is a mixture of experts, in a byte each, or in two where there are more than
-256 experts. The prompt's are there once for all samples of a group (`with_prompt_of`).
+256 experts. The prompt's are there once for all samples of a group (`PartialRollout.take`).
 
 Torch-free. Shapes: T tokens, L layers that are mixtures, K experts for each token, W = L K numbers of a token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self, TypeVar
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from plait.data.records import Sample
 
 MOST_IN_BYTE = 256
 """Experts of a layer whose numbers go into a byte."""
@@ -42,15 +38,3 @@ class Experts:
 def dtype_of(num_experts: int) -> np.dtype[np.unsignedinteger]:
     """That numbers of so many experts are kept in."""
     return np.dtype(np.uint8 if num_experts <= MOST_IN_BYTE else np.uint16)
-
-
-Told = TypeVar("Told", bound="Sample")
-
-
-def with_prompt_of(sample: Told, others: Iterable[Sample]) -> Told:
-    """The sample with the prompt's experts of the first of others of its prompt that says any: where the prompt was
-    computed several times, roundings may have chosen others."""
-    prompt = next((other.experts.prompt for other in others if other.experts is not None), None)
-    if sample.experts is None or prompt is None:
-        return sample
-    return replace(sample, experts=replace(sample.experts, prompt=prompt))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from plait.data.experts import with_prompt_of
 from plait.data.records import Prompt, Sample
 from plait.policy.packing import root_of
 from plait.policy.score_parts import SampleLength, ScoredPart
@@ -63,7 +63,7 @@ class PartialRollout:
     def take(self, sample: Sample) -> list[Sample] | None:
         """Add a finished sample; its group, by index, if it was the last of the group."""
         group = self.groups[sample.prompt.uid]
-        group.append(with_prompt_of(sample, group))
+        group.append(_with_prompt_of(sample, group))
         self.news += 1
         self.num_finished += 1
         if len(group) < self.count:
@@ -93,3 +93,12 @@ class PartialRollout:
         if len(piece.indices) == self.count:
             return group
         return [sample for sample in group if sample.index in piece.indices]
+
+
+def _with_prompt_of(sample: Sample, others: Iterable[Sample]) -> Sample:
+    """The sample with the prompt's experts of the first of others of its prompt that says any: where the prompt was
+    computed several times, roundings may have chosen others."""
+    prompt = next((other.experts.prompt for other in others if other.experts is not None), None)
+    if sample.experts is None or prompt is None:
+        return sample
+    return replace(sample, experts=replace(sample.experts, prompt=prompt))
