@@ -423,7 +423,7 @@ GENERATION = (
     Bug(
         "siblings that write into one block",
         "plait.generation.pool:KVPool.copy",
-        "if not pairs or not self.layers:",
+        "if not pairs or not tensors:",
         "if pairs is not None:",
         ("generation/test_engine.py::test_float64_logprobs_are_the_trainers",),
     ),
