@@ -99,7 +99,7 @@ def test_more_experts_than_a_byte_counts() -> None:
     engine.add(request(2))
     samples = list(drain(engine))
     assert_kept(model, samples, np.uint16)
-    assert max(np.frombuffer(sample.experts.response, np.uint16).max() for sample in samples) > 255
+    assert max(np.frombuffer(sample.experts.prompt, np.uint16).max() for sample in samples) > 255
 
 
 DTYPES = [torch.bfloat16, torch.float32, torch.float64]
