@@ -84,7 +84,7 @@ def shape_of(recipe: Recipe) -> str | None:
     return recipe.model if is_shape(recipe.model) else None
 
 
-def print_shape(foreseen: Outline, name: str, nodes: int = 1) -> None:
+def print_shape(foreseen: Outline, name: str, nodes: int) -> None:
     """As `print_plan`, of models that are not there: prompts count as long as they may be.
 
     Raises:

@@ -257,8 +257,8 @@ def tune(
     lengths: Sequence[int],
     batch: int,
     *,
-    draws: int = 8,
-    seed: int = 0,
+    draws: int,
+    seed: int,
     thresholds: Sequence[int] | None = None,
 ) -> Tuned:
     """The threshold with the least mean total over bootstrap draws of `batch` response lengths.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from plait.errors import RunError
-from plait.stop_signals import STOP_SIGNALS, signals_to
+from plait.stop_signals import signals_to
 
 LEADERS_SIGNAL = signal.SIGUSR2
 """By which a rank that leads is: no scheduler sends it unless told to, as SIGTERM is sent to all processes of a job."""
@@ -78,7 +78,7 @@ class Stop:
 
 
 @contextlib.contextmanager
-def stop_signals(tell: Callable[[str], None], numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[Stop]:
+def stop_signals(tell: Callable[[str], None], numbers: Sequence[signal.Signals]) -> Iterator[Stop]:
     """These signals ask to stop while inside (in a main thread); what is done then, `tell` says."""
     with Stop(tell) as stop, signals_to(stop, numbers):
         yield stop

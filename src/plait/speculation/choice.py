@@ -16,7 +16,6 @@ from math import inf
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from plait.kernels import draft_choice
 from plait.speculation.drafter import Guesses
@@ -67,11 +66,9 @@ class Weighed:
 
     samples_M: IntArray
     """The sample of each, the likeliest first."""
-    allowed_M1: NDArray[np.bool_]
-    """Whether the margin covers the first so many."""
     best: Choice
-    """The first m of them, of those that are allowed, with the largest (B + S(m)) / T(B + m), or fewer, where something
-    should be left; none, where those gain too little."""
+    """The first m of them, of the m that the margin covers, with the largest (B + S(m)) / T(B + m), or fewer, where
+    something should be left; none, where those gain too little."""
 
 
 def weigh(
@@ -99,7 +96,7 @@ def weigh(
         allowed_M1,
     )
     best = first(samples_M, chosen if gain >= LEAST_GAIN else 0, len(guesses.lengths_B), most_gain)
-    return Weighed(samples_M, allowed_M1, best)
+    return Weighed(samples_M, best)
 
 
 def share_of(num_samples: int) -> float:
