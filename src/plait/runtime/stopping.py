@@ -19,12 +19,14 @@ _SAID_S = 10.0
 
 
 @contextlib.contextmanager
-def saying_way_on(tell: Callable[[str], None], way_on: Callable[[], str], rescue: Callable[[], str]) -> Iterator[None]:
+def saying_how_to_resume(
+    tell: Callable[[str], None], how_to_resume: Callable[[], str], rescue: Callable[[], str]
+) -> Iterator[None]:
     """However a run breaks off, say how it can be resumed.
 
     Args:
         tell: shows a text to the user.
-        way_on: says which step is saved, and how to go on from it.
+        how_to_resume: says which step is saved, and how to go on from it.
         rescue: the same, after it has saved the last whole step if that was not saved yet.
 
     Raises:
@@ -34,7 +36,7 @@ def saying_way_on(tell: Callable[[str], None], way_on: Callable[[], str], rescue
     try:
         yield
     except KeyboardInterrupt:
-        said = f"left at once; {way_on()}"
+        said = f"left at once; {how_to_resume()}"
         tell(said)
         raise KeyboardInterrupt(said) from None
     except RunError as error:

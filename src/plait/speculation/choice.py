@@ -16,13 +16,17 @@ from math import inf
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plait.kernels import draft_choice
 from plait.speculation.drafter import Guesses
 from plait.speculation.pool import FloatArray, IntArray
+from plait.speculation.step_cost import StepCost
 
 LEAST_GAIN = 1.04
 """Expected tokens per second against those without guesses, from which on guesses are computed: the estimates err."""
+LEAST_SURVIVAL = 0.03
+"""A guess is not looked up any further where it is less likely to come true."""
 HELD_BACK = 0.4
 """Share of what may be lost that a lone sample's guesses leave for the next ones, in case they are wrong; of more
 samples so much less, as they seldom all are."""
@@ -60,15 +64,26 @@ class Room:
         return cls(covered_s, share_of(num_samples), look_s)
 
 
+def least_survival(cost: StepCost, num_samples: int, num_context: int) -> float:
+    """Survival below which guesses are not worth looking up: half of what a row costs in tokens, the lesser of the next
+    row and the mean of as many as there are samples; `LEAST_SURVIVAL` at least."""
+    rows_X = np.array([num_samples, num_samples + 1, 2 * num_samples])
+    plain, one_more, twice = cost.seconds(rows_X, num_context).tolist()
+    row_s = min(one_more - plain, (twice - plain) / num_samples)
+    return max(LEAST_SURVIVAL, 0.5 * min(1.0, row_s * num_samples / max(plain, 1e-12)))
+
+
 @dataclass(frozen=True)
 class Weighed:
     """All guesses of a batch, weighed at once."""
 
     samples_M: IntArray
     """The sample of each, the likeliest first."""
+    allowed_M1: NDArray[np.bool_]
+    """Whether the margin covers the first so many."""
     best: Choice
-    """The first m of them, of the m that the margin covers, with the largest (B + S(m)) / T(B + m), or fewer, where
-    something should be left; none, where those gain too little."""
+    """The first m of them, of those that are allowed, with the largest (B + S(m)) / T(B + m), or fewer, where something
+    should be left; none, where those gain too little."""
 
 
 def weigh(
@@ -96,7 +111,7 @@ def weigh(
         allowed_M1,
     )
     best = first(samples_M, chosen if gain >= LEAST_GAIN else 0, len(guesses.lengths_B), most_gain)
-    return Weighed(samples_M, best)
+    return Weighed(samples_M, allowed_M1, best)
 
 
 def share_of(num_samples: int) -> float:
