@@ -1,6 +1,7 @@
 """What a run tells about itself: logs, live progress, trackers, Chrome traces.
 
-* `run_log`: append-only JSONL files that know their length, so that a resumed run cuts them back exactly.
+* `appended_file`: files that are appended to and know their length, so that a resumed run cuts them back exactly;
+  `run_log`: those of JSON lines.
 * `progress`: the live display on a terminal; one plain line per step elsewhere.
 * `trackers`: TensorBoard and Weights & Biases, off unless asked for.
 * `trace`: the Chrome trace file of a timeline.
