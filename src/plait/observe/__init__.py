@@ -1,7 +1,6 @@
 """What a run tells about itself: logs, live progress, trackers, Chrome traces.
 
-* `appended_file`: files that are appended to and know their length, so that a resumed run cuts them back exactly;
-  `run_log`: those of JSON lines.
+* `run_log`: append-only JSONL files that know their length, so that a resumed run cuts them back exactly.
 * `progress`: the live display on a terminal; one plain line per step elsewhere.
 * `trackers`: TensorBoard and Weights & Biases, off unless asked for.
 * `trace`: the Chrome trace file of a timeline.
@@ -9,6 +8,6 @@
   `doctor_left_out`).
 * `console`, `screen`: what is printed, and text made safe for it; `loading`: what a command waits for at its start.
 
-Enters: names and plain numbers. Leaves: files and lines on stderr. Imports `output`, `settings`, `json_text` and
-`errors`; no torch (a tracker that is switched on brings its own imports when it is opened).
+Enters: names and plain numbers. Leaves: files and lines on stderr. Imports `output`, `file_writes`, `settings`,
+`json_text` and `errors`; no torch (a tracker that is switched on brings its own imports when it is opened).
 """

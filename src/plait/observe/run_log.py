@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import DataError, RunError
+from plait.file_writes import AppendedFile, writing
 from plait.json_text import MAX_DIGITS, kind_of, parse
-from plait.observe.appended_file import AppendedFile, writing
 from plait.output import write_file
 
 _SCAN_BYTES = 1 << 16

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import DataError
+from plait.file_writes import AppendedFile, writing
 from plait.json_text import Malformed, parse
-from plait.observe.appended_file import AppendedFile, writing
 from plait.output import write_file
 
 MOST_TORN = 3

@@ -13,8 +13,8 @@ import torch
 
 from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.errors import RESUME, RunError
-from plait.observe.appended_file import writing
-from plait.output import why_not_written, write_file
+from plait.file_writes import why_not_written, writing
+from plait.output import write_file
 from plait.recipes.role_models import main_role, trained_roles
 from plait.runtime.evaluating.engine_gate import check_engines
 from plait.runtime.evaluating.evaluation import Evaluation

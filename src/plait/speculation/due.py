@@ -4,12 +4,15 @@ enough to notice when they would."""
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
-from plait.speculation.costly import Costly
 from plait.speculation.ledger import SELDOM, Ledger
 from plait.speculation.probes import PROBES
 from plait.speculation.promise import WINDOW
 from plait.speculation.step_cost import Typical
+
+if TYPE_CHECKING:
+    from plait.speculation.costly import Costly
 
 OVERHEAD = 0.005
 """Share of the time that looking up may take while guesses do not pay."""

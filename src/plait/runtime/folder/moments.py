@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import RunError
-from plait.observe.appended_file import writing
+from plait.file_writes import writing
 from plait.observe.run_log import cut_torn_line, damaged, read_rows
 from plait.schedule.update_rule import HeldKV, UpdateRule
 

@@ -1,15 +1,38 @@
-"""Files that a run appends to: what is appended stands there whole or, if the file system refuses it, not at all."""
+"""Writes that the file system may refuse: why it does, in words; and files that are appended to, where what is
+appended stands whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
 from plait.errors import RunError
-from plait.output import why_not_written
+
+
+def why_not_written(path: Path, error: OSError) -> str:
+    """What the system says against writing to a path; where room is what is missing, how much there is, and what
+    helps; where a link leads nowhere, which."""
+    why = error.strerror or str(error)
+    if error.errno in (errno.EEXIST, errno.ENOENT):
+        lost = next((place for place in (path, *path.parents) if place.is_symlink() and not place.exists()), None)
+        return why if lost is None else f"{lost} is a link to {os.readlink(lost)}, which does not exist"
+    if error.errno == errno.EFBIG and (most := resource.getrlimit(resource.RLIMIT_FSIZE)[0]) != resource.RLIM_INFINITY:
+        return f"{why}: here a file may have {most:,} bytes; raise that limit (`ulimit -f`)"
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return why
+    around = next((folder for folder in path.parents if os.path.exists(folder)), Path("/"))
+    try:
+        room = os.statvfs(around)
+    except OSError:
+        return f"{why}; free space there"
+    free = f"{room.f_bavail * room.f_frsize / 2**20:.1f} MiB"
+    files = " and no further file" if room.f_files and not room.f_favail else ""
+    return f"{why}: {free}{files} are free there; free space"
 
 
 @contextlib.contextmanager
