@@ -4,7 +4,7 @@ A rank is shown as a process and a lane (compute, a link, host) as a thread of i
 
 * `write_trace` writes a whole trace at once;
 * `TraceWriter` appends events step by step. Its file is a JSON array whose closing bracket is missing, which
-  the viewers accept, with one event per line. So the file may be cut at any `TraceWriter.offset`, as a resumed
+  the viewers accept, with one event per line. So the file may be cut at any `AppendedFile.offset`, as a resumed
   run does, and stays loadable.
 
 `read_trace` reads either form.

@@ -33,9 +33,9 @@ class Transfer:
     source: Layout
     """The instance that the samples leave."""
     leaving: Holdings
-    """Of the source, in its buffer `leaving`."""
+    """Where it lies in the source, in the buffer `leaving`."""
     entering: Holdings
-    """Of the target, in its buffer `entering`."""
+    """Where it lies in the target, in the buffer `entering`."""
     plan: MovePlan
 
     @classmethod
@@ -64,7 +64,7 @@ class Transfer:
         return self.given.offer.sharing(self.given.answer.policy_version)
 
     def parts(self, held: Holdings, rank: int, buffers: Mapping[str, Tensor]) -> Iterator[tuple[Lack, Tensor]]:
-        """Each range of tokens that travels, with its part of a rank's buffer of `held`."""
+        """Each range of tokens that travels, with its part [elements] of a rank's buffer [elements, flat] of `held`."""
         if lacks := self.given.answer.lacks:
             flat = next((buffers[name] for name in held.buffers.get(rank, {})), self.given.offer.states[0].kv)
             yield from zip(lacks, parts(held, self.shape, len(lacks), rank, flat), strict=True)
@@ -107,7 +107,7 @@ class Source:
         return Given(offer, replace(answer, lacks=tuple(lacks)))
 
     def leave(self, transfer: Transfer) -> dict[str, Tensor]:
-        """Copy what travels out of the pool; the buffers that it is sent from."""
+        """Copy what travels out of the pool; the buffers [elements, flat] that it is sent from, by their names."""
         buffers = allocate(transfer.leaving, self._rank, self._moves.model.device)
         sharing = transfer.sharing
         for lack, flat in transfer.parts(transfer.leaving, self._rank, buffers):
@@ -169,11 +169,11 @@ class Target:
                 del self._arrived[key]
 
     def room(self, transfer: Transfer) -> dict[str, Tensor]:
-        """The buffers that what travels is received in."""
+        """The buffers [elements, flat] that what travels is received in, by their names."""
         return allocate(transfer.entering, self._rank, self._moves.model.device)
 
     def keep(self, transfer: Transfer, buffers: Mapping[str, Tensor]) -> None:
-        """What travels has arrived in `buffers`: keep it until the samples go on here."""
+        """What travels has arrived in `buffers` (of `room`, [elements, flat]): keep it until the samples go on here."""
         states, sharing = {state.key: state for state in transfer.given.offer.states}, transfer.sharing
         for lack, flat in transfer.parts(transfer.entering, self._rank, buffers):
             state = sharing[lack.uid] if lack.index == PROMPT else states[lack.key]
