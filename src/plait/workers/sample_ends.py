@@ -131,7 +131,8 @@ class Target:
     """
 
     def __init__(self, engine: Engine, rank: int, kv: HeldKV) -> None:
-        self.engine, self._rank, self._kv = engine, rank, kv
+        self.engine, self._rank = engine, rank
+        self._kv: HeldKV = kv
         self._moves = SampleMoves(engine.state)
         self._arrived: dict[Key, list[SampleState]] = {}
         """What came of samples (of prompts, with `PROMPT`) that are still in the source."""
