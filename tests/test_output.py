@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from plait.errors import ConfigError
-from plait.output import MARKER, RUN_LOCK, check_file, check_folder, why_not_written, write_file, write_folder
+from plait.file_writes import why_not_written
+from plait.output import MARKER, RUN_LOCK, check_file, check_folder, write_file, write_folder
 
 Check = Callable[..., None]
 

@@ -1,6 +1,6 @@
 """One rank that moves a model's weights between two layouts by three ways, over gloo, on the same buffers.
 
-    plait       `reallocation.mover.execute` of the plan, computed before
+    plait       `reallocation.mover.moving` of the plan, computed before
     broadcasts  ReaL's: one broadcast for each pair of shards that meet (see `strategies.broadcasts`), packed and
                 scattered as ours are
     gather all  each shard whole, to every rank of the target that lacks it, then slices
@@ -27,7 +27,8 @@ from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.layout.params import Parameters
 from plait.reallocation.memory import DTYPES, allocate, gather, paired_runs, part, runs, scatter
-from plait.reallocation.mover import execute
+from plait.reallocation.mover import moving
+from plait.schedule.work import to_the_end
 from reallocation.cases import models
 
 WAYS = ("plait", "broadcasts", "gather all")
@@ -79,7 +80,7 @@ class Worker:
         pairs = meetings(source, target)
 
         def plait() -> int:
-            return sum(execute(plan, self.rank, buffers).received.values())
+            return sum(to_the_end(moving(plan, self.rank, buffers)).received.values())
 
         return {
             "plait": plait,

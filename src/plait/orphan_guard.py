@@ -3,13 +3,32 @@
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
+import io
 import os
 import signal
 import sys
 import threading
 
 from plait.stop_signals import heeded, let_be
+
+
+def begin_as_child(guard_fd: int, crash_fd: int) -> None:
+    """What such a process does first, in its main thread: `leave_stopping_to_parent` and `die_with` that process. What
+    it prints is not lost if it is killed, and where it is stands in a file when it crashes or gets a SIGUSR1.
+
+    Args:
+        guard_fd: as of `die_with`.
+        crash_fd: of that file.
+    """
+    leave_stopping_to_parent()
+    die_with(guard_fd)
+    faulthandler.enable(crash_fd, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, crash_fd, all_threads=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
 
 
 def die_with(guard_fd: int) -> None:

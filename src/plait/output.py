@@ -10,10 +10,8 @@ The folder of a run is recognised by its lock file, `RUN_LOCK`, which stays ther
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
-import resource
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +20,7 @@ from typing import Any
 
 from plait.errors import ConfigError, DataError
 from plait.file_form import FileForm
+from plait.file_writes import why_not_written
 
 RUN_LOCK = "run.lock"
 MARKER = "plait_export.json"
@@ -128,27 +127,6 @@ def _try_out(path: Path) -> None:
         for name in path.relative_to(around).parts:
             with contextlib.suppress(FileNotFoundError):
                 os.lstat(_unfinished(around / name))  # which may be too long
-
-
-def why_not_written(path: Path, error: OSError) -> str:
-    """What the system says against writing to a path; where room is what is missing, how much there is, and what
-    helps; where a link leads nowhere, which."""
-    why = error.strerror or str(error)
-    if error.errno in (errno.EEXIST, errno.ENOENT):
-        lost = next((place for place in (path, *path.parents) if place.is_symlink() and not place.exists()), None)
-        return why if lost is None else f"{lost} is a link to {os.readlink(lost)}, which does not exist"
-    if error.errno == errno.EFBIG and (most := resource.getrlimit(resource.RLIMIT_FSIZE)[0]) != resource.RLIM_INFINITY:
-        return f"{why}: here a file may have {most:,} bytes; raise that limit (`ulimit -f`)"
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return why
-    around = next((folder for folder in path.parents if os.path.exists(folder)), Path("/"))
-    try:
-        room = os.statvfs(around)
-    except OSError:
-        return f"{why}; free space there"
-    free = f"{room.f_bavail * room.f_frsize / 2**20:.1f} MiB"
-    files = " and no further file" if room.f_files and not room.f_favail else ""
-    return f"{why}: {free}{files} are free there; free space"
 
 
 def write_file(path: str | Path, content: str | Iterable[bytes], *, durable: bool = True) -> None:

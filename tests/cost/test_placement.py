@@ -184,7 +184,8 @@ def test_the_only_weights_are_not_dropped(make_recipe, write_plan) -> None:
     with pytest.raises(ConfigError, match=r"actor.generate decode: `after` drop would lose the only weights"):
         resolved(make_recipe(plan=write_plan(train, generate)))
     elsewhere = [train | {"ranks": [1], "dp": 1}, generate]
-    assert resolved(make_recipe(plan=write_plan(*elsewhere))).placement("actor.generate", "decode").after == "drop"
+    (decode,) = resolved(make_recipe(plan=write_plan(*elsewhere))).placements_of("actor.generate", "decode")
+    assert decode.after == "drop"
     with pytest.raises(ConfigError, match=r"drop cannot bring back the weights under the adapters .* take offload"):
         resolved(make_recipe(plan=write_plan(*elsewhere), **{"lora.rank": 2}))
     with pytest.raises(
@@ -199,7 +200,7 @@ APART = [{"call": "actor.generate", "mode": mode, "ranks": [rank]} for rank, mod
 
 def test_prompts_that_are_computed_elsewhere_do_not_halt_for_new_weights(make_recipe, write_plan) -> None:
     plan = write_plan(*APART)
-    assert resolved(make_recipe(plan=plan, max_staleness=1)).placement("actor.generate", "prefill")
+    assert resolved(make_recipe(plan=plan, max_staleness=1)).placements_of("actor.generate", "prefill")
     with pytest.raises(
         ConfigError, match=r"`on_update` is keep: prompts on their way cannot halt .* set `on_update` to"
     ):

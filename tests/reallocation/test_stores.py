@@ -19,9 +19,10 @@ from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.layout.stores import stored_once
 from plait.reallocation.memory import allocate
-from plait.reallocation.mover import execute, moving
+from plait.reallocation.mover import moving
 from plait.reallocation.saving import SavedFiles, loading, saving
 from plait.reallocation.stores import store_files
+from plait.schedule.work import to_the_end
 from tests.reallocation.test_mover import all_ranks
 from tests.reallocation.worker import SMALL, cut, held_part, values_of
 
@@ -97,7 +98,8 @@ def test_a_strided_part_of_a_file(tmp_path: Path) -> None:
         {2: {"file": held.buffers[0]["weights"]}},
     )
     buffers = allocate(mine, 0)
-    execute(plan_move(flat, mine, cluster), 0, buffers, files=store_files(flat, cluster, tmp_path, "actor"))
+    files = store_files(flat, cluster, tmp_path, "actor")
+    to_the_end(moving(plan_move(flat, mine, cluster), 0, buffers, files=files))
     values = values_of(held, "float32")
     assert all(torch.equal(held_part(buffers, one), cut(values[one.param], one)) for one in mine.ranks[0])
 
@@ -109,7 +111,7 @@ def test_a_strided_part_of_a_file(tmp_path: Path) -> None:
     )
     target = Holdings(held.params, "float32", {2: boxes}, flat.buffers)
     files = store_files(target, cluster, tmp_path, "back")
-    report = execute(plan_move(mine, target, cluster), 0, buffers, files=files)
+    report = to_the_end(moving(plan_move(mine, target, cluster), 0, buffers, files=files))
     assert report.sent == {2: 4 * sum(one.box.num_elements for one in mine.ranks[0])}
     found = load_file(tmp_path / "back-00000.safetensors")
     assert all(torch.equal(held_part(found, one), cut(values[one.param], one)) for one in boxes)

@@ -27,8 +27,9 @@ from plait.layout.move_plan import MoveKind, MovePlan
 from plait.layout.shards import check
 from plait.reallocation.communicator import Channel, Communicator, Message
 from plait.reallocation.memory import DTYPES, allocate, part
-from plait.reallocation.mover import MoveReport, execute, moving
+from plait.reallocation.mover import MoveReport, moving
 from plait.reallocation.saving import SavedFiles, loading, saving
+from plait.schedule.work import to_the_end
 from tests.layout.nests import nested
 from tests.reallocation.live_memory import LiveMemory
 
@@ -111,7 +112,7 @@ class Worker:
         for held in source.ranks.get(self.rank, ()):
             held_part(buffers, held).copy_(cut(before[held.param], held))
         with LiveMemory(buffers) as live:
-            report = execute(plan, self.rank, buffers, Channel(deadline_s=20.0), name="test")
+            report = to_the_end(moving(plan, self.rank, buffers, Channel(deadline_s=20.0), name="test"))
         after = [values.to(DTYPES[target.dtype]) for values in before]
         wrong = self.count_wrong(buffers, target, after) + self.count_wrong(buffers, source, before)
         return self.outcome(plan, report, wrong, live.peak_bytes)

@@ -159,14 +159,6 @@ def test_what_a_function_started_is_killed_with_it(tmp_path):
     assert gone(int((tmp_path / "pid").read_text()))
 
 
-def test_wait_has_a_deadline():
-    with RewardPool(reward_functions([samples.faulty]), timeout_s=60) as pool:
-        pool.start()
-        pool.submit(group(9, "hang"))
-        with pytest.raises(RunError, match="rewards of prompt 9 have not come within 0 s"):
-            pool.wait(deadline_s=0.2)
-
-
 def test_columns_that_cannot_be_sent_are_named():
     with (
         RewardPool(reward_functions([samples.length])) as pool,

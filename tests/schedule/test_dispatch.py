@@ -68,9 +68,7 @@ class Calls:
         self.signs += 1
 
     def run(self, *keys: Key) -> Log:
-        dispatcher = Dispatcher(self, self)
-        dispatcher.add(keys or self.meshes)
-        dispatcher.run()
+        Dispatcher(self, self).run(keys or self.meshes)
         return self.log
 
 
@@ -103,9 +101,7 @@ def test_tasks_go_on_by_their_keys_whichever_began_first() -> None:
 
 def test_a_dispatcher_on_no_rank_takes_all_in_turn() -> None:
     calls = Calls({(0, 0): {0}, (0, 1): {1}}, actions=1)
-    dispatcher = Dispatcher(calls, calls, here=None)
-    dispatcher.add(calls.meshes)
-    dispatcher.run()
+    Dispatcher(calls, calls, here=None).run(calls.meshes)
     assert calls.log[2:] == ["0.0 0", "0.1 0"]
 
 

@@ -125,10 +125,8 @@ class Run:
 
     def run(self, steps: int) -> None:
         for self.step in range(steps):
-            dispatcher = Dispatcher(self, self.clock)
             drawn = {(batch, GENERATE) for batch in self.drawn if batch >= self.step}
-            dispatcher.add(self.open.calls(self.step, drawn | {*self.scored}))
-            dispatcher.run()
+            Dispatcher(self, self.clock).run(self.open.calls(self.step, drawn | {*self.scored}))
             self.version = self.published = self.step + 1
 
 
@@ -174,13 +172,11 @@ class Halting(Run):
 
     def run(self, steps: int) -> None:
         for self.step in range(steps):
-            dispatcher = Dispatcher(self, self.clock)
             whole = {(batch, GENERATE) for batch, said in self.said.items() if len(said) == self.actions}
             keys = self.open.calls(self.step, whole)
             own = [key for key in keys if key[0] == self.step]
             self.beside = Beside(self.step, (), self.open.until(self.step, own))
-            dispatcher.add(keys)
-            dispatcher.run()
+            Dispatcher(self, self.clock).run(keys)
             assert len(self.said[self.step]) == self.actions, "all samples are there when they are trained on"
             self.version = self.published = self.step + 1
 

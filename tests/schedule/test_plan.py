@@ -54,8 +54,8 @@ def test_parts_are_found_by_name(tmp_path):
     PLAN.save(tmp_path / "plan.json")
     plan = Plan.load(tmp_path / "plan.json")
     assert plan == PLAN
-    assert plan.placement("actor.train", "train") == PLAN.placements[1]
-    assert plan.placement("actor.train", "score") is None
+    assert plan.placements_of("actor.train", "train") == (PLAN.placements[1],)
+    assert plan.placements_of("actor.train", "score") == ()
     assert plan.schedule("1F1B") == FUSED
     assert plan.schedule("other") is None
 

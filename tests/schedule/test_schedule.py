@@ -113,9 +113,9 @@ def test_what_is_wrong_is_said(text, message):
 
 
 def test_memory_over_the_cap_names_the_action():
-    workload = fused_workload((2,), (3,), (1,), activation=(2.0,), models=("",))
+    workload = fused_workload((2,), (3,), (1,), activation=(2.0,), cap=(5.0, 9.0), models=("",))
     with pytest.raises(DataError, match="0F2 on rank 0 makes it hold 6, over its cap of 5"):
-        validate(gpipe(workload), workload, caps=(5.0, 9.0))
+        validate(gpipe(workload), workload)
     capped = fused_workload((2,), (3,), (1,), activation=(2.0,), cap=4.0, models=("",))
     validate(one_f_one_b(capped), capped)
 

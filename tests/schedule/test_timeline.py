@@ -57,7 +57,6 @@ def test_sums_of_a_timeline():
     assert TWO.ranks == (0, 1)
     assert TWO.peak_memory(0) == 7.0
     assert TWO.peak_memory(1) == 0.0
-    assert TWO.actions() == {(0, "compute"): ("a", "c"), (0, "link"): ("s",), (1, "compute"): ("d", "b")}
     assert TWO.shifted(1.0).spans[1].end_s == 3.0
     assert TWO.shifted(1.0).makespan_s == TWO.makespan_s
     assert Timeline(()).makespan_s == 0.0

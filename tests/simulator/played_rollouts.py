@@ -86,9 +86,7 @@ def simulate_rollout(
         raise ConfigError(f"max_batch: expected at most max_running = {limits.max_running}, found {fusion.max_batch}")
     clock = SimulatedClock()
     rollout = _Rollout(requests, limits, step_s, scoring, fusion, model, clock)
-    dispatcher = Dispatcher(rollout, clock, here=None)
-    dispatcher.add(rollout.keys)
-    dispatcher.run()
+    Dispatcher(rollout, clock, here=None).run(rollout.keys)
     assert rollout.left == 0, f"{rollout.left} samples were never finished"
     return Outcome(
         Timeline(tuple(clock.spans)).ordered(),

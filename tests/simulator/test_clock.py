@@ -47,9 +47,7 @@ class Lanes:
             yield from self.clock.take(done, action.rank, "", seconds, lambda action=action: self.ended.add(action.id))
 
     def run(self) -> dict[str, tuple[float, float]]:
-        dispatcher = Dispatcher(self, self.clock, here=None)
-        dispatcher.add((0, number) for number in range(len(self.lanes)))
-        dispatcher.run()
+        Dispatcher(self, self.clock, here=None).run((0, number) for number in range(len(self.lanes)))
         return {span.action: (span.start_s, span.end_s) for span in self.clock.spans}
 
 
@@ -96,9 +94,7 @@ class Two:
 
 def test_ends_at_one_moment_come_as_their_actions_began():
     two = Two()
-    dispatcher = Dispatcher(two, two.clock, here=None)
-    dispatcher.add([(0, 0), (0, 1)])
-    dispatcher.run()
+    Dispatcher(two, two.clock, here=None).run([(0, 0), (0, 1)])
     assert two.seen == [(1.0, 0), (2.0, 1)]
     assert [(s.action, s.rank, s.start_s, s.end_s, s.role) for s in two.clock.spans] == [
         ("long", 0, 0.0, 2.0, "actor"),

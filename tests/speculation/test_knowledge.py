@@ -51,7 +51,7 @@ def test_it_comes_back_from_its_file_and_from_whoever_took_it_up(
     for num_rows, num_context, seconds, is_mixed in steps:
         learned.ledger.quiet(0 if is_mixed else num_rows, num_context, seconds)
     for seconds in looks:
-        learned.looking.took(seconds)
+        learned.due.looking.took(seconds)
     learned.probes.more(num_samples, np.ones(3 * num_samples, bool))
     knowledge = knowledge_of(learned)
     assert through_a_file(knowledge) == knowledge

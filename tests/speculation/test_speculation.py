@@ -198,11 +198,11 @@ class Ahead(Simulated):
     under_way, most_under_way = 0, 0
 
     def step(self) -> None:
-        if not self.speculation.is_quiet:
+        if not self.speculation.due.is_quiet:
             self.land(0)
             super().step()
             return
-        self.speculation.passes()
+        self.speculation.due.passes()
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         self.land(1)

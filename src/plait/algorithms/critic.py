@@ -56,7 +56,7 @@ def token_rewards(
     options: CriticOptions,
     *,
     role: str,
-    share: float = 1.0,
+    share: float,
 ) -> ColumnHandle:
     """The reward of each token that the critic `role` learns: the score at the last one, or what scores of tokens say,
     and −share · kl_coef · kl_t at each where the KL is in the reward."""

@@ -112,7 +112,7 @@ def grpo(prompts: Prompts, actor: Role, reward: Role, options: GRPOOptions, ref:
             penalty=options.overlong_penalty,
         )
     logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in)
-    rewards = logprobs.off_score(rewards, "rewards")
+    rewards = logprobs.off_score(rewards)
     advantages = _advantages(scores, rewards, options)
     keep = samples.finished if options.mask_truncated else None
     train_policy(

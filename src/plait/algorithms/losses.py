@@ -14,6 +14,8 @@ from plait.algorithms.correction import Corrected
 
 Tensor = Any
 """A torch tensor; this floor does not import torch."""
+MOST_LOG_RATIO = 20.0
+"""Log-ratios of a KL estimate are clamped to ± this."""
 
 
 class Aggregation(StrEnum):
@@ -145,12 +147,12 @@ def minus_log_sigmoid(logits: Tensor) -> Tensor:
     return logits.new_zeros(logits.shape).logaddexp(-logits)
 
 
-def kl_estimate(logprobs_R: Tensor, ref_logprobs_R: Tensor, how: KLEstimator | str, clamp: float = 20.0) -> Tensor:
+def kl_estimate(logprobs_R: Tensor, ref_logprobs_R: Tensor, how: KLEstimator | str) -> Tensor:
     """Per-token KL estimate [R], of tensors or of NumPy arrays.
 
-    The log-ratio is clamped to ±`clamp`, so that one token cannot overflow exp.
+    The log-ratio is clamped to ±`MOST_LOG_RATIO`, so that one token cannot overflow exp.
     """
-    difference_R = (logprobs_R - ref_logprobs_R).clip(-clamp, clamp)
+    difference_R = (logprobs_R - ref_logprobs_R).clip(-MOST_LOG_RATIO, MOST_LOG_RATIO)
     match KLEstimator(how):
         case KLEstimator.K1:
             return difference_R

@@ -48,9 +48,9 @@ class PolicyLogprobs:
         """For the loss."""
         return self.start if self.options.compares else None
 
-    def off_score(self, scores: ColumnHandle, name: str) -> ColumnHandle:
+    def off_score(self, scores: ColumnHandle) -> ColumnHandle:
         """The score of each response less its KL, where the KL is in the reward; else the scores."""
-        return self.with_kl(subtract_kl, scores, name, Level.SAMPLE) if self.in_reward else scores
+        return self.with_kl(subtract_kl, scores, "rewards", Level.SAMPLE) if self.in_reward else scores
 
     def to_go(self, scores: ColumnHandle, name: str) -> ColumnHandle:
         """The return from each token on, where the KL is in the reward; else the scores, the same for every token."""

@@ -39,7 +39,7 @@ def reward_model(pairs: Given, reward: Role, options: RewardModelOptions) -> Non
 
 
 def bradley_terry_loss(
-    batch: LossBatch, margin: Tensor | None = None, *, options: RewardModelOptions, role: str = "reward"
+    batch: LossBatch, margin: Tensor | None = None, *, options: RewardModelOptions, role: str
 ) -> Tensor:
     """Mean over pairs of −log σ(s_chosen − s_rejected − m) + c · (s_chosen + s_rejected)², m = `options.margin` and the
     pair's own `margin` [R] (Touvron et al. 2023, Llama 2, arXiv 2307.09288, eq. 2).

@@ -30,7 +30,7 @@ def rloo(prompts: Prompts, actor: Role, reward: Role, options: RLOOOptions, ref:
     samples = actor.generate(prompts)
     rewards = reward.score(samples)
     logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in)
-    rewards = logprobs.off_score(rewards, "rewards")
+    rewards = logprobs.off_score(rewards)
     advantages = per_group(leave_one_out_advantages, rewards, name="advantages", least_samples=2)
     if options.normalize_advantages:
         advantages = per_batch(standardised, advantages, name="normalized_advantages", epsilon=EPSILON)

@@ -33,9 +33,10 @@ from torch import Tensor
 
 from plait.checkpoint.digests import digest_of_size, write_durably
 from plait.errors import RESUME, RunError
+from plait.file_writes import why_not_written
 from plait.json_text import parse
 from plait.models.files.tensor_file import FileDigest, TensorEntry, file_bytes, write_tensor_file
-from plait.output import sync, why_not_written
+from plait.output import sync
 
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 _FORMAT = 1

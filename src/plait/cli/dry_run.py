@@ -14,7 +14,6 @@ from plait.cli.report import held_out_text
 from plait.cli.staleness_report import staleness_text
 from plait.cost.device_memory import memory_of_plan
 from plait.cost.estimate import Arithmetic, human_bytes
-from plait.cost.offload_policy import OffloadPolicy
 from plait.cost.placement import num_devices, resolve_plan
 from plait.cost.rank_order import BetterOrder, better_orders
 from plait.dataflow import CallKind, CallName
@@ -22,7 +21,6 @@ from plait.errors import ConfigError
 from plait.models.files.known_shapes import is_shape
 from plait.recipes.algorithm import rows_of
 from plait.recipes.device_checks import check_device, ranks_on_ray
-from plait.recipes.drawn_ahead import scores_ahead
 from plait.recipes.engine_checks import said_of_program
 from plait.recipes.plan_files import plan_file, ranks_of
 from plait.recipes.recipe import Recipe
@@ -38,12 +36,11 @@ from plait.runtime.prediction.machine import machine_of
 from plait.runtime.prediction.network import Machines
 from plait.runtime.prediction.room import said_of_room
 from plait.runtime.prediction.run_planning import planning_for_run
-from plait.runtime.prediction.spending import is_searched, settled, spending
+from plait.runtime.prediction.spending import is_searched, settled, spending, why_no_fusion
 from plait.runtime.prepare import outline, prepare
 from plait.runtime.steps.reward_pools import open_pools
 from plait.schedule.named_plans import AUTO, NAMES
 from plait.schedule.plan import POOL, Plan
-from plait.schedule.stage_fusion import nothing_to_hide
 
 _PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "bold"}
 """How a plain table of rich is drawn."""
@@ -84,7 +81,7 @@ def shape_of(recipe: Recipe) -> str | None:
     return recipe.model if is_shape(recipe.model) else None
 
 
-def print_shape(foreseen: Outline, name: str, nodes: int = 1) -> None:
+def print_shape(foreseen: Outline, name: str, nodes: int) -> None:
     """As `print_plan`, of models that are not there: prompts count as long as they may be.
 
     Raises:
@@ -138,11 +135,9 @@ def _print(prepared: Outline | Prepared, plan: Plan, data: str, nodes: int) -> N
     if prepared.recipe.max_staleness:
         foretold = _foretold(prepared, plan, nodes)
         console.print(staleness_text(prepared.recipe, prepared.flow, prepared.models, plan, foretold))
-    copied = OffloadPolicy(prepared.models, plan, adapted=prepared.recipe.lora.rank > 0).scores_with_copies
-    ahead = scores_ahead(prepared.flow, prepared.recipe)
-    hidden = nothing_to_hide(plan, prepared.flow, [model.role for model in prepared.models], copied, ahead)
-    if hidden and plan.num_ranks > 1 and not prepared.recipe.fusion_rule.is_stated:
-        console.print(f"fusion has nothing to hide: {hidden}")
+    is_stated = prepared.recipe.fusion_rule.is_stated
+    if plan.num_ranks > 1 and not is_stated and (why := why_no_fusion(prepared, plan)):
+        console.print(f"fusion has nothing to hide: {why}")
     for better in better_orders(prepared.recipe, prepared.models, plan):
         console.print(_order_text(better))
     console.print()

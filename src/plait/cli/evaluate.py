@@ -54,7 +54,7 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
     if recipe.evaluation.items == 0:
         raise ConfigError("`evaluation.items` is 0: set how many held-out items to answer (--evaluation.items 100)")
     with opening(title_of("eval", path), opening_facts(recipe)):
-        from plait.cli.report import held_out_text
+        from plait.cli.report import held_out_text, how_answered
         from plait.runtime.api import evaluate_model
 
         result = evaluate_model(recipe)
@@ -67,9 +67,7 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
         for name, value in metrics.items():
             say(f"{name.removeprefix('eval/'):30}  {_figure(value)}")
         return 0
-    how = "greedy" if recipe.evaluation.temperature == 0 else f"temperature {recipe.evaluation.temperature:g}"
-    how += f", {result.per_item} answers to each" if result.per_item > 1 else ""
-    say(f"{held_out_text(recipe, result.num_items)}, {how}, model {recipe.model}")
+    say(f"{held_out_text(recipe, result.num_items)}, {how_answered(recipe, result)}, model {recipe.model}")
     if result.task is not None:
         say(f"exact accuracy                  {result.task.exact or '-'}")
         say(f"well-formed answers             {result.task.well_formed or '-'}")

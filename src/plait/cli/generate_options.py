@@ -12,9 +12,10 @@ from cyclopts import Parameter
 
 from plait.cli.app import Number, Place, Whole
 from plait.errors import ConfigError, DataError
+from plait.file_writes import why_not_written
 from plait.json_text import Malformed
 from plait.json_text import parse as parse_json
-from plait.output import check_file, why_not_written
+from plait.output import check_file
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.settings import MOST
 

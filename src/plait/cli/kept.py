@@ -16,8 +16,8 @@ from typing import Any, Self
 from plait.errors import ConfigError, RunError
 from plait.file_form import FileForm
 from plait.file_lock import is_taken
+from plait.file_writes import why_not_written
 from plait.observe.run_log import cut_torn_line, encode_row, read_rows
-from plait.output import why_not_written
 
 FORM = FileForm("generation")
 

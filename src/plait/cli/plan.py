@@ -6,7 +6,6 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -101,12 +100,12 @@ ANYWHERE, BRIEFLY, OWN = OnCluster(), Search(), Given()
 class Telling:
     """Says what is being done, now and then: over hundreds of devices it takes minutes."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._said_s = clock, clock()
+    def __init__(self) -> None:
+        self._said_s = time.monotonic()
 
     def __call__(self, text: str) -> None:
-        if self._clock() - self._said_s >= SAYS_EVERY_S:
-            self._said_s = self._clock()
+        if (now_s := time.monotonic()) - self._said_s >= SAYS_EVERY_S:
+            self._said_s = now_s
             say(text, file=sys.stderr)
 
 

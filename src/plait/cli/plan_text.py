@@ -32,14 +32,13 @@ LABEL = 14
 """Characters of the words that the first lines begin with."""
 
 
-def plan_text(report: Report, columns: int | None = None, following: Following | None = None) -> str:
-    """
+def plan_text(report: Report, following: Following | None = None) -> str:
+    """As wide as the terminal, within bounds.
+
     Args:
-        columns:   of the terminal; None: as many as it has.
         following: how a run follows the plan; None: nothing is said of it.
     """
-    available = shutil.get_terminal_size().columns if columns is None else columns
-    width = max(LEAST_COLUMNS, min(MOST_COLUMNS, available))
+    width = max(LEAST_COLUMNS, min(MOST_COLUMNS, shutil.get_terminal_size().columns))
     lines = [
         *_facts(report, width),
         "",

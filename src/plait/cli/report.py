@@ -103,10 +103,14 @@ def _place(outcome: Outcome) -> str:
     return f"after step {outcome.step} of {outcome.steps}"
 
 
-def _print_comparison(console: SafeConsole, recipe: Recipe, before: Evaluation | None, after: Evaluation) -> None:
+def how_answered(recipe: Recipe, evaluation: Evaluation) -> str:
+    """How the answers of an evaluation were drawn, in words."""
     how = "greedy" if recipe.evaluation.temperature == 0 else f"temperature {recipe.evaluation.temperature:g}"
-    how += f", {after.per_item} answers to each" if after.per_item > 1 else ""
-    title = held_out_text(recipe, after.num_items) + (f", {how}" if after.samples else "")
+    return how + (f", {evaluation.per_item} answers to each" if evaluation.per_item > 1 else "")
+
+
+def _print_comparison(console: SafeConsole, recipe: Recipe, before: Evaluation | None, after: Evaluation) -> None:
+    title = held_out_text(recipe, after.num_items) + (f", {how_answered(recipe, after)}" if after.samples else "")
     print_before_after(console, title, list(_rows(before, after)))
     if before is None or not after.samples:
         return

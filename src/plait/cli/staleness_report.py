@@ -24,7 +24,7 @@ def staleness_text(
     flow: Dataflow,
     models: Sequence[RoleModel],
     plan: Plan,
-    foretold: tuple[float, float] | None = None,
+    foretold: tuple[float, float] | None,
 ) -> str:
     """In sentences; empty where nothing is drawn ahead.
 

@@ -149,6 +149,9 @@ class Samples:
         assert self._rows is not None, "only given samples are read late"
         return self._rows
 
+    def _column(self, place: int) -> ColumnHandle:
+        return ColumnHandle(self._tracer, self._tracer.nodes[self.rows].outputs[place])
+
 
 class Given(Samples):
     """Handle of samples that the data set gives: `examples`, or `pairs` of a chosen and a rejected response.
@@ -178,9 +181,6 @@ class Given(Samples):
         """Per sample the number in the column `margin` of its row; 0 where the row has none."""
         return self._column(1)
 
-    def _column(self, place: int) -> ColumnHandle:
-        return ColumnHandle(self._tracer, self._tracer.nodes[self.rows].outputs[place])
-
 
 class Labelled(Given):
     """Handle of responses that are given with a label each."""
@@ -206,25 +206,22 @@ class Generated(Samples):
 
     @property
     def logprobs(self) -> ColumnHandle:
-        return self._generated(0)
+        return self._column(0)
 
     @property
     def finished(self) -> ColumnHandle:
         """Per sample 1.0 where the response ended by itself, 0.0 where the limit truncated it."""
-        return self._generated(1)
+        return self._column(1)
 
     @property
     def tokens_left(self) -> ColumnHandle:
         """Per sample the tokens by which the response is shorter than the recipe's limit."""
-        return self._generated(2)
+        return self._column(2)
 
     @property
     def turn(self) -> ColumnHandle:
         """Per response token the number of the turn that it was drawn in, from 0."""
         return ColumnHandle(self._tracer, self._tracer.add_output(self.rows, "turn", Level.TOKEN))
-
-    def _generated(self, place: int) -> ColumnHandle:
-        return ColumnHandle(self._tracer, self._tracer.nodes[self.rows].outputs[place])
 
 
 def rows_of(samples: Any, call: str) -> int:

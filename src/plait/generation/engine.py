@@ -134,8 +134,8 @@ class Engine:
 
     @torch.no_grad()
     def step(self, drafts: Drafts = NO_DRAFTS) -> list[Sample]:
-        """Compute one step: the next token of each running sample, and prompts as far as there are places. If several
-        steps are in flight, each computes a share of the samples.
+        """Compute one step: the next token of each running sample, and prompts as far as there is room for them. If
+        several steps are in flight, each computes a share of the samples.
 
         Args:
             drafts: running sample → guesses of its next tokens. Right guesses give the sample several tokens in this
@@ -159,14 +159,14 @@ class Engine:
         return landed.finished
 
     def land(self) -> None:
-        """Land all steps in flight; the next `step` returns the samples that ended in them. Called before samples leave
-        or come, and before weights change."""
+        """Land all steps in flight; the next `step` returns the samples that ended in them. To be called before samples
+        leave or come, and before weights change."""
         self._land_all_but(0)
         self._joint.rest()
 
     def _launch(self, drafts: Drafts) -> StepRecord | None:
-        """Launch the next step, and land the steps that must land before or after it. None: all samples are in flight,
-        so the oldest step landed instead."""
+        """Launch the next step, and land the steps that must land before or after it. None: every sample is in a step
+        that is in flight already, so the oldest of these steps landed instead."""
         state, scheduler, clock = self.state, self.state.scheduler, self._clock()
         ahead = not drafts and self._overlap.may_go_ahead
         groups, share = self._overlap.share(ahead=ahead)
@@ -224,8 +224,8 @@ class Engine:
         return drawn.num_tokens
 
     def _start_ready(self, *, ahead: bool) -> Draws | None:
-        """Draw the first token of samples whose prompt is computed, so that they have a row in the step. Where it is
-        launched ahead, these draws are returned, and land with it; else all that was drawn is known now."""
+        """Draw the first token of each sample whose prompt is computed, so that the sample takes part in the step. If
+        the step is launched ahead, these draws are returned and land with it. Otherwise all steps land now."""
         starts = self.state.scheduler.start_ready()
         draws = self._drawing.of_starts(starts) if starts else None
         if ahead and self._overlap.goes(draws):
@@ -238,10 +238,10 @@ class Engine:
     # -- leaving, and new weights
 
     def rest(self) -> None:
-        """Samples have ended or left, or none goes on: if none is in flight any more, let go of what was held for them,
-        a draft model's keys and values as well."""
+        """Called when samples have ended or left: if none is in flight any more, free what was held for them, and what
+        a draft model held."""
         if not self.state.has_work:
-            self._land_all_but(0)  # steps of samples that had ended
+            self._land_all_but(0)  # steps that were computed for samples which have ended since
             self._joint.rest()
             self.state.rest()
             self.speculates.rest()
@@ -264,7 +264,7 @@ class Engine:
             parks: keep the keys and values of those that have begun until then.
 
         Returns:
-            Samples that had ended and were not returned yet, then the unfinished ones (FinishReason.OPEN).
+            Samples that have ended and that `step` has not returned, then the unfinished ones (FinishReason.OPEN).
         """
         self.land()
         if parks:

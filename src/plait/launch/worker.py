@@ -5,7 +5,6 @@ Imports the standard library and its siblings only, so that heartbeats begin bef
 
 from __future__ import annotations
 
-import faulthandler
 import io
 import itertools
 import os
@@ -13,7 +12,6 @@ import pickle
 import queue
 import runpy
 import select
-import signal
 import socket
 import sys
 import threading
@@ -42,7 +40,7 @@ from plait.launch.wire import (
     Stop,
     StoreAnswer,
 )
-from plait.orphan_guard import die_with, leave_stopping_to_parent
+from plait.orphan_guard import begin_as_child
 from plait.user_code import importing
 
 if TYPE_CHECKING:
@@ -56,15 +54,9 @@ _OWN_FILES = (__file__, "<string>")
 
 def main(link_fd: int, guard_fd: int, crash_fd: int) -> None:
     """Serve until told to stop. The key comes on stdin."""
-    leave_stopping_to_parent()
     for fd in (link_fd, guard_fd, crash_fd):
         os.set_inheritable(fd, False)
-    die_with(guard_fd)
-    faulthandler.enable(crash_fd, all_threads=False)
-    faulthandler.register(signal.SIGUSR1, crash_fd, all_threads=False)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)  # what was printed before a kill is not lost
+    begin_as_child(guard_fd, crash_fd)
     key = sys.stdin.buffer.read(KEY_BYTES)
     if len(key) < KEY_BYTES:
         os._exit(1)  # the controller ended while it started this process

@@ -8,6 +8,6 @@
   `doctor_left_out`).
 * `console`, `screen`: what is printed, and text made safe for it; `loading`: what a command waits for at its start.
 
-Enters: names and plain numbers. Leaves: files and lines on stderr. Imports `output`, `settings`, `json_text` and
-`errors`; no torch (a tracker that is switched on brings its own imports when it is opened).
+Enters: names and plain numbers. Leaves: files and lines on stderr. Imports `output`, `file_writes`, `settings`,
+`json_text` and `errors`; no torch (a tracker that is switched on brings its own imports when it is opened).
 """

@@ -72,7 +72,7 @@ _COLDEST = 0.2
 (SmolLM2-135M in bfloat16: 0.006 at 1, 0.019 at 0.5, 0.040 at 0.2, 0.039 at 0.1)."""
 
 
-def limits_of(settings: DoctorSettings, dtype: str, temperature: float = 1.0) -> Limits:
+def limits_of(settings: DoctorSettings, dtype: str, temperature: float) -> Limits:
     """How far engine and trainer of a run may be apart, by its dtype unless the settings say it. Log-probs are logits
     over the temperature T, and so below 1 the rounding of logits weighs 1 / T as much in them, and 1 / T² in the KL."""
     limits = LIMITS[dtype]

@@ -10,47 +10,35 @@ beyond all floats is written as a text, too; what is no character, as U+FFFD.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from plait.errors import DataError, RunError
+from plait.file_writes import AppendedFile, writing
 from plait.json_text import MAX_DIGITS, kind_of, parse
-from plait.output import why_not_written, write_file
+from plait.output import write_file
 
 _SCAN_BYTES = 1 << 16
 _BEYOND_FLOATS = 10**MAX_DIGITS
 
 
-class RunLog:
-    """Appends rows to a JSONL file; after `append` returns, the row survives the death of this process.
+class RunLog(AppendedFile):
+    """Appends rows to a JSONL file; see `AppendedFile`.
 
     With `resume=True` an existing file is continued (a torn last line is cut first); without it the file is begun
     anew.
-
-    Raises:
-        RunError: the file system refuses a write (a full disk); the file then ends with the last whole row.
     """
 
     def __init__(self, path: str | Path, *, resume: bool = False) -> None:
-        self.path = Path(path)
-        try:
-            if resume and self.path.exists():
-                cut_torn_line(self.path)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if resume else os.O_TRUNC)
-            self._fd = os.open(self.path, flags, 0o644)
-        except OSError as error:
-            raise RunError(_refusal(self.path, error)) from error
-        self._offset = os.fstat(self._fd).st_size
-
-    @property
-    def offset(self) -> int:
-        """Bytes written so far: a place at which the file may be cut."""
-        return self._offset
+        path = Path(path)
+        if resume and path.exists():
+            with writing(path):
+                cut_torn_line(path)
+        super().__init__(path, keep=resume)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one row. Values are JSON values or scalars that have `item()`, such as NumPy's.
@@ -58,30 +46,7 @@ class RunLog:
         Raises:
             RunError: the file system refuses it; the file ends with the row before.
         """
-        line = encode_row(row)
-        try:
-            written = 0
-            while written < len(line):
-                written += os.write(self._fd, line[written:])
-        except OSError as error:
-            os.ftruncate(self._fd, self._offset)
-            raise RunError(_refusal(self.path, error)) from error
-        self._offset += len(line)
-
-    def sync(self) -> None:
-        """Force what was written to disk, so that it survives the machine's fall too."""
-        os.fsync(self._fd)
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __enter__(self) -> RunLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._write(encode_row(row))
 
 
 def truncate_to(path: str | Path, offset: int) -> None:
@@ -180,19 +145,6 @@ def cut_after(path: str | Path, step: int) -> None:
     truncate_to(path, sum(len(line) + 1 for line in lines[:kept]))
 
 
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """For a file of a run that has begun, or its folder.
-
-    Raises:
-        RunError: what is done within finds that it cannot be written.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise RunError(_refusal(path, error)) from error
-
-
 def damaged(path: str | Path, why: str) -> DataError:
     """What is said of a file of a run's folder that is not as the run has written it."""
     return DataError(f"{path} is damaged: {why}; put a copy back, or begin anew in another `run_dir`")
@@ -217,10 +169,6 @@ def encode_row(row: Mapping[str, Any]) -> bytes:
         return text.encode() + b"\n"
     except UnicodeEncodeError:  # half a surrogate pair, which is no character
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode() + b"\n"
-
-
-def _refusal(path: Path, error: OSError) -> str:
-    return f"{path} cannot be written: {why_not_written(path, error)}"
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -4,7 +4,7 @@ A rank is shown as a process and a lane (compute, a link, host) as a thread of i
 
 * `write_trace` writes a whole trace at once;
 * `TraceWriter` appends events step by step. Its file is a JSON array whose closing bracket is missing, which
-  the viewers accept, with one event per line. So the file may be cut at any `TraceWriter.offset`, as a resumed
+  the viewers accept, with one event per line. So the file may be cut at any `AppendedFile.offset`, as a resumed
   run does, and stays loadable.
 
 `read_trace` reads either form.
@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plait.errors import DataError, RunError
+from plait.errors import DataError
+from plait.file_writes import AppendedFile, writing
 from plait.json_text import Malformed, parse
-from plait.output import why_not_written, write_file
+from plait.output import write_file
 
 MOST_TORN = 3
 """Lines at the end of a trace that a crash may have left incomplete."""
@@ -57,8 +58,8 @@ class TraceCounter:
     rank: int = 0
 
 
-class TraceWriter:
-    """Appends events to a trace file; the file is loadable after every `append`.
+class TraceWriter(AppendedFile):
+    """Appends events to a trace file; the file is loadable after every `append`. See `AppendedFile`.
 
     With `resume=True` an existing file is continued (the caller has cut it to a recorded `offset`), and the
     lanes already named in it keep their rows; it is gone through line by line, as a long run's has gigabytes. Without
@@ -68,23 +69,19 @@ class TraceWriter:
 
     Raises:
         DataError: the file that is to be continued is damaged.
-        RunError: the file system refuses a write (a full disk); the file then ends with the last whole append.
     """
 
     def __init__(self, path: str | Path, *, resume: bool = False):
-        self.path = Path(path)
+        path, keep = Path(path), False
         self._rows = _Rows()
         try:
-            if keep := resume and self.path.exists():
-                self._rows.learn(_named_lines(self.path))
-                keep = self.path.stat().st_size > 0
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if keep else os.O_TRUNC)
-            self._fd = os.open(self.path, flags, 0o644)
+            if resume and path.exists():
+                with writing(path):
+                    self._rows.learn(_named_lines(path))
+                    keep = path.stat().st_size > 0
         except (KeyError, TypeError) as error:
-            raise DataError(f"{self.path} is damaged: its names of ranks and lanes: {error!r}") from error
-        except OSError as error:
-            raise RunError(self._refusal(error)) from error
-        self._offset = os.fstat(self._fd).st_size
+            raise DataError(f"{path} is damaged: its names of ranks and lanes: {error!r}") from error
+        super().__init__(path, keep=keep)
         if not keep:
             self._write(b"[\n")
 
@@ -95,36 +92,6 @@ class TraceWriter:
             RunError: it refuses: the disk is full, say.
         """
         self._write("".join(f"{_encoded(row)},\n" for event in events for row in self._rows.of(event)).encode())
-
-    @property
-    def offset(self) -> int:
-        """Bytes written so far: a position at which the file may be cut and stays loadable."""
-        return self._offset
-
-    def close(self) -> None:
-        """Close the file. No bracket is added, so that a later writer can go on."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def _write(self, data: bytes) -> None:
-        try:
-            written = 0
-            while written < len(data):
-                written += os.write(self._fd, data[written:])
-        except OSError as error:
-            os.ftruncate(self._fd, self._offset)
-            raise RunError(self._refusal(error)) from error
-        self._offset += len(data)
-
-    def _refusal(self, error: OSError) -> str:
-        return f"{self.path} cannot be written: {why_not_written(self.path, error)}"
-
-    def __enter__(self) -> TraceWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Rows:

@@ -79,7 +79,7 @@ class GroupRule:
 
     num_stages: int
     cost: StageCost
-    stated: int | None = None
+    stated: int | None
 
     @property
     def most(self) -> int:

@@ -86,14 +86,11 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class Rebalancing:
-    """shifts: what moves; before_s, after_s: expected seconds until the last sample ends, without and with that;
-    why: it is empty, where it is
-    """
+    """shifts: what moves; before_s, after_s: expected seconds until the last sample ends, without and with that."""
 
     shifts: tuple[Shift, ...]
     before_s: float
     after_s: float
-    why: str = ""
 
 
 def chances_of(said: Sequence[int], lengths: Sequence[int], limit: int) -> tuple[int, ...]:
@@ -193,11 +190,9 @@ def rebalance(instances: Sequence[InstanceWork], step_s: StepSeconds, slots: int
         end = _expected_s(_moved(works, shifts), pauses, step_s, slots)
         if best is None or (end, len(shifts)) < (best[0], len(best[1])):
             best = end, shifts
-    if best is None:
-        return Rebalancing((), before, before, "no instance has samples to give to another")
-    end, shifts = best
-    if before - end < max(LEAST_SHARE * before, 1e-12):
-        return Rebalancing((), before, before, "it would gain too little")
+    if best is None or before - best[0] < max(LEAST_SHARE * before, 1e-12):
+        return Rebalancing((), before, before)
+    shifts = best[1]
     after = _expected_s(_moved(works, shifts), _held_up_s(shifts, cost), step_s, slots)
     return Rebalancing(tuple(shifts), before, after)
 

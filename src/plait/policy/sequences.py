@@ -95,7 +95,7 @@ class Sequences:
         return self.running.get(key) or next((s for s in self.preempted if s.key == key), None)
 
     def add_prompt(
-        self, uid: int, num_tokens: int, indices: Sequence[int], names: tuple[Hashable, ...], rollout: int = 0
+        self, uid: int, num_tokens: int, indices: Sequence[int], names: tuple[Hashable, ...], rollout: int
     ) -> None:
         """Samples of a prompt wait behind all of their rollout and of earlier ones that are here."""
         assert uid not in self.prompts, f"prompt {uid} waits already"

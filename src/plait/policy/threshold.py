@@ -90,14 +90,13 @@ class Outcome:
 @dataclass(frozen=True, slots=True)
 class Tuned:
     """threshold: the best R_t; kept: m at that threshold (median of the draws); total_s: its mean over the draws;
-    serial_s: the mean without migration; curve: mean total of every threshold tried.
+    serial_s: the mean without migration.
     """
 
     threshold: int
     kept: int
     total_s: float
     serial_s: float
-    curve: tuple[tuple[int, float], ...]
 
 
 def spread(lengths: Sequence[int], num_instances: int) -> list[list[int]]:
@@ -257,8 +256,8 @@ def tune(
     lengths: Sequence[int],
     batch: int,
     *,
-    draws: int = 8,
-    seed: int = 0,
+    draws: int,
+    seed: int,
     thresholds: Sequence[int] | None = None,
 ) -> Tuned:
     """The threshold with the least mean total over bootstrap draws of `batch` response lengths.
@@ -272,11 +271,11 @@ def tune(
     tried = thresholds if thresholds is not None else range(0, batch + 1, max(1, batch // 64))
     serial, *gathered = zip(*(outcomes(rollout, rows, [0, *tried]) for rows in steps), strict=True)
     results = dict(zip(tried, gathered, strict=True))
-    curve = tuple((r, sum(o.total_s for o in of_draws) / draws) for r, of_draws in results.items())
-    best, total_s = min(curve, key=lambda point: (point[1], point[0]))
+    means_s = {r: sum(o.total_s for o in of_draws) / draws for r, of_draws in results.items()}
+    total_s, best = min((total_s, r) for r, total_s in means_s.items())
     serial_s = sum(o.total_s for o in serial) / draws
     kept = sorted(o.kept for o in results[best])[draws // 2]
-    return Tuned(best, kept, total_s, serial_s, curve)
+    return Tuned(best, kept, total_s, serial_s)
 
 
 def _drain(rollout: Rollout, kept: int, now: float, work_s: float, tail: Sequence[float]) -> float:

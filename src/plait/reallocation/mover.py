@@ -27,7 +27,7 @@ from plait.layout.move_plan import MoveAction, MoveKind, MovePlan
 from plait.reallocation.communicator import Channel, Communicator, Message
 from plait.reallocation.memory import DTYPES, Staging, gather, paired_runs, part, runs, scatter
 from plait.reallocation.stores import StoreFile, StoreReader, StoreWriter
-from plait.schedule.work import DISK, LINK, Done, Work, to_the_end
+from plait.schedule.work import DISK, LINK, Done, Work
 
 AHEAD = 4
 """Most messages of each direction that are on their way at once."""
@@ -59,19 +59,6 @@ class MoveReport:
         """(sender, receiver) → bytes; equals `Traffic.link_bytes` of the links of this rank."""
         out = {(self.rank, peer): size for peer, size in self.sent.items()}
         return out | {(peer, self.rank): size for peer, size in self.received.items()}
-
-
-def execute(
-    plan: MovePlan,
-    rank: int,
-    buffers: Mapping[str, Tensor],
-    channel: Channel | None = None,
-    *,
-    files: Mapping[int, StoreFile] | None = None,
-    name: str = "move",
-) -> MoveReport:
-    """Do the part of a rank in one go; see `moving`, which says what `buffers` are: flat, by their names."""
-    return to_the_end(moving(plan, rank, buffers, channel, files=files, name=name))
 
 
 def moving(

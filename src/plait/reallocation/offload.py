@@ -136,11 +136,6 @@ class HostMemory:
         self._give_zeros(self._buffers | self._scratch)  # gaps between blocks are written by nothing
         self._copies.clear()
 
-    def changed(self) -> None:
-        """The buffers got new values: the next offload copies them anew."""
-        assert not self._away, f"{self._name}: what is offloaded cannot have changed"
-        self._copies.clear()
-
     def _free(self, buffers: Mapping[str, Tensor]) -> None:
         for key, buffer in buffers.items():
             self._away.add(key)

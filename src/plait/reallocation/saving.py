@@ -18,11 +18,12 @@ from pathlib import Path
 from torch import Tensor
 
 from plait.errors import DataError, RunError
+from plait.file_writes import why_not_written
 from plait.layout.holdings import Holdings
 from plait.layout.mesh import Cluster
 from plait.layout.move import BUCKET_BYTES, plan_move
 from plait.layout.stores import from_manifest, stored_once, to_manifest, writers
-from plait.output import sync, why_not_written
+from plait.output import sync
 from plait.reallocation.communicator import Channel
 from plait.reallocation.mover import MoveReport, moving
 from plait.reallocation.stores import store_files, store_path

@@ -19,11 +19,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from plait.errors import DataError, RunError
+from plait.file_writes import why_not_written
 from plait.layout.boxes import Slice
 from plait.layout.holdings import ITEM_BYTES, Holdings
 from plait.layout.mesh import Cluster
 from plait.layout.move_plan import MoveAction, MoveKind, MovePlan
-from plait.output import sync, why_not_written
+from plait.output import sync
 from plait.reallocation.memory import DTYPES
 
 _FILE_DTYPES = {

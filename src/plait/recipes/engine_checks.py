@@ -134,7 +134,7 @@ def none_by_layers(key: str, not_compiled: str) -> str:
     return none_by_auto(key, STATES_STAY if keeps else LAYERS_ROUND, adaptive=not keeps)
 
 
-def none_by_auto(key: str, why: str, *, adaptive: bool = True) -> str:
+def none_by_auto(key: str, why: str, *, adaptive: bool) -> str:
     """That auto guesses nothing, in words for a person.
 
     Args:

@@ -179,43 +179,21 @@ class RewardPool:
         left_s = min((worker.deadline for worker in busy), default=inf) - time.monotonic()
         return ([worker.process.connection for worker in busy], max(0.0, left_s)) if busy or self._finished else None
 
-    def wait(self, deadline_s: float | None = None) -> list[GroupScores]:
-        """Scores of every outstanding group, in the order of their tickets.
-
-        Args:
-            deadline_s: seconds to wait at most; by default what the time limits of all calls allow.
-
-        Raises:
-            RunError: the deadline has passed.
-        """
-        limit = self._longest_s() if deadline_s is None else deadline_s
-        end = time.monotonic() + limit
-        finished = self.poll()
+    def wait(self) -> list[GroupScores]:
+        """Scores of every outstanding group, in the order of their tickets. The time limits of the calls bound it."""
         while self._groups:
-            if (left_s := end - time.monotonic()) <= 0:
-                waiting = ", ".join(group.samples[0].prompt.title() for group in self._groups.values())
-                raise RunError(f"rewards of {waiting} have not come within {limit:.0f} s")
-            self._pump(min(left_s, _TICK_S))
-            finished += self.poll()
-        return sorted(finished, key=lambda scores: scores.ticket)
+            self._pump(_TICK_S)
+        return sorted(self.poll(), key=lambda scores: scores.ticket)
 
-    def score(self, samples: Sequence[Sample], deadline_s: float | None = None) -> list[GroupScores]:
-        """Submit samples, grouped by prompt instance in order of first appearance, and wait for all scores.
-
-        Raises:
-            RunError: as in `wait`.
-        """
+    def score(self, samples: Sequence[Sample]) -> list[GroupScores]:
+        """Submit samples, grouped by prompt instance in order of first appearance, and wait for all scores."""
         assert self.num_outstanding == 0, "score() is for a pool with nothing outstanding"
         groups: dict[int, list[Sample]] = {}
         for sample in samples:
             groups.setdefault(sample.prompt.uid, []).append(sample)
         for group in groups.values():
             self.submit(group)
-        return self.wait(deadline_s)
-
-    def _longest_s(self) -> float:
-        calls = sum(2 + len(group.samples) for group in self._groups.values()) * len(self.functions)
-        return IMPORT_LIMIT_S * (1 + calls) + self.timeout_s * calls  # each call may kill its worker
+        return self.wait()
 
     @property
     def _busy(self) -> list[Worker]:

@@ -9,13 +9,11 @@ out. Imports the standard library and its siblings of the same kind only, so tha
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import io
 import json
 import os
 import pickle
 import resource
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -25,7 +23,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from plait.errors import ConfigError
-from plait.orphan_guard import die_with, leave_stopping_to_parent
+from plait.orphan_guard import begin_as_child
 from plait.rewards.awaiting import settled
 from plait.rewards.call_results import Logged, check_scores
 from plait.rewards.loading import load_file, load_function
@@ -50,14 +48,8 @@ def main(connection_fd: int, guard_fd: int, crash_fd: int, strays_fd: int, memor
         strays_fd: takes one line for each forked child that came back, see `Line`.
         memory_bytes: see `bound_memory`; 0: no bound.
     """
-    leave_stopping_to_parent()
-    die_with(guard_fd)
+    begin_as_child(guard_fd, crash_fd)
     bound_memory(memory_bytes)
-    faulthandler.enable(crash_fd, all_threads=False)
-    faulthandler.register(signal.SIGUSR1, crash_fd, all_threads=False)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)  # what a function printed before it was killed is not lost
     line = Line(connection_fd, strays_fd)
     try:
         seeds = Seeds()

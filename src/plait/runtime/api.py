@@ -163,7 +163,7 @@ def _run_claimed(
     return outcome
 
 
-def kept_plan(recipe: Recipe, files: RunFiles, nodes: int = 1) -> Plan | None:
+def kept_plan(recipe: Recipe, files: RunFiles, nodes: int) -> Plan | None:
     """The plan that was found when a run began, for a recipe that leaves it to be found; None: it is resolved anew."""
     if not is_searched(recipe) or not files.plan.is_file():
         return None

@@ -1,4 +1,5 @@
-"""The main loop of a run: generate, score, learn, publish the new weights, evaluate, record, save."""
+"""The main loop of a run. A step generates, scores, trains, publishes the new weights, evaluates and records; then the
+run is saved."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from plait.runtime.evaluating.answering import EvaluationStopped
 from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.finished_step import finish_metrics
 from plait.runtime.session import Session
-from plait.runtime.stopping import Stop, saying_way_on, stop_signals
+from plait.runtime.stopping import Stop, saying_how_to_resume, stop_signals
 from plait.stop_signals import STOP_SIGNALS
 
 
@@ -21,13 +22,15 @@ class Outcome:
     """How a run ended."""
 
     finished: bool
-    """False when the run was stopped before its last step was done and evaluated."""
+    """False if the run was stopped before its last step was done and evaluated."""
     step: int
+    """Steps that are done."""
     metrics: dict[str, float]
     """Those of the last step."""
     before: Evaluation | None = None
     """The evaluation of the weights before the first step."""
     after: Evaluation | None = None
+    """The evaluation of the weights after the last step."""
     doctor: str = ""
     """What the numerics doctor sums up; empty where all was well."""
     steps: int = 0
@@ -35,22 +38,22 @@ class Outcome:
 
 
 def train(session: Session, stopped_by: Sequence[Signals] = STOP_SIGNALS) -> Outcome:
-    """Run steps until the recipe's number of steps is done, or a signal asks to stop: then the step under way is
-    finished and saved first. `Session.done` says how far the run is.
+    """Run steps until as many are done as the recipe says, then evaluate and write the final weights. A signal asks to
+    stop: the step under way is finished and saved first. `Session.done` counts the steps.
 
     Args:
-        stopped_by: the signals that ask for it.
+        stopped_by: the signals that ask to stop.
 
     Raises:
-        RunError: the run had to stop; the message says where it can be taken up again.
+        RunError: the run had to stop; the message says how it can be resumed.
         KeyboardInterrupt: a second signal.
     """
-    recipe, done = session.recipe, session.done
-    told = saying_way_on(session.progress.message, lambda: session.way_on, session.rescue)
-    with stop_signals(session.progress.message, stopped_by) as stop, told:
+    recipe, done, records = session.recipe, session.done, session.records
+    tell_user = session.progress.message
+    on_error = saying_how_to_resume(tell_user, lambda: session.how_to_resume, session.rescue)
+    with stop_signals(tell_user, stopped_by) as stop, on_error:
         session.progress.start(done.step)
-        metrics = session.records.last_metrics()
-        before = session.records.evaluation(0)
+        metrics, before, after = records.last_metrics(), records.evaluation(0), None
         if before is None and done.step == 0:
             before = evaluate(session, stop, "leaving the evaluation before the first step")
         while done.step < recipe.steps and not stop.asked:
@@ -58,17 +61,16 @@ def train(session: Session, stopped_by: Sequence[Signals] = STOP_SIGNALS) -> Out
             metrics = run_step(session)  # generate → score → advantages → train
             if is_due(recipe.checkpoint.every, done.step) or stop.asked or done.step == recipe.steps:
                 session.save()
-        summary = session.doctor.summary() if session.doctor is not None else ""
-        if done.step < recipe.steps:
-            return Outcome(False, done.step, metrics, before, doctor=summary, steps=recipe.steps)
-        after = session.records.evaluation(done.step)
-        if after is None:
-            after = evaluate(session, stop, f"leaving the last evaluation, which {RESUME} makes up for")
-        if after is None and session.prepared.num_held_out:
-            return Outcome(False, done.step, metrics, before, doctor=summary, steps=recipe.steps)
-        stop.doing = "writing the final weights"
-        session.export_final()
-    return Outcome(True, done.step, metrics, before, after, summary, recipe.steps)
+        if done.step == recipe.steps:
+            after = records.evaluation(done.step)
+            if after is None:
+                after = evaluate(session, stop, f"leaving the last evaluation, which {RESUME} makes up for")
+        finished = done.step == recipe.steps and (after is not None or not session.prepared.num_held_out)
+        if finished:
+            stop.doing = "writing the final weights"
+            session.export_final()
+    summary = session.doctor.summary() if session.doctor is not None else ""
+    return Outcome(finished, done.step, metrics, before, after, summary, recipe.steps)
 
 
 def run_step(session: Session) -> dict[str, float]:
@@ -97,7 +99,11 @@ def run_step(session: Session) -> dict[str, float]:
 
 
 def evaluate(session: Session, stop: Stop, doing: str) -> Evaluation | None:
-    """Evaluate, and record the result; None if there is nothing to evaluate on, or a stop was asked for meanwhile."""
+    """Evaluate, and record the result; None if there is nothing to evaluate on, or a stop was asked for meanwhile.
+
+    Args:
+        doing: what a user who asks to stop is told that the run does, while it evaluates.
+    """
     if not session.prepared.num_held_out:
         return None
     stop.doing = doing
@@ -111,4 +117,5 @@ def evaluate(session: Session, stop: Stop, doing: str) -> Evaluation | None:
 
 
 def is_due(every: int, step: int) -> bool:
+    """Whether something that is done every so many steps (0: never) is done after this one."""
     return every > 0 and step % every == 0

@@ -13,8 +13,8 @@ import torch
 
 from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.errors import RESUME, RunError
-from plait.observe.run_log import writing
-from plait.output import why_not_written, write_file
+from plait.file_writes import why_not_written, writing
+from plait.output import write_file
 from plait.recipes.role_models import main_role, trained_roles
 from plait.runtime.evaluating.engine_gate import check_engines
 from plait.runtime.evaluating.evaluation import Evaluation
@@ -165,7 +165,7 @@ class Session:
         return drawn
 
     @property
-    def way_on(self) -> str:
+    def how_to_resume(self) -> str:
         """How a run that ends now can be resumed, in words."""
         if self.saved is None:
             return f"no step is saved; {RESUME} begins again at step 1"
@@ -229,13 +229,15 @@ class Session:
             if isinstance(error, RunError):
                 raise
             why = why_not_written(self.directory.path / "logs", error)
-            raise RunError(f"the logs in {self.directory.path} cannot be written: {why}; {self.way_on}") from error
+            raise RunError(
+                f"the logs in {self.directory.path} cannot be written: {why}; {self.how_to_resume}"
+            ) from error
         self.saved = self.done.step
         self.history.saved(self.saved)
 
     def rescue(self) -> str:
-        """After an error: save the last step if it is whole and has no checkpoint. Returns `way_on` then; an empty text
-        if the error was one of saving, which says it itself."""
+        """After an error: save the last step if it is whole and has no checkpoint. Returns `how_to_resume`; an empty
+        text if the error was one of saving, which says it itself."""
         if self._save_failed:
             return ""
         whole = self.records.last_step == self.done.step and not self.executor.is_training
@@ -243,13 +245,13 @@ class Session:
             not_saved = f"step {self.done.step} is not saved"
             try:
                 if why := self.workers.give_up():
-                    return f"{not_saved}, since {why}; {self.way_on}"
+                    return f"{not_saved}, since {why}; {self.how_to_resume}"
                 self.save()
             except RunError as error:
                 return str(error)
             except Exception as error:  # the error that broke off the run is the one to go on up
-                return f"{not_saved}: {type(error).__name__}: {error}; {self.way_on}"
-        return self.way_on
+                return f"{not_saved}: {type(error).__name__}: {error}; {self.how_to_resume}"
+        return self.how_to_resume
 
     def export_final(self) -> None:
         """Raises RunError when the disk is full."""

@@ -52,7 +52,7 @@ def check_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str,
         yield name, prepared
 
 
-def run_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str, Recipe, Outcome | None]]:
+def run_stages(stages: Stages, *, resume: bool) -> Iterator[tuple[str, Recipe, Outcome | None]]:
     """Run the stages in order, each (name, recipe, outcome) as it ends; stop after one that was stopped.
 
     With `resume`, stages that are done are left as they are (outcome None), and one that was begun goes on.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from plait.errors import RunError
-from plait.stop_signals import STOP_SIGNALS, signals_to
+from plait.stop_signals import signals_to
 
 LEADERS_SIGNAL = signal.SIGUSR2
 """By which a rank that leads is: no scheduler sends it unless told to, as SIGTERM is sent to all processes of a job."""
@@ -19,12 +19,14 @@ _SAID_S = 10.0
 
 
 @contextlib.contextmanager
-def saying_way_on(tell: Callable[[str], None], way_on: Callable[[], str], rescue: Callable[[], str]) -> Iterator[None]:
+def saying_how_to_resume(
+    tell: Callable[[str], None], how_to_resume: Callable[[], str], rescue: Callable[[], str]
+) -> Iterator[None]:
     """However a run breaks off, say how it can be resumed.
 
     Args:
         tell: shows a text to the user.
-        way_on: says which step is saved, and how to go on from it.
+        how_to_resume: says which step is saved, and how to go on from it.
         rescue: the same, after it has saved the last whole step if that was not saved yet.
 
     Raises:
@@ -34,7 +36,7 @@ def saying_way_on(tell: Callable[[str], None], way_on: Callable[[], str], rescue
     try:
         yield
     except KeyboardInterrupt:
-        said = f"left at once; {way_on()}"
+        said = f"left at once; {how_to_resume()}"
         tell(said)
         raise KeyboardInterrupt(said) from None
     except RunError as error:
@@ -78,7 +80,7 @@ class Stop:
 
 
 @contextlib.contextmanager
-def stop_signals(tell: Callable[[str], None], numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[Stop]:
+def stop_signals(tell: Callable[[str], None], numbers: Sequence[signal.Signals]) -> Iterator[Stop]:
     """These signals ask to stop while inside (in a main thread); what is done then, `tell` says."""
     with Stop(tell) as stop, signals_to(stop, numbers):
         yield stop

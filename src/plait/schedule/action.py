@@ -94,9 +94,7 @@ class Action:
         return "".join(parts)
 
 
-def action_id(
-    kind: Kind, model: str = "", copy: int = 0, stage: int = 0, index: int | None = None, round: int | None = None
-) -> str:
+def action_id(kind: Kind, model: str, copy: int, stage: int, index: int | None, round: int | None = None) -> str:
     """The id of the action with these properties (`Action.id` without building the action)."""
     prefix = "" if not model and not copy else f"{model}/{copy}:" if copy else f"{model}:"
     suffix = ("" if index is None else str(index)) + ("" if round is None else f".{round}")

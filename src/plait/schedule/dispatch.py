@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Protocol
 
 from plait.schedule.work import Done, Work
@@ -110,7 +111,7 @@ class Clock(Protocol):
 
 
 class Dispatcher:
-    """Runs the calls of one or several steps.
+    """Runs calls, of one step or of several.
 
     Args:
         here: the rank that dispatches; None: none does. Tasks that it computes go on only if no other task can: to
@@ -125,12 +126,10 @@ class Dispatcher:
         self._waiting: list[Key] = []
         self._tasks: list[Task] = []
 
-    def add(self, keys: Iterable[Key]) -> None:
-        """Add calls. Of those that could begin at the same time, the earlier ones begin first."""
+    def run(self, keys: Iterable[Key]) -> None:
+        """Run these calls to their end; of those that could begin at the same time, the earlier ones begin first.
+        Raises what a call raises."""
         self._waiting += keys
-
-    def run(self) -> None:
-        """Run all calls to their end. Raises what a call raises."""
         while self._waiting or self._tasks:
             self._begin_ready()
             if not self._round(here=False) and not self._round(here=True):
@@ -139,7 +138,7 @@ class Dispatcher:
     def _round(self, *, here: bool) -> bool:
         """Do an action of each task that this rank computes (`here`), or of each other task; whether one went on."""
         tasks = [task for task in self._tasks if (self._here in task.mesh) == here]
-        tasks.sort(key=_keys)
+        tasks.sort(key=attrgetter("keys"))
         went_on = [self._go_on(task) for task in tasks]
         return any(went_on)
 
@@ -176,10 +175,6 @@ class Dispatcher:
             return True
 
 
-def _keys(task: Task) -> tuple[Key, ...]:
-    return task.keys
-
-
 @dataclass
 class _Alone:
     """`Program` of one task."""
@@ -201,7 +196,5 @@ class _Alone:
 
 def run_alone(task: Task, clock: Clock) -> Any:
     """Run one task to its end; the result of its work. Raises what the work raises."""
-    dispatcher = Dispatcher(_Alone(task), clock)
-    dispatcher.add(task.keys)
-    dispatcher.run()
+    Dispatcher(_Alone(task), clock).run(task.keys)
     return task.result

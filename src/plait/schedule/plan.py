@@ -183,10 +183,6 @@ class Plan:
         if p.stages and (len(p.stages) != p.pp or min(p.stages) < 1):
             raise DataError(f"{label}: expected the layers of each of {p.pp} stages, found {list(p.stages)!r:.80}")
 
-    def placement(self, call: str, mode: Mode) -> Placement | None:
-        """The (first) placement of a mode of a call, None where the plan does not say."""
-        return next(iter(self.placements_of(call, mode)), None)
-
     def placements_of(self, call: str, mode: Mode) -> tuple[Placement, ...]:
         """Every placement of a mode of a call; more than one only of prefill and decode."""
         return tuple(p for p in self.placements if (p.call, p.mode) == (call, mode))

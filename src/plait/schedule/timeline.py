@@ -123,13 +123,6 @@ class Timeline:
         spans = sorted(self.spans, key=lambda span: (span.rank, span.lane, span.start_s, span.end_s))
         return replace(self, spans=tuple(spans))
 
-    def actions(self) -> dict[tuple[int, str], tuple[str, ...]]:
-        """The action ids of each (rank, lane) in the order in which they started: what was run, without the clock."""
-        rows: dict[tuple[int, str], list[str]] = {}
-        for span in self.ordered().spans:
-            rows.setdefault((span.rank, span.lane), []).append(span.action)
-        return {lane: tuple(ids) for lane, ids in rows.items()}
-
     def shifted(self, seconds: float) -> Timeline:
         """The same timeline, `seconds` later."""
         spans = tuple(replace(span, start_s=span.start_s + seconds, end_s=span.end_s + seconds) for span in self.spans)

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from plait.errors import DataError
 from plait.schedule.action import Action, Kind
@@ -20,27 +20,15 @@ from plait.schedule.pipeline import Workload
 from plait.schedule.schedule import Schedule
 
 
-def validate(
-    schedule: Schedule,
-    workload: Workload | None = None,
-    *,
-    holds: Mapping[str, float] | None = None,
-    caps: Sequence[float] | None = None,
-) -> None:
-    """Raise `DataError`, naming an action, unless the schedule can run.
-
-    holds: action id → change of its rank's memory, for the check against `caps` [num_ranks]; both default to the
-           workload's
-    """
+def validate(schedule: Schedule, workload: Workload | None = None) -> None:
+    """Raise `DataError`, naming an action, unless the schedule can run, and does all of a given workload."""
     actions = _check_ids(schedule)
     if workload is not None:
         _check_coverage(actions, schedule, workload)
     _check_order(schedule)
     _check_cycles(schedule, actions)
-    holds = holds if holds is not None else workload.holds() if workload is not None else {}
-    caps = caps if caps is not None else workload.caps if workload is not None else None
-    if caps is not None:
-        _check_memory(schedule, holds, caps)
+    if workload is not None:
+        _check_memory(schedule, workload)
 
 
 def _check_ids(schedule: Schedule) -> dict[str, Action]:
@@ -156,7 +144,8 @@ def _unmet(action: Action, at_head: Mapping[tuple[int, str], Action], stuck: set
     return action.id in stuck or (action.rank, action.kind.lane) in at_head
 
 
-def _check_memory(schedule: Schedule, holds: Mapping[str, float], caps: Sequence[float]) -> None:
+def _check_memory(schedule: Schedule, workload: Workload) -> None:
+    holds, caps = workload.holds(), workload.caps
     for rank, row in enumerate(schedule.rows):
         held = 0.0
         for action in row:

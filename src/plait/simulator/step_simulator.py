@@ -90,11 +90,10 @@ class StepSimulator:
         program = StepProgram(self.graph, places, weights, clock, self.functions_s)
         ends = []
         for step in range(steps):
-            dispatcher = Dispatcher(program, clock, here=None)
-            dispatcher.add((step, number) for number in program.order.calls())
+            numbers = [*program.order.calls()]
             if program.units:
-                dispatcher.add([(step, len(self.graph.calls))])
-            dispatcher.run()
+                numbers.append(len(self.graph.calls))  # the end of the step: offload units leave
+            Dispatcher(program, clock, here=None).run((step, number) for number in numbers)
             program.end_step()
             ends.append(clock.now_s)
         peak = held_bytes(self.graph, places, weights, self.costs).peak

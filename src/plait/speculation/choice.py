@@ -21,9 +21,12 @@ from numpy.typing import NDArray
 from plait.kernels import draft_choice
 from plait.speculation.drafter import Guesses
 from plait.speculation.pool import FloatArray, IntArray
+from plait.speculation.step_cost import StepCost
 
 LEAST_GAIN = 1.04
 """Expected tokens per second against those without guesses, from which on guesses are computed: the estimates err."""
+LEAST_SURVIVAL = 0.03
+"""A guess is not looked up any further where it is less likely to come true."""
 HELD_BACK = 0.4
 """Share of what may be lost that a lone sample's guesses leave for the next ones, in case they are wrong; of more
 samples so much less, as they seldom all are."""
@@ -59,6 +62,15 @@ class Room:
     def of(cls, covered_s: float, num_samples: int, look_s: float) -> Self:
         """For so many samples, who are guessed for again and again."""
         return cls(covered_s, share_of(num_samples), look_s)
+
+
+def least_survival(cost: StepCost, num_samples: int, num_context: int) -> float:
+    """Survival below which guesses are not worth looking up: half of what a row costs in tokens, the lesser of the next
+    row and the mean of as many as there are samples; `LEAST_SURVIVAL` at least."""
+    rows_X = np.array([num_samples, num_samples + 1, 2 * num_samples])
+    plain, one_more, twice = cost.seconds(rows_X, num_context).tolist()
+    row_s = min(one_more - plain, (twice - plain) / num_samples)
+    return max(LEAST_SURVIVAL, 0.5 * min(1.0, row_s * num_samples / max(plain, 1e-12)))
 
 
 @dataclass(frozen=True)

@@ -175,14 +175,14 @@ def _pace_of(speculation: Speculation) -> Pace:
         buckets=ledger.cost.buckets,
         num_steps=min(ledger.cost.num_steps, MANY),
         step_s=ledger.step.last,
-        looking_s=speculation.looking.last,
+        looking_s=speculation.due.looking.last,
         thinking_s=() if costly is None else costly.thinking.last,
         probes=tuple((*key, trials) for key, trials in speculation.probes.trials.items()),
         margin=tuple(map(tuple, ledger.margin.steps_W2.tolist())),
         window=tuple(ledger.window),
         since_plain=min(ledger.since_plain, LATEST),
         resting=ledger.resting,
-        gain=speculation.gain,
+        gain=speculation.due.gain,
     )
 
 
@@ -204,8 +204,8 @@ def take_up(speculation: Speculation, knowledge: Knowledge) -> None:
     ledger.margin.recall(np.array(pace.margin))
     ledger.window[:] = pace.window
     ledger.since_plain, ledger.resting = pace.since_plain, pace.resting
-    speculation.looking.recall(pace.looking_s)
+    speculation.due.looking.recall(pace.looking_s)
     speculation.probes.trials |= {(bits, number): trials for bits, number, trials in pace.probes}
-    speculation.gain = pace.gain
+    speculation.due.gain = pace.gain
     if costly is not None:
         costly.thinking.recall(pace.thinking_s)

@@ -13,7 +13,6 @@ Shapes: B running samples, T tokens said.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
@@ -26,29 +25,18 @@ from plait.speculation.choice import Choice, Room
 from plait.speculation.costly import Costly, LookedUp, Wanted
 from plait.speculation.counts import Counts
 from plait.speculation.drafter import Asked, CostlyDrafter, Drafter, Guesses
+from plait.speculation.due import Due
 from plait.speculation.kept_guesses import KeptGuesses
-from plait.speculation.ledger import SELDOM, Counted, Ledger, Spent
+from plait.speculation.ledger import Counted, Ledger, Spent
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.probes import PROBES, Probes
-from plait.speculation.promise import MAY_LOSE, WINDOW
-from plait.speculation.step_cost import Typical
+from plait.speculation.promise import MAY_LOSE
 
 How = int | Literal["adaptive"]
 """Tokens of a guess, or as many as pay."""
 
 AUTO_MOST = 15
 """Tokens of a guess that `adaptive` looks up."""
-LEAST_SURVIVAL = 0.03
-"""A guess is not looked up any further where it is less likely to come true."""
-OVERHEAD = 0.005
-"""Share of the time that looking up may take while guesses do not pay."""
-REFUSED = 4
-"""Steps after which it is asked again whether looking up is covered, where it was not."""
-DOUBTED = 256
-"""Where it takes more than all that may be lost."""
-EAGER, MOST_STEPS = 2, 4
-"""Looks without a guess, one after another, after which a further one is a step later each time; and at most so many
-steps. Who says something new mostly goes on with it."""
 LITTLE = 0.75
 """Share of what guesses gain otherwise, below which a step without them, which shows what it takes, is done now."""
 _PER_SOURCE = CELLS[2] * CELLS[3] * CELLS[4]
@@ -82,13 +70,8 @@ class Speculation:
         self.costly = None if model is None else Costly(model, self._most, self.acceptance, self.ledger)
         self._kept = KeptGuesses(self._most)
         self.probes = Probes()
-        self._stakes: deque[float] = deque()
-        """What each step that has asked and is not done may lose."""
-        self._overlaps = False
-        """Whether these were ever several, as where stages pass steps on."""
+        self.due = Due(self.ledger, self.costly, is_adaptive=self.is_adaptive)
         # This step.
-        self._is_counted = False
-        """Whether guesses might be due in it."""
         self._began, self._heard_from = 0.0, 0.0
         """When it asked whether guesses are due, and when its samples began to be heard."""
         self._looks, self._thinks = False, False
@@ -99,22 +82,6 @@ class Speculation:
         """Seconds of the model; of all that guesses took, in the last step in which they were due."""
         self._is_open = False
         """Whether guesses were computed of which nothing was heard."""
-        # When guesses are due: steps are counted as they ask.
-        self._asks = 0
-        """Steps that have asked."""
-        self._due_at, self._pool_due_at = 0, 0
-        """The steps in which guesses are due again: of any kind, and those that are looked up."""
-        self._seldom_at = 0
-        """The step in which guesses are looked up whether any may be computed or not."""
-        self._looked_at, self._in_vain = 0, 0
-        """The last step in which guesses were due, and the last looks of which no guess was computed."""
-        # What they cost and gain.
-        self._least_price_s = 0.0
-        """Seconds that one guessed token costs."""
-        self.looking = Typical()
-        """Seconds of looking up in a step."""
-        self.gain = 0.0
-        """What guesses gain in the mean, as a share of a step."""
         self._spent = Spent()
         """What was spent on guesses and is not accounted for yet."""
 
@@ -161,22 +128,7 @@ class Speculation:
             num_samples: that run.
             num_context: tokens that they hold.
         """
-        self._asks += 1
-        self._stakes.append(0.0)
-        self._overlaps |= len(self._stakes) > 1
-        self._is_counted = self._overlaps or self._asks >= self._due_at
-        return self._is_counted and self._looks_for(num_samples, num_context)
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether guesses are due neither in the next step nor in one that has asked and is not done, after which it is
-        known when they are: so the next need not ask, and may begin before those under way are done (`passes`)."""
-        return not self._overlaps and not self._is_counted and self._asks + 1 < self._due_at
-
-    def passes(self) -> None:
-        """The next step begins without asking, as `is_quiet`; what its samples have said is heard later."""
-        self._asks += 1
-        self._stakes.append(0.0)
+        return self.due.begin() and self._looks_for(num_samples, num_context)
 
     def _looks_for(self, num_samples: int, num_context: int) -> bool:
         began = self._clock()
@@ -185,11 +137,9 @@ class Speculation:
         self._spent.before_s += self._began - began
         self._counts.drafting_s += self._began - began
         self._drafted_s, self._wanted = 0.0, None
-        self._looks = self._pool_is_due(num_samples, num_context)
-        self._thinks = self.costly is not None and (
-            not self.is_adaptive or self.costly.is_due(self.ledger.plain_s(num_samples, num_context))
-        )
-        if self._looks or self._thinks or self._is_open or self._overlaps:
+        self._looks = self.due.of_pool(num_samples, num_context)
+        self._thinks = self.due.of_model(num_samples, num_context)
+        if self._looks or self._thinks or self._is_open or self.due.overlaps:
             self._heard_from = self._clock()
             return True
         self._looked()
@@ -218,10 +168,9 @@ class Speculation:
                 self._is_open = True
         self._looked()
         # What was said in steps between is heard at once: of that each step has its share.
-        more_s = heard_s * (1 - 1 / max(1, self._asks - self._looked_at))
-        self._looked_at = self._asks
+        more_s = heard_s * (1 - 1 / max(1, self.due.heard()))
         if self._looks:
-            self.looking.took(max(0.0, self._last_s - self._drafted_s - more_s))
+            self.due.looking.took(max(0.0, self._last_s - self._drafted_s - more_s))
         return drafts
 
     def _looked(self) -> None:
@@ -244,7 +193,7 @@ class Speculation:
             num_context: tokens that they held.
             num_drawn: tokens that they got.
         """
-        is_quiet = self._is_quiet(num_drafted)
+        is_quiet = self.due.end(num_drafted)
         if num_rows == 0:
             return
         if is_quiet:
@@ -261,57 +210,18 @@ class Speculation:
     def mixed(self, num_rows: int, num_drafted: int, num_context: int, seconds: float) -> None:
         """A step that computed prompts beside running samples took so long; see `done`. What its guesses gained is not
         told from what the prompts took, and does not count."""
-        if self._is_quiet(num_drafted):
+        if self.due.end(num_drafted):
             self.ledger.quiet(0, 0, seconds)
             return
         began = self._clock()
         self.ledger.mixed(num_rows, num_drafted, num_context, seconds, self._spent)
         self._settled(began)
 
-    def _is_quiet(self, num_drafted: int) -> bool:
-        """Whether a step that was computed had nothing to do with guesses."""
-        if self._stakes:
-            self._stakes.popleft()
-        is_counted, self._is_counted = self._is_counted, self._overlaps
-        return not is_counted and num_drafted == 0
-
     def _settled(self, began: float) -> None:
-        """A step is accounted for, which took from then on; that counts with the next one. When guesses are due again:
-        at once where they gain more than that takes."""
-        looking_s, step_s = self.looking.seconds, self.ledger.step.seconds
-        if self._looks:
-            pays = self.gain * step_s > looking_s and not self.ledger.rests
-            is_new = not self.is_adaptive or self.cost.num_steps < PROBES
-            seldom = int(min(max(looking_s / max(OVERHEAD * step_s, 1e-12), 1), SELDOM))
-            self._in_vain = 0 if self._is_open else self._in_vain + 1
-            steps = 1 if is_new else min(max(self._in_vain - EAGER, 1), MOST_STEPS)
-            self._seldom_at = self._asks + max(seldom, steps)
-            self._pool_due_at = self._asks + steps if pays or is_new else self._seldom_at
-        least = SELDOM if self.costly is None else self.costly.steps_to_wait()
-        self._due_at = min(self._pool_due_at, self._asks + (1 if self._is_open else least))
+        """A step is accounted for, which took from then on; that counts with the next one."""
+        self.due.settle(looked=self._looks, is_open=self._is_open)
         self._spent = Spent(before_s=self._clock() - began)
         self._counts.drafting_s += self._spent.before_s
-
-    def _pool_is_due(self, num_samples: int, num_context: int) -> bool:
-        """Whether guesses are looked up: it is time, and what that takes is covered."""
-        looking_s = self.looking.seconds
-        if not self.is_adaptive:
-            return True
-        if self._asks < self._pool_due_at:
-            return False
-        plain_s = self.ledger.plain_s(num_samples, num_context)
-        if self._asks >= self._seldom_at:
-            is_covered = looking_s <= self.margin.room_s(plain_s)
-        else:  # of no use, if nothing of what is found may be computed
-            is_covered = looking_s + self._least_price_s <= self.margin.room_s(plain_s)
-        if is_covered:
-            return True
-        if looking_s > self.margin.most_lost * WINDOW * plain_s:  # it never will be, unless that was a chance
-            self.looking.doubt()
-            self._pool_due_at = self._asks + DOUBTED
-        else:
-            self._pool_due_at = self._asks + REFUSED
-        return False
 
     def _knows_plain(self, num_samples: int) -> bool:
         """Whether a step of so many samples without guesses, or one of as many rows, was measured. By the fit alone it
@@ -319,17 +229,11 @@ class Speculation:
         return self.cost.num_steps >= PROBES and self.cost.is_measured(num_samples)
 
     def _least(self, num_samples: int, num_context: int) -> float:
-        """Survival below which guesses are not worth looking up: half of what a row costs in tokens, the lesser of the
-        next one and the mean of as many as there are samples. `LEAST_SURVIVAL` at least, and until it is known what
-        rows take."""
+        """Survival below which guesses are not looked up any further."""
         if not self.is_adaptive:
             return 0.0
-        if not self.probes.is_known(num_samples):
-            return LEAST_SURVIVAL
-        rows_X = np.array([num_samples, num_samples + 1, 2 * num_samples])
-        plain, one_more, twice = self.cost.seconds(rows_X, num_context).tolist()
-        row_s = min(one_more - plain, (twice - plain) / num_samples)
-        return max(LEAST_SURVIVAL, 0.5 * min(1.0, row_s * num_samples / max(plain, 1e-12)))
+        known = self.probes.is_known(num_samples)
+        return choice.least_survival(self.cost, num_samples, num_context) if known else choice.LEAST_SURVIVAL
 
     def _drafted(self, costly: Costly, asked: Asked, guesses: Guesses | None, num_context: int) -> Guesses | None:
         """What was looked up, with what the model guesses, where that is asked."""
@@ -347,7 +251,7 @@ class Speculation:
         thought = self._clock()
         if wanted is not None:
             if guesses is not None:
-                self.gain = _smoothed(self.gain, max(0.0, alone.gain - 1.0))
+                self.due.gained(max(0.0, alone.gain - 1.0))
             guesses = costly.guess(asked, wanted, looked_up)
             self._drafted_s, self._wanted = self._clock() - thought, wanted
             self._counts.model_passes += wanted.depth
@@ -357,7 +261,7 @@ class Speculation:
     def _found(self, num_tokens: int) -> bool:
         """Whether so many guessed tokens are any. Nothing gains nothing; nor is it known what pays, at first."""
         if self.is_adaptive and (num_tokens == 0 or self.cost.num_steps < PROBES):
-            self.gain = _smoothed(self.gain, 0.0)
+            self.due.gained(0.0)
         return num_tokens > 0
 
     def _chosen(self, guesses: Guesses, num_context: int) -> Choice:
@@ -370,11 +274,12 @@ class Speculation:
         rows_M1 = np.arange(num_samples, num_samples + num_tokens + 1)
         seconds_M1 = self.cost.seconds(rows_M1, num_context)
         wanted, plain_s = self._wanted, float(seconds_M1[0])
-        looks_s = self._spent.before_s + self._drafted_s + self.looking.seconds
+        looking_s = self.due.looking.seconds
+        looks_s = self._spent.before_s + self._drafted_s + looking_s
         prices_M1 = self.cost.most(rows_M1, num_context) - plain_s
-        self._least_price_s = float(prices_M1[1])
-        room_s = self.margin.room_s(plain_s, once_s=looks_s + sum(self._stakes))
-        room = Room.of(room_s, num_samples, self.looking.seconds) if wanted is None else Room(room_s)
+        self.due.least_price_s = float(prices_M1[1])
+        room_s = self.margin.room_s(plain_s, once_s=looks_s + self.due.staked_s)
+        room = Room.of(room_s, num_samples, looking_s) if wanted is None else Room(room_s)
         # What the model's guesses took, those of the next step will, too.
         more_s = 0.0 if wanted is None else wanted.seconds
         weighed = choice.weigh(guesses, seconds_M1, prices_M1, room, more_s=more_s)
@@ -383,14 +288,8 @@ class Speculation:
         else:
             may_guess, worth = self.ledger.may_guess, weighed.best.worth
             if wanted is None:
-                may_guess &= not self.ledger.wants_plain or worth >= LITTLE * self.gain
-                self.gain = _smoothed(self.gain, worth)
+                may_guess &= not self.ledger.wants_plain or worth >= LITTLE * self.due.gain
+                self.due.gained(worth)
             chosen = weighed.best if may_guess else choice.nothing(num_samples)
-        if self._stakes:
-            self._stakes[-1] = looks_s + float(prices_M1[chosen.lengths_B.sum()])
+        self.due.stake(looks_s + float(prices_M1[chosen.lengths_B.sum()]))
         return chosen
-
-
-def _smoothed(mean: float, value: float) -> float:
-    """A mean in which the last values count most."""
-    return value if mean == 0.0 else 0.95 * mean + 0.05 * value

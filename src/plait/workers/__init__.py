@@ -7,7 +7,8 @@
 * `announcer`: the leader's word to all ranks, itself among them; `freshness`: which copies of weights are as they
   should be. `worker_group`, `remote_engine` and `remote_trainer` are the group as the leader sees
   it; `follower` is the loop of every other rank.
-* `lockstep_engine`: ranks that generate together. `sample_mover`, `sample_offers`: samples that change instance.
+* `lockstep_engine`: ranks that generate together. `sample_mover`, `sample_ends`, `sample_offers`: samples that
+  change instance.
 * `recorder`: goes on with any work and writes down what was done; `status_file` says it to who watches.
 * `peak_memory`: the most that a rank has held.
 

@@ -23,10 +23,7 @@ class TellKnowledge(Plain):
     """What this rank's engines have learned."""
 
     kind: ClassVar[str] = "tell-knowledge"
-
-    @property
-    def role(self) -> str:
-        return ""
+    role = ""
 
     def run(self, rank_state: RankState) -> Work[KnowledgeTold]:
         told, notes = [], []
@@ -71,10 +68,7 @@ class TakeUpKnowledge:
     known: Sequence[Known]
 
     kind: ClassVar[str] = "take-up-knowledge"
-
-    @property
-    def role(self) -> str:
-        return ""
+    role = ""
 
     def to_message(self) -> Message:
         return Message({"known": _packed(self.known)}, kind=self.kind)

@@ -93,13 +93,13 @@ class Plain(Protocol):
         return cls(**message.header)
 
 
-def pack_rows(rows: Rows, columns: Sequence[Column] = ()) -> tuple[NDArray[Any], ...]:
+def pack_rows(rows: Rows, columns: Sequence[Column]) -> tuple[NDArray[Any], ...]:
     """Rows as arrays: those of `pack_samples`, then these of their columns, in the shapes of `Rows.shape_of`. Texts and
     columns of the data set stay behind."""
     return (*pack_samples(rows.samples), *(rows.columns[column] for column in columns))
 
 
-def unpack_rows(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = ()) -> Rows:
+def unpack_rows(arrays: Sequence[NDArray[Any]], columns: Sequence[Column]) -> Rows:
     """What `pack_rows` packed, in its shapes; every text is empty."""
     samples = unpack_samples(arrays[:_NUM_ARRAYS])
     return Rows(samples, dict(zip(columns, arrays[_NUM_ARRAYS:], strict=True)))

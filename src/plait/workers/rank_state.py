@@ -26,13 +26,13 @@ from plait.models.model import Model
 from plait.models.parallel.peers import WaitingFor
 from plait.models.parallel.team import Team
 from plait.reallocation.communicator import Channel
-from plait.reallocation.mover import MoveReport, execute, moving
+from plait.reallocation.mover import MoveReport, moving
 from plait.reallocation.offload import HostMemory
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.schedule.placements import WHOLE, PartKey, RolePlacement, part_key, parts_of, placements_of
 from plait.schedule.plan import After, Mode, Plan
-from plait.schedule.work import Work, nothing
+from plait.schedule.work import Work, nothing, to_the_end
 from plait.training.trainer import Trainer
 from plait.workers.gathering import GathersSamples, MovesPrompts
 from plait.workers.loading import room_for
@@ -294,5 +294,5 @@ class RankState:
         if model is not None:
             buffers["whole"] = model.trained.weights
         if self.rank in plan.rows:
-            execute(plan, self.rank, buffers, self._channel, name=f"{role}.gather")
+            to_the_end(moving(plan, self.rank, buffers, self._channel, name=f"{role}.gather"))
         return model

@@ -97,10 +97,7 @@ class Save(Plain):
     folder: str
 
     kind: ClassVar[str] = "save"
-
-    @property
-    def role(self) -> str:
-        return ""
+    role = ""
 
     def run(self, rank_state: RankState) -> Work[Saved]:
         counts, digests, broken = yield from rank_state.optimizers.saving(Path(self.folder))
@@ -137,10 +134,7 @@ class Load(Plain):
     threads: int
 
     kind: ClassVar[str] = "load"
-
-    @property
-    def role(self) -> str:
-        return ""
+    role = ""
 
     def run(self, rank_state: RankState) -> Work[None]:
         torch.set_num_threads(self.threads)
@@ -157,10 +151,7 @@ class Spans(Plain):
     zero_s: float
 
     kind: ClassVar[str] = "spans"
-
-    @property
-    def role(self) -> str:
-        return ""
+    role = ""
 
     def run(self, rank_state: RankState) -> Work[Recorded]:
         rank_state.offloads.want()

@@ -18,7 +18,7 @@ from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.run_files import OLD_WORKERS
 from plait.runtime.processes import handed_on
 from plait.runtime.processes.launching import as_alone, crowding, still_loading
-from plait.runtime.processes.supervisor import explained, way_on
+from plait.runtime.processes.supervisor import explained, how_to_resume
 from plait.runtime.processes.worker_output import worker_output
 
 
@@ -32,9 +32,9 @@ def test_only_a_run_that_has_begun_is_to_be_resumed(tmp_path: Path) -> None:
     job: Any = SimpleNamespace(run_dir=tmp_path, recipe=SimpleNamespace(checkpoint=SimpleNamespace(keep_last=1)))
     for _ in range(2):
         with RunDirectory.claim(tmp_path, overwrite=True) as directory:
-            assert way_on(job, directory) == "no step is saved; begin the run again"
+            assert how_to_resume(job, directory) == "no step is saved; begin the run again"
             RunDirectory.lent(tmp_path).begin("model: m\n")
-            assert way_on(job, directory) == f"no step is saved; {RESUME} begins again at step 1"
+            assert how_to_resume(job, directory) == f"no step is saved; {RESUME} begins again at step 1"
             assert directory.begun
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from plait.observe.run_log import cut_torn_line, damaged, read_rows, writing
+from plait.file_writes import writing
+from plait.observe.run_log import cut_torn_line, damaged, read_rows
 from plait.policy.migration import STEPS_OF_A_MOVE, MoveTimes
 
 LENGTHS_OF_STEPS = 4

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from plait.errors import RESUME, ConfigError, RunError
+from plait.file_writes import why_not_written
 from plait.observe.run_log import cut_after, truncate_to
 from plait.observe.trace import last_step_behind
-from plait.output import why_not_written, write_file
+from plait.output import write_file
 from plait.recipes.stages import FINAL, MERGED
 from plait.runtime.folder.history import CODE, HISTORY
 from plait.runtime.folder.run_files import (

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import RunError
-from plait.observe.run_log import cut_torn_line, damaged, read_rows, writing
+from plait.file_writes import writing
+from plait.observe.run_log import cut_torn_line, damaged, read_rows
 from plait.schedule.update_rule import HeldKV, UpdateRule
 
 Standing = Mapping[int, Mapping[int, int]]

@@ -9,9 +9,9 @@ from typing import Any
 from safetensors import SafetensorError
 
 from plait.errors import ModelError, RunError
+from plait.file_writes import why_not_written
 from plait.models.files.saving import save_pretrained
 from plait.models.model import Model
-from plait.output import why_not_written
 
 
 def marker_of(run_dir: Path, step: int, role: str) -> dict[str, Any]:

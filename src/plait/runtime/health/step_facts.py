@@ -11,9 +11,12 @@ from plait.data.records import FinishReason, Sample
 from plait.data.rows import FloatArray, Rows, trained_rows
 from plait.dataflow import CallKind, Dataflow, Grain, Node, Score, Top
 from plait.models.loading import read_tokens
-from plait.runtime.health.loss_splits import split_gaps
 from plait.runtime.health.patient import Patient
 from plait.runtime.steps.step import StepState
+from plait.training.loss_split import split_gap
+from plait.training.mini_batch import LossCall
+from plait.training.trainer_settings import SampleSettings
+from plait.user_code import is_users, title_of
 
 END_TOKENS = (
     "</s>",
@@ -162,6 +165,23 @@ def training_facts(flow: Dataflow, state: StepState, ends: frozenset[int]) -> di
             is_choice = node.mask.producer in _of_entropies(flow)
             facts |= {"mask_chooses": 1.0} if is_choice else mask_edges(rows, rows.columns[node.mask], ends)
     return facts
+
+
+def split_gaps(flow: Dataflow, state: StepState, max_response_tokens: int) -> dict[str, float]:
+    """`CALL LOSS` → `split_gap` of each loss of the user's that trained for the first time in this step; plait's own
+    losses have tests."""
+    gaps: dict[str, float] = {}
+    for node in flow.of_kind(CallKind.TRAIN):
+        loss = node.fn
+        if loss is None or not is_users(loss) or state.step != node.training.after or node.rows not in state.tables:
+            continue
+        rows = trained_rows(node, state.tables)
+        call = LossCall.of(node, batch_values=state.batch, temperature=1.0)
+        samples = SampleSettings(1.0, max_response_tokens)
+        gap = split_gap(rows, call, str(node.role), samples)
+        if gap is not None:
+            gaps[f"{node.call} {title_of(loss)}"] = gap
+    return gaps
 
 
 def _of_entropies(flow: Dataflow) -> set[int]:

@@ -107,7 +107,7 @@ def _where(plan: Foretold) -> frozenset[Placement]:
     return frozenset(replace(placement, after="keep") for placement in plan.plan.placements)
 
 
-def choose_best(planning: Planning, budget: Budget, seed: int = 0) -> Foretold:
+def choose_best(planning: Planning, budget: Budget, seed: int) -> Foretold:
     """The best plan that a search finds, with nothing beside it; over many devices the one that its measure puts first.
 
     Raises:

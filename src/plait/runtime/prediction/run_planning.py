@@ -77,9 +77,7 @@ def with_prediction(prepared: Prepared, machines: Machines = THIS_ONE, earlier: 
     return replace(plan, predicted=prediction.timeline)
 
 
-def settled_by_costs(
-    run: Foretellable, plan: Plan, lengths: SampleLengths, machines: Machines = THIS_ONE
-) -> tuple[Plan, Recipe]:
+def settled_by_costs(run: Foretellable, plan: Plan, lengths: SampleLengths, machines: Machines) -> tuple[Plan, Recipe]:
     """Plan and recipe with what follows from what things take on this machine, as far as that was measured, where they
     leave it open: settings of the policy `fusion`, and the number of groups of samples that go round the stages which
     generate.

@@ -28,7 +28,7 @@ from plait.recipes.drawn_ahead import scores_ahead
 from plait.recipes.engine_checks import said_of_idle_keys
 from plait.recipes.flow_checks import said_of_unread_options
 from plait.recipes.recipe import Recipe
-from plait.runtime.inputs.prepared import Outline
+from plait.runtime.inputs.prepared import Outline, Prepared
 from plait.schedule.named_plans import AUTO, NAMES
 from plait.schedule.plan import Plan
 from plait.schedule.stage_fusion import nothing_to_hide
@@ -89,13 +89,17 @@ def settled(run: Outline, plan: Plan, lengths: SampleLengths) -> Plan:
     return plan
 
 
-def _said_of_fusion(run: Outline, plan: Plan) -> Iterator[str]:
-    """Why `fusion` does nothing in a plan, in words, where a recipe states it."""
+def why_no_fusion(run: Outline | Prepared, plan: Plan) -> str:
+    """Why `fusion` has nothing to hide in a plan, in words; empty where it has something."""
     copied = OffloadPolicy(run.models, plan, adapted=run.recipe.lora.rank > 0).scores_with_copies
-    ahead = scores_ahead(run.flow, run.recipe)
-    hidden = nothing_to_hide(plan, run.flow, [model.role for model in run.models], copied, ahead)
-    if run.recipe.fusion_rule.is_stated and hidden:
-        yield f"`fusion` has nothing to hide: {hidden}"
+    roles = [model.role for model in run.models]
+    return nothing_to_hide(plan, run.flow, roles, copied, scores_ahead(run.flow, run.recipe))
+
+
+def _said_of_fusion(run: Outline, plan: Plan) -> Iterator[str]:
+    """`why_no_fusion`, where the recipe states `fusion`."""
+    if run.recipe.fusion_rule.is_stated and (why := why_no_fusion(run, plan)):
+        yield f"`fusion` has nothing to hide: {why}"
 
 
 def held_positions(recipe: Recipe, shape: ModelShape) -> int:

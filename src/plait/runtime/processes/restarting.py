@@ -34,14 +34,14 @@ class RanksLost(RunError):
 
     Args:
         what: happened.
-        way_on: how the run can be resumed, in words.
+        how_to_resume: how the run can be resumed, in words.
         failure: of the rank that was the first; None: a node was lost before it had begun.
     """
 
-    def __init__(self, what: str, way_on: str, failure: Failure | None = None) -> None:
-        super().__init__(f"{what}\n{way_on}")
+    def __init__(self, what: str, how_to_resume: str, failure: Failure | None = None) -> None:
+        super().__init__(f"{what}\n{how_to_resume}")
         self.what = what
-        self.way_on = way_on
+        self.how_to_resume = how_to_resume
         self.failure = failure
 
 
@@ -134,7 +134,7 @@ class Restarts:
             return
         if not why:
             raise lost
-        raise RanksLost(_both(first, lost, self.done), f"{lost.way_on}\nnot restarted again: {why}", failure)
+        raise RanksLost(_both(first, lost, self.done), f"{lost.how_to_resume}\nnot restarted again: {why}", failure)
 
 
 def _both(first: RanksLost, last: RanksLost, restarts: int) -> str:
@@ -167,7 +167,7 @@ def _on_what_is_left(
         except UserError as error:
             why = error
     raise RanksLost(
-        lost.what, f"{lost.way_on}\nnot restarted: on what is left no plan fits: {why}", lost.failure
+        lost.what, f"{lost.how_to_resume}\nnot restarted: on what is left no plan fits: {why}", lost.failure
     ) from why
 
 

@@ -83,7 +83,7 @@ def saying_what_is_left(progress: Progress, job: Job, directory: RunDirectory) -
         directory.note_begun()
         if left.args or not directory.begun:
             raise
-        said = f"left at once; {way_on(job, directory)}"
+        said = f"left at once; {how_to_resume(job, directory)}"
         progress.message(said)
         raise KeyboardInterrupt(said) from None
 
@@ -119,7 +119,7 @@ def _run(launcher: LocalProcesses, job: Job, directory: RunDirectory, nodes: Gat
             raise KeyboardInterrupt from None
         raise explained(error, job, directory, status) from error
     except NodeLost as error:
-        raise RanksLost(str(error), way_on(job, directory)) from error
+        raise RanksLost(str(error), how_to_resume(job, directory)) from error
     finally:
         if nodes is not None:
             nodes.on_wish(None)
@@ -131,7 +131,7 @@ def explained(error: WorkerError, job: Job, directory: RunDirectory, status: Pat
     if isinstance(cause, UserError) or (isinstance(cause, RunError) and failure.rank == LEADER):
         return cause
     if isinstance(cause, RunError) and cause.frames:  # raised by the user's code: where the ranks were says no more
-        of_users = RunError(f"{cause} (on rank {failure.rank}); {way_on(job, directory)}")
+        of_users = RunError(f"{cause} (on rank {failure.rank}); {how_to_resume(job, directory)}")
         of_users.frames = cause.frames
         return of_users
     if failure.ended in (Ended.RAISED, Ended.LATE):  # of the dead and the frozen it was read at once
@@ -139,11 +139,11 @@ def explained(error: WorkerError, job: Job, directory: RunDirectory, status: Pat
         peers = tuple(as_said(actions, peer) for peer in failure.peers)
         failure = replace(as_said(actions, failure), peers=peers)
     if failure.ended in (Ended.DIED, Ended.FROZEN, Ended.STALLED):
-        return RanksLost(str(failure), way_on(job, directory), failure)
-    return RunError(f"{failure}\n{way_on(job, directory)}")
+        return RanksLost(str(failure), how_to_resume(job, directory), failure)
+    return RunError(f"{failure}\n{how_to_resume(job, directory)}")
 
 
-def way_on(job: Job, directory: RunDirectory) -> str:
+def how_to_resume(job: Job, directory: RunDirectory) -> str:
     """What is kept of a run whose ranks are lost, and the command that goes on from it."""
     directory.note_begun()
     if not directory.begun:  # checkpoints are those of the run that it was to replace

@@ -1,4 +1,4 @@
-"""Runs training steps of a dataflow: `calls` says what each call does, `schedule.dispatch` which one goes on next."""
+"""Runs training steps of a dataflow. `calls` says what each call does, `schedule.dispatch` which one goes on next."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Executor:
         ahead = self.calls.ahead or frozenset()
         self._open = OpenSteps(flow, needs, recipe.max_staleness, recipe.steps, self.calls.keeps_weights, beside, ahead)
         self._clock = clock
-        self._under_way: _Steps | None = None
+        self._under_way: _StepProgram | None = None
 
     @property
     def is_training(self) -> bool:
@@ -68,12 +68,10 @@ class Executor:
             RunError: every sample of the step lost its reward, or a call failed.
         """
         self._recorder.step = state.step + 1
-        self._under_way = program = _Steps(self.flow, self.calls, self._open, batches, state.step, self._recorder)
+        self._under_way = program = _StepProgram(self.flow, self.calls, self._open, batches, state.step, self._recorder)
         keys = self._open.calls(state.step, batches.done)
         self.calls.rollout.beside = program.beside = self._beside(state.step, keys, batches)
-        dispatcher = Dispatcher(program, self._clock)
-        dispatcher.add(keys)
-        dispatcher.run()
+        Dispatcher(program, self._clock).run(keys)
         program.order(state).restore()
         self._recorder.step = state.step + 1
         self._under_way = None
@@ -97,9 +95,9 @@ class Executor:
 
 
 @dataclass
-class _Steps:
-    """`schedule.dispatch.Program` of one step, with the calls of later batches that run in it. A call is named by its
-    key: the step that trains on its batch, and its node in the flow.
+class _StepProgram:
+    """What the dispatcher runs in one step (`schedule.dispatch.Program`): the calls of the step, and those of later
+    batches that run with it. A call is named by its key: the step that trains on its batch, and its node in the flow.
 
     The dispatcher asks which calls must end before one may begin (`needs`), which ranks it needs (`mesh`) and which
     calls run together with it (`partners`). As soon as all is free, it has them begun as one task (`begin`).
@@ -112,7 +110,7 @@ class _Steps:
     step: int
     """The step that scores and trains, from 0."""
     recorder: Recorder
-    """Records each action under the step that its batch is trained in."""
+    """Records each action under the step that trains on its batch."""
     is_training: bool = False
     """See `Executor.is_training`."""
     beside: Beside | None = None
@@ -123,7 +121,7 @@ class _Steps:
     """Step of each batch of which a call has begun → the batch."""
 
     def order(self, state: StepState) -> GraphOrder:
-        """What puts the metrics and columns of a batch into the order of the graph, whichever call ended first."""
+        """Puts the metrics and columns of a batch into the order of the graph, whichever call ended first."""
         if state.step not in self._orders:
             self._orders[state.step] = GraphOrder(self.flow, state)
         return self._orders[state.step]
@@ -133,7 +131,7 @@ class _Steps:
         node, batch = self.flow.nodes[number], self._begun.get(step)
         grows = (step, node.rows) in needs and batch is not None and node.rows in batch.growing
         if grows and (self.calls.streams(node) or self.calls.scores_where_free(node, step)):
-            needs -= {(step, node.rows)}  # it scores the rollout's samples as they end
+            needs -= {(step, node.rows)}  # it scores samples as they end, and so need not wait for the rollout
         return needs
 
     def partners(self, key: Key) -> tuple[Key, ...]:
@@ -142,7 +140,7 @@ class _Steps:
 
     def mesh(self, key: Key) -> frozenset[int]:
         if self.open.halts(self.step, key):
-            return frozenset()  # it is asked for at once, and goes on where the rollout of the step does
+            return frozenset()  # it begins at once, and shares the ranks of the step's own rollout
         return self.calls.mesh(self.flow.nodes[key[1]], key[0], begins=True)
 
     def _busy(self, key: Key) -> frozenset[int]:
@@ -167,7 +165,8 @@ class _Steps:
     def _work(self, nodes: Sequence[Node], state: StepState, moves: Sequence[Work[None]], task: Task) -> Work[None]:
         for move in moves:
             yield from move
-        task.mesh = frozenset(rank for key in task.keys for rank in self._busy(key))  # without those that only sent
+        # The weights are there: ranks that only sent them are free.
+        task.mesh = frozenset(rank for key in task.keys for rank in self._busy(key))
         task.shares = frozenset(rank for node in nodes for rank in self.calls.mesh(node, state.step)) - task.mesh
         self.is_training |= any(node.kind is CallKind.TRAIN and state.step >= node.training.after for node in nodes)
         order = self.order(state)
