@@ -48,8 +48,8 @@ def test_a_step_by_hand(imported: Imported, monkeypatch: pytest.MonkeyPatch) -> 
 def test_with_all_that_a_bound_allows_ahead_no_choice_is_left(
     imported: Imported, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If n batches are open beside the step's own, and a group may be n versions old, then each step after the first n + 1
-    trains on the batch that was opened n steps before: what is done first is the order of prompts."""
+    """If n batches are open beside the step's own, and a group may be n versions old, then each step after the first
+    n + 1 trains on the batch that was opened n steps before: what is done first is the order of prompts."""
     steps = imported("staleness_steps")
     monkeypatch.setattr(steps, "GROUPS", 8)
     chosen, trained = steps.chosen, dict[int, list[int]]()

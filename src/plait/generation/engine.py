@@ -175,9 +175,7 @@ class Engine:
             drafts = self.speculates.drafts(state.flight.started, share.rows if share else state.rows.keys)
         drafts = state.flight.shortened(drafts) if drafts else NO_DRAFTS
         plan = scheduler.plan({key: len(draft) for key, draft in drafts.items()}, share)
-        state.follow(
-            plan
-        )  # if it is empty, too: samples may have come back into the batch, while all others are in flight
+        state.follow(plan)  # an empty one, too: samples may come back into the batch while all others are in flight
         if plan.is_empty and self._turns:
             self._land_all_but(len(self._turns) - 1)
             return None

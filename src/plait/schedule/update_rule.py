@@ -38,3 +38,7 @@ class UpdateRule:
     def keeps(self) -> bool:
         """Whether keys and values stay as older weights computed them."""
         return self.kv == "keep"
+
+
+WAITS = UpdateRule()
+"""Samples end with the weights that they began with."""

@@ -23,7 +23,7 @@ from plait.runtime.steps.partial_rollout import PartialRollout
 from plait.runtime.steps.step import StepState
 from plait.runtime.steps.watch import Watch
 from plait.schedule.dispatch import Key as CallKey
-from plait.schedule.update_rule import UpdateRule
+from plait.schedule.update_rule import WAITS, UpdateRule
 from plait.schedule.work import MOVED_ON, Work
 
 
@@ -90,7 +90,7 @@ class Asking:
         rule: how samples go on when weights change.
     """
 
-    def __init__(self, rewarding: Scores, moments: Moments | None = None, rule: UpdateRule = UpdateRule()) -> None:
+    def __init__(self, rewarding: Scores, moments: Moments | None = None, rule: UpdateRule = WAITS) -> None:
         self._rewarding, self._moments, self._rule = rewarding, moments, rule
         self._out: dict[str, dict[Key, AskedRollout]] = {}
         """Role → samples that its engine has been asked for, and their rollouts."""
