@@ -26,10 +26,8 @@ def test_a_step_by_hand(imported: Imported, monkeypatch: pytest.MonkeyPatch) -> 
     steps = imported("staleness_steps")
     for name, value in (("SAMPLES", 1), ("PLACES", 2), ("PER_SAMPLE", 0.5)):
         monkeypatch.setattr(steps, name, value)
-    engine, groups = (
-        steps.Engine(),
-        [steps.Group(number, [length], drawn=[0]) for number, length in enumerate((3, 1, 2))],
-    )
+    engine = steps.Engine()
+    groups = [steps.Group(number, [length], drawn=[0]) for number, length in enumerate((3, 1, 2))]
     for group in groups:
         engine.ask(group, 5)
     while engine.has_work:
