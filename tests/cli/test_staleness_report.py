@@ -57,3 +57,10 @@ def test_samples_that_go_on(on_update: str, expected: str, tmp_path: Path, capsy
     assert expected in text
     assert "places that become free go to the next batch" in text
     assert "is not foretold" in text
+
+
+def test_samples_that_draw_so_many_tokens_of_each_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ("--max_staleness", "2", "--on_update", "recompute", "--tokens_per_version", "40")
+    text = said(tmp_path, capsys, "--devices", "2", "--plan", "colocated", *keys)
+    assert "A sample draws 40 tokens in a step that does not train on it, at most" in text
+    assert "the actor is trained when the rollouts of the step have ended" in text

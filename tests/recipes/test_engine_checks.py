@@ -122,3 +122,8 @@ def test_what_is_known_of_an_engine_is_known_of_all() -> None:
     programs = {name for name, can in ABILITIES.items() if can.program is not None}
     assert set(ABILITIES) == set(OPENS) == set(names)
     assert programs == set(POOL_TOKENS) == set(SET_UP)
+
+
+def test_auto_guesses_where_the_recipe_says_how_far_samples_are_when_new_weights_come() -> None:
+    keys = {"max_staleness": 1, "on_update": "keep", "sampling.exact": True}
+    assert guesses(recipe_of(**{"sampling.engine": "plait", **keys, "tokens_per_version": 8}))

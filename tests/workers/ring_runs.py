@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -13,7 +13,7 @@ import torch
 from plait.data.records import Sample
 from plait.generation import forward
 from plait.generation.engine import Engine, drain
-from plait.generation.request import Request
+from plait.generation.request import GoingOn, Request
 from plait.generation.settings import SamplingSettings
 from plait.generation.speculator import Speculator
 from plait.layout.mesh import Layout, Mesh, Parallelism
@@ -155,6 +155,25 @@ def disturbed(worker: Any, groups: int, requests: Sequence[Request]) -> Seen:
             seen.said |= {(uid, -1): tokens for (uid, _), tokens in said_by(taken).items()}
         if number == 2:
             engine.update_weights(engine.policy_version)
+    while engine.has_work:
+        note(seen, engine, engine.step())
+    return ended(seen, engine)
+
+
+def back_beside(worker: Any, groups: int, stops: int, steps: int, requests: Sequence[Request]) -> Seen:
+    """Samples of the first request stop after so many tokens, and come back with their keys and values when the others
+    have made so many steps."""
+    engine, _ = engine_on(worker, {"pp": worker.context.num_ranks}, {"decode_groups": groups, "exact": True})
+    first, *others = requests
+    count = range(first.num_samples)
+    engine.add(replace(first, going_on=GoingOn(stops=dict.fromkeys(count, stops), parks=True)))
+    stopped = tuple(drain(engine))
+    seen = Seen()
+    for one in others:
+        engine.add(one)
+    for _ in range(steps):
+        note(seen, engine, engine.step())
+    engine.add(replace(first, going_on=GoingOn(stopped, keeps=frozenset(count))))
     while engine.has_work:
         note(seen, engine, engine.step())
     return ended(seen, engine)

@@ -73,6 +73,13 @@ def test_two_stages_say_what_one_process_says(two: Group, name: str, groups: int
     assert most == groups if name == "at once" else most <= groups, "few are left of those that end early"
 
 
+def test_samples_come_back_while_all_others_are_in_flight(two: Group) -> None:
+    """So the step in which they come computes nothing. After three steps one of the others has ended."""
+    requests = [request(0, 9, [8, 12]), request(1, 30, [1, 7]), request(2, 30, [3])]
+    seen = ask(two, "back_beside", 3, 3, 3, requests)
+    equals(seen, requests, exact=True)
+
+
 LONG = [request(0, 9, [20, 17]), request(1, 45, [18, 30]), request(2, 4, [16]), with_head(3, 40, [19, 24])]
 """Long enough for weights to be packed."""
 

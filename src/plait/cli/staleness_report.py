@@ -37,6 +37,9 @@ def staleness_text(
     ahead = f"batch b + {most} is" if most == 1 else f"batches up to b + {most} are"
     text = f"max_staleness {most}: while batch b is scored and trained, {ahead} generated; at most {most + 1} are open"
     text += f". {_ON_UPDATE[recipe.on_update]}"
+    if (tokens := recipe.tokens_per_version) > 0:
+        text += f". A sample draws {tokens} tokens in a step that does not train on it, at most, and the rest of up to "
+        text += f"{recipe.sampling.max_response_tokens} in the step that does: nothing depends on the clock"
     policy = OffloadPolicy(models, plan, adapted=recipe.lora.rank > 0)
     apart = True
     for role in dict.fromkeys(str(node.role) for node in flow.of_kind(CallKind.GENERATE)):
@@ -58,7 +61,7 @@ def _of_role(role: str, policy: OffloadPolicy, plan: Plan, recipe: Recipe) -> st
             f"training on {_ranks(training)}: its copy, which the plan has in any case; no further version is held"
         )
     overlaps = "when the rollouts of the step have ended, and what overlaps is the rest"
-    if not recipe.update_rule.waits:
+    if recipe.update_rule.by_clock:
         overlaps = "when its own samples are there, and what overlaps is their end: places that become free go to the "
         overlaps += "next batch"
     return (

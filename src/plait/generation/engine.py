@@ -175,11 +175,11 @@ class Engine:
             drafts = self.speculates.drafts(state.flight.started, share.rows if share else state.rows.keys)
         drafts = state.flight.shortened(drafts) if drafts else NO_DRAFTS
         plan = scheduler.plan({key: len(draft) for key, draft in drafts.items()}, share)
+        state.follow(plan)  # an empty one, too: samples may come back into the batch while all others are in flight
         if plan.is_empty and self._turns:
             self._land_all_but(len(self._turns) - 1)
             return None
         drafts = {key: drafts[key] for key in plan.rows if key in drafts} if plan.num_drafted else NO_DRAFTS
-        state.follow(plan)
         with clock.packing():
             state.forward.prepare(state.flight.longest_left)
             self.speculates.prepare()

@@ -97,7 +97,7 @@ def no_guesses(recipe: Recipe) -> str | None:
         return None
     if not (can := abilities(recipe)).drafts:
         return f"{can.program} takes no drafts"
-    if not recipe.update_rule.waits:
+    if recipe.update_rule.by_clock:
         return f"guesses would change where samples stand when new weights come (`on_update` {recipe.on_update})"
     if sampling.exact:
         return None

@@ -169,6 +169,12 @@ class Recipe(OpenKeys):
         "keep (they go on with the keys and values that they have), recompute (they go on, and keys and values are "
         "computed again with the new weights)",
     )
+    tokens_per_version: int = Field(
+        default=0,
+        ge=0,
+        description="with on_update keep or recompute: tokens that a sample draws in a step that does not train on it, "
+        "at most, so that nothing depends on the clock; 0: as many as come until the step ends (docs/staleness.md)",
+    )
     devices: int = Field(
         default=0,
         ge=0,
@@ -265,7 +271,7 @@ class Recipe(OpenKeys):
 
     @property
     def update_rule(self) -> UpdateRule:
-        return UpdateRule.of(self.on_update)
+        return UpdateRule.of(self.on_update, self.tokens_per_version)
 
     def steps_of(self, num_rows: int) -> int:
         """Training steps of a run over `num_rows` prompts, examples or pairs: `steps`, or the least that take `epochs`

@@ -1,4 +1,5 @@
-"""What does not go with samples that are older than the weights that train on them (`max_staleness`, `on_update`)."""
+"""What does not go with samples that are older than the weights that train on them (`max_staleness`, `on_update`,
+`tokens_per_version`)."""
 
 from __future__ import annotations
 
@@ -14,6 +15,11 @@ from plait.schedule.needs import needs_of
 def check_staleness(flow: Dataflow, recipe: Recipe) -> None:
     """Raises ConfigError where samples may be older than the weights that train on them, but the flow draws none, or
     draws them with what it computes in the same step; or where they are to go on with new weights, and cannot."""
+    if recipe.tokens_per_version and recipe.update_rule.waits:
+        raise ConfigError(
+            f"`tokens_per_version` is {recipe.tokens_per_version}, but with `on_update` wait samples end with the "
+            "weights that they began with; set `on_update` to keep or recompute, or leave `tokens_per_version` out"
+        )
     if (most := recipe.max_staleness) == 0:
         if not recipe.update_rule.waits:
             raise ConfigError(
@@ -48,6 +54,12 @@ def _check_going_on(rollouts: Sequence[Node], flow: Dataflow, recipe: Recipe) ->
             f"samples can go on only where a step has one rollout; {wait}"
         )
     resample = rollouts[0].generation.resample
+    if resample is not None and recipe.tokens_per_version:
+        raise ConfigError(
+            f"`tokens_per_version` is {recipe.tokens_per_version}, but the flow `{flow.name}` draws again by what "
+            "rewards say, and which prompts a batch gets depends on when they come; set `tokens_per_version` to 0, or "
+            "leave dynamic sampling out"
+        )
     judge = next((model for model in role_models(flow, recipe) if resample and model.role == resample.reward), None)
     if judge is not None:
         raise ConfigError(

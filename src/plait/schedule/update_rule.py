@@ -1,4 +1,4 @@
-"""What a recipe asks of samples that are running when new weights come (`on_update`)."""
+"""What a recipe asks of samples that are running when new weights come (`on_update`, `tokens_per_version`)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,31 @@ class UpdateRule:
     """Whether such samples go on with the new weights, and with which keys and values.
 
     kv: None: they end with the weights that they began with, and the new ones wait
+    tokens: that a sample of a later batch draws in a step, at most; None: as many as come until the step ends
     """
 
     kv: HeldKV | None = None
+    tokens: int | None = None
 
     @classmethod
-    def of(cls, stated: Literal["wait"] | HeldKV) -> UpdateRule:
-        """By what a recipe's key has."""
-        return cls() if stated == "wait" else cls(stated)
+    def of(cls, stated: Literal["wait"] | HeldKV, tokens: int = 0) -> UpdateRule:
+        """By what a recipe's keys have."""
+        return cls() if stated == "wait" else cls(stated, tokens or None)
 
     @property
     def waits(self) -> bool:
         return self.kv is None
 
     @property
+    def by_clock(self) -> bool:
+        """Whether it depends on seconds how far samples are when new weights come."""
+        return not self.waits and self.tokens is None
+
+    @property
     def keeps(self) -> bool:
         """Whether keys and values stay as older weights computed them."""
         return self.kv == "keep"
+
+
+WAITS = UpdateRule()
+"""Samples end with the weights that they began with."""

@@ -15,6 +15,7 @@ from plait.runtime.folder.moments import Moment
 from plait.runtime.steps.asking import AskedRollout, Asking, Beside
 from plait.runtime.steps.partial_rollout import PartialRollout
 from plait.runtime.steps.step import StepState
+from plait.schedule.update_rule import UpdateRule
 from tests.runtime.samples import prompt, sample
 from tests.runtime.scripted_engine import ScriptedEngine
 
@@ -117,7 +118,7 @@ class Record:
 def test_where_samples_go_on_counts_replies_and_nothing_is_kept_between_turns() -> None:
     """Two of prompt 9 stand at four and five tokens of the response, of which three are a reply; of prompt 10 one is
     behind a reply, and one waits for its first."""
-    asking = Asking(Rewards(), Record(), keeps=True)  # type: ignore[arg-type]
+    asking = Asking(Rewards(), Record(), UpdateRule("keep"))  # type: ignore[arg-type]
     later = asked(0, "actor", 5, 9, 10)
     reply = (Reply(1, (1, 1, 1)),)
     behind = replace(sample(9, 0, (7,), OPEN), replies=reply, policy_version=3)
@@ -131,3 +132,28 @@ def test_where_samples_go_on_counts_replies_and_nothing_is_kept_between_turns() 
     first, second = engine.asked
     assert first.going_on == GoingOn((within,), frozenset({0}), {1: 9}, frozenset({1}), parks=True)
     assert second.going_on == GoingOn((other, waits), frozenset(), {}, frozenset(), parks=True)
+
+
+class NoRecord:
+    """New weights have never come in another stay of the run."""
+
+    def at(self, version: int) -> Moment | None:
+        return None
+
+
+def test_samples_of_later_batches_stop_after_so_many_tokens_and_none_waits_for_the_clock() -> None:
+    """Of prompt 9 the first has two tokens, and the second none yet; the step's own prompt 8 goes to its end."""
+    asking = Asking(Rewards(), NoRecord(), UpdateRule("recompute", 5))  # type: ignore[arg-type]
+    own, later = asked(0, "actor", 4, 8), asked(0, "actor", 5, 9)
+    begun = replace(sample(9, 0, (7, 7), OPEN), policy_version=3)
+    later.state.begun[0] = {(9, 0): begun}
+    engine: Any = ScriptedEngine([])
+    beside = Beside(4, (4, 5), frozenset())  # the step's own samples may all be there before
+    works = [asking.work(one, engine, beside, _told) for one in (own, later)]
+    for _ in range(3):
+        for work in works:
+            next(work, None)
+    first, second = engine.asked
+    assert first.going_on == GoingOn()
+    assert second.going_on == GoingOn((begun,), stops={0: 7, 1: 5})
+    assert engine.halts == []

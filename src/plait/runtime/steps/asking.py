@@ -23,6 +23,7 @@ from plait.runtime.steps.partial_rollout import PartialRollout
 from plait.runtime.steps.step import StepState
 from plait.runtime.steps.watch import Watch
 from plait.schedule.dispatch import Key as CallKey
+from plait.schedule.update_rule import WAITS, UpdateRule
 from plait.schedule.work import MOVED_ON, Work
 
 
@@ -86,11 +87,11 @@ class Asking:
     Args:
         moments: how far samples were when weights changed, which a resumed run repeats; None: samples end in the step
             that began them, and only samples that an earlier stay of the run has begun go on.
-        keeps: whether keys and values are kept when weights change.
+        rule: how samples go on when weights change.
     """
 
-    def __init__(self, rewarding: Scores, moments: Moments | None = None, *, keeps: bool = False) -> None:
-        self._rewarding, self._moments, self._keeps = rewarding, moments, keeps
+    def __init__(self, rewarding: Scores, moments: Moments | None = None, rule: UpdateRule = WAITS) -> None:
+        self._rewarding, self._moments, self._rule = rewarding, moments, rule
         self._out: dict[str, dict[Key, AskedRollout]] = {}
         """Role → samples that its engine has been asked for, and their rollouts."""
 
@@ -112,8 +113,9 @@ class Asking:
         self._submit_whole(asked)
         while not beside.may_ask(asked.state.step):
             yield None
-        repeats = self.record(beside) is not None  # then it says which samples are drawn, and how far
-        stands = not repeats and beside.stands(asked.state.step)
+        # What says which samples are drawn, and how far: an earlier stay of the run, or the rule; else the clock.
+        is_said = self.record(beside) is not None or self._rule.tokens is not None
+        stands = not is_said and beside.stands(asked.state.step)
         mine = set() if stands else self._ask(asked, engine, beside.step)
         if mine:
             says(len(mine))
@@ -138,8 +140,8 @@ class Asking:
             return mine.isdisjoint(out) and bool(out or not mine)
 
         def halt() -> None:
-            if not repeats:  # else samples stop by themselves, where the record says
-                beside.halt(engine, parks=self._keeps)
+            if not is_said:  # else samples stop by themselves
+                beside.halt(engine, parks=self._rule.keeps)
 
         yield from engine_loop(engine, node.call, take, before=halt, until=is_there)
         growing.hear({})
@@ -213,8 +215,12 @@ class Asking:
         state = asked.state
         before = self._moments.at(step) if self._moments is not None else None
         after = self._moments.at(step + 1) if self._moments is not None and state.step > step else None
-        stops = {} if after is None else {i: n for i, n in after.standing.get(prompt.uid, {}).items() if i in left}
         lengths = {index: begun[index].num_tokens if index in begun else 0 for index in left}
+        stops: dict[int, int] = {}
+        if after is not None:
+            stops = {i: n for i, n in after.standing.get(prompt.uid, {}).items() if i in left}
+        elif self._rule.tokens is not None and state.step > step:
+            stops = {index: tokens + self._rule.tokens for index, tokens in lengths.items()}
         stand = {index for index, tokens in stops.items() if tokens <= lengths[index]}
         goes = {index: sample for index, sample in begun.items() if index in left - stand}
         # A sample that drew no token with the last weights, or is between two turns, may not have been computed.
@@ -226,5 +232,5 @@ class Asking:
             frozenset(range(asked.growing.count)) - (left - stand),
             {index: tokens for index, tokens in stops.items() if index not in stand},
             keeps,
-            parks=self._keeps,
+            parks=self._rule.keeps,
         )

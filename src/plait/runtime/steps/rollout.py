@@ -75,7 +75,7 @@ class Rollout:
 
     def run_on(self, moments: Moments | None) -> None:
         """From now on, samples may go on with later weights (`on_update`); None: they end in their step."""
-        self._asking = Asking(self._rewarding, moments, keeps=self._recipe.update_rule.keeps)
+        self._asking = Asking(self._rewarding, moments, self._recipe.update_rule)
 
     def size_of(self, node: Node, engine: GenerationEngine) -> RolloutSize:
         """How many samples a rollout has, how many instances of the engine draw them, how many each runs at a time, and
