@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.cost.decoding import decode_steps
-from plait.cost.generation_memory import kv_bytes_per_token, state_bytes
+from plait.cost.generation_memory import kv_bytes_per_token, packed_stages, state_bytes
 from plait.cost.graph_memory import graph_bytes
 from plait.cost.layer_kinds import LayerKind, layer_kinds, stage_counts
 from plait.cost.layer_times import LayerTimes, Micro, total
@@ -23,6 +23,7 @@ from plait.cost.passes import Passes
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.shards import layer_sizes
+from plait.models.lora_settings import NO_LORA
 from plait.models.mixer_shape import MixerShape
 from plait.models.shape import ModelShape
 from plait.planner.plan_problem import PlanProblem, RoleFacts
@@ -228,6 +229,10 @@ def test_layers_that_keep_a_state_are_a_kind() -> None:
 def test_bytes_of_states_and_of_keys_and_values() -> None:
     """A state of float32 for each head, and four columns of the convolution; slots are half as many again."""
     assert kv_bytes_per_token(RECURRENT, "bfloat16") == kv_bytes_per_token(SHAPE, "bfloat16") / 4
-    assert state_bytes(RECURRENT, "bfloat16", 10) == 3 * (2 * 24 * 4 + 4 * 2 * 8 * 4) * 15
-    assert state_bytes(SHAPE, "bfloat16", 10) == 0
+    of_layer = (2 * 24 * 4 + 4 * 2 * 8 * 4) * 15
+    assert state_bytes(RECURRENT, "bfloat16", 10, Parallelism()) == (3 * of_layer,)
+    assert state_bytes(RECURRENT, "bfloat16", 10, Parallelism(pp=2, stages=(3, 1))) == (2 * of_layer, of_layer)
+    assert state_bytes(SHAPE, "bfloat16", 10, Parallelism(pp=2)) == (0, 0)
+    stages = [packed_stages(RECURRENT, "float32", NO_LORA, Parallelism(pp=pp)) for pp in (1, 2, 4)]
+    assert len({sum(stage) for stage in stages}) == 1, "each layer's weights are on one stage"
     assert graph_bytes(RECURRENT, "bfloat16", 10, (64, 256)) == 0 < graph_bytes(SHAPE, "bfloat16", 10, (64, 256))

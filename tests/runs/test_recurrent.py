@@ -17,7 +17,10 @@ from plait.recipes.engine_checks import none_by_layers
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.prepare import prepare
+from tests.cases import slow_but
 from tests.models.tiny import save_tiny
+from tests.runs.placed_runs import GRPO, where
+from tests.runs.plans import assert_equal_runs
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -59,6 +62,7 @@ def test_a_run_over_pairs_learns_and_is_read_by_transformers(
     assert {"model.layers.0.linear_attn.A_log", "model.layers.0.linear_attn.conv1d.weight"} <= moved
 
 
+@pytest.mark.slow
 def test_two_devices_train_as_one(make_recipe: MakeRecipe, folder: Path, tmp_path: Path) -> None:
     finals = []
     for devices in (1, 2):
@@ -67,6 +71,27 @@ def test_two_devices_train_as_one(make_recipe: MakeRecipe, folder: Path, tmp_pat
         finals.append(AutoModelForCausalLM.from_pretrained(recipe.run_dir / "final", dtype="float64").state_dict())
     for name, one in finals[0].items():
         torch.testing.assert_close(one, finals[1][name], rtol=0, atol=1e-9)
+
+
+OF_GRPO = {**GRPO[1], "steps": 2}
+PLANS: dict[str, str | dict[str, str]] = {
+    "stages": {"actor.generate": "0,1 pp2", "actor.train": "1,0 pp2", "ref.logprobs": "0,1 dp2"},
+    "stages of copies": {
+        "actor.generate": "0,1 pp2 | 2 | 3",
+        "actor.train": "0,1,2,3 dp2 pp2",
+        "ref.logprobs": "2,3 pp2",
+    },
+}
+
+
+@pytest.mark.parametrize("plan", slow_but(["stages"], PLANS))
+def test_a_plan_changes_nothing(
+    plan: str, folder: Path, place: Path, placed: MakeRecipe, reference: Callable[..., Path]
+) -> None:
+    keys = OF_GRPO | {"model": str(folder)}
+    recipe = placed("grpo", plan, **keys, **where(place, plan, PLANS[plan]))
+    assert run(recipe).finished
+    assert_equal_runs(recipe.run_dir, reference("grpo", **keys))
 
 
 def test_samples_are_drawn_by_what_trains(make_recipe: MakeRecipe, folder: Path, tmp_path: Path) -> None:
@@ -125,5 +150,5 @@ def test_plans_that_cut_it_are_refused(make_recipe: MakeRecipe, folder: Path, tm
     plan["placements"] += [{"call": "ref.logprobs", "mode": "score", "ranks": [0]}]
     (tmp_path / "cut.json").write_text(json.dumps(plan))
     recipe = of_pairs(make_recipe, folder, tmp_path, plan=str(tmp_path / "cut.json"))
-    with pytest.raises(ConfigError, match=r"actor\.train has tp 2 and pp 1, but 2 of the 3 layers of .* set tp and pp"):
+    with pytest.raises(ConfigError, match=r"actor\.train has tp 2, but 2 of the 3 layers of .* set tp to 1"):
         prepare(recipe)

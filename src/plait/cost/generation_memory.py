@@ -28,9 +28,12 @@ def kv_bytes_per_token(shape: ModelShape, dtype: str) -> int:
     return 2 * shape.attending * shape.kv_heads * shape.head_dim * BYTES[dtype]
 
 
-def state_bytes(shape: ModelShape, dtype: str, running: int) -> int:
-    """What layers without keys and values keep of so many samples that run: slots are more by half, as they grow so."""
-    return len(shape.recurrent) * shape.mixer.state_bytes(BYTES[dtype]) * running * 3 // 2
+def state_bytes(shape: ModelShape, dtype: str, running: int, sizes: Parallelism) -> tuple[int, ...]:
+    """What layers without keys and values keep of so many samples that run, on a device of each stage: slots are more
+    by half, as they grow so."""
+    of_layer = shape.mixer.state_bytes(BYTES[dtype]) * running
+    bounds = stage_bounds(shape.layers, sizes)
+    return tuple(shape.recurrent_in(start, stop) * of_layer * 3 // 2 for start, stop in pairwise(bounds))
 
 
 def asked_tokens(running: int, context_tokens: int, root_tokens: int) -> int:
@@ -63,7 +66,8 @@ def packed_stages(shape: ModelShape, dtype: str, lora: LoraSettings, sizes: Para
     for first, stop in pairwise(stage_bounds(shape.layers, sizes)):
         mixtures = [layer for layer in shape.mixtures if first <= layer < stop]
         experts = len(mixtures) if shape.mixtures else min(shape.expert_layers, stop - first)
-        stage = replace(shape, layers=stop - first, expert_layers=experts, mixtures=(), windows=())
+        states = tuple(layer - first for layer in shape.recurrent if first <= layer < stop)
+        stage = replace(shape, layers=stop - first, expert_layers=experts, mixtures=(), windows=(), recurrent=states)
         linear = _linear_parameters(stage, sizes.tp) + packed_adapter_parameters(stage, lora)
         packed.append((linear + (head if stop == shape.layers else 0)) * BYTES[dtype])
     return tuple(packed)

@@ -18,7 +18,7 @@ from plait.memory_limits import limit
 from plait.models.shape import ModelShape
 from plait.recipes.plan_files import plan_file
 from plait.recipes.recipe import Recipe
-from plait.recipes.recurrent_checks import check_uncut
+from plait.recipes.recurrent_checks import check_places
 from plait.recipes.role_models import RoleModel, optimizer_of
 from plait.schedule.completion import complete
 from plait.schedule.named_plans import AUTO, NAMES, PlannedModel, named_plan
@@ -187,7 +187,7 @@ def check_plan(
     where the plan is what can be changed."""
     _check_adapters(recipe, plan, label)
     _check_sharded(recipe, plan, label)
-    check_uncut(plan, models, shapes, label)
+    check_places(plan, models, shapes, label)
     _check_exact(recipe, plan, models)
     _check_prefill(recipe, plan, label)
     _check_parted(recipe, plan, models, label)

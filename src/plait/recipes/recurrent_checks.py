@@ -55,16 +55,16 @@ def with_states(
     return recipe.model_copy(update={"sampling": sampling.model_copy(update={"speculation": "off"})})
 
 
-def check_uncut(plan: Plan, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape], label: str) -> None:
-    """Raises ConfigError, which begins with `label`, where a completed plan cuts such a model, or computes its prompts
-    elsewhere than its samples."""
+def check_places(plan: Plan, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape], label: str) -> None:
+    """Raises ConfigError, which begins with `label`, where a completed plan cuts layers of such a model, or computes
+    its prompts elsewhere than its samples."""
     names = {model.role: model.name for model in models}
     for placement in plan.placements:
         name = names[placement.role]
-        if (placement.tp > 1 or placement.pp > 1) and shapes[name].recurrent:
+        if placement.tp > 1 and shapes[name].recurrent:
             raise ConfigError(
-                f"{label}: {placement.call} has tp {placement.tp} and pp {placement.pp}, but {_said(name, shapes)}, "
-                "and such models are not cut; set tp and pp to 1 (dp may be more)"
+                f"{label}: {placement.call} has tp {placement.tp}, but {_said(name, shapes)}, and such layers are not "
+                "cut; set tp to 1 (pp and dp may be more)"
             )
         if placement.mode == "prefill" and shapes[name].recurrent:
             raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from plait.models.parallel.partial import part_of
 from plait.models.parallel.team import Team
 from tests.cases import slow_but
 from tests.models.parallel.team_workers import TeamWorker
-from tests.models.tiny import FAMILIES, tiny_llama, tiny_model
+from tests.models.tiny import FAMILIES, RECURRENT, tiny_llama, tiny_model
 
 LIMIT_S = 120.0
 EXACT, NEAR = 1e-12, 1e-6
@@ -123,6 +124,15 @@ LAYOUTS = [
 @pytest.mark.parametrize(("family", "shape", "options"), LAYOUTS)
 def test_a_part_computes_its_part(four: Workers, family: str, shape: dict[str, Any], options: dict[str, Any]) -> None:
     judge(four.ask("compare", family, shape, **options), family)
+
+
+RECURRENT_SIZES = [sizes(pp=2), sizes(pp=3)]
+QUICK_RECURRENT = [("qwen3_5_text", sizes(pp=3))]
+
+
+@pytest.mark.parametrize(("family", "shape"), slow_but(QUICK_RECURRENT, product(RECURRENT, RECURRENT_SIZES)), ids=str)
+def test_layers_that_keep_a_state(four: Workers, family: str, shape: dict[str, Any]) -> None:
+    judge(four.ask("compare", family, shape), family)
 
 
 PARTED = {"splits_tokens": True}
