@@ -29,9 +29,9 @@ def kv_bytes_per_token(shape: ModelShape, dtype: str) -> int:
 
 
 def state_bytes(shape: ModelShape, dtype: str, running: int, sizes: Parallelism) -> tuple[int, ...]:
-    """What layers without keys and values keep of so many samples that run, on a device of each stage: slots are more
-    by half, as they grow so."""
-    of_layer = shape.mixer.state_bytes(BYTES[dtype]) * running
+    """What layers without keys and values keep of so many samples that run, on the device of each stage that has
+    most: slots are more by half, as they grow so."""
+    of_layer = round(shape.mixer.state_bytes(BYTES[dtype]) * shape.mixer.most(sizes.tp)) * running
     bounds = stage_bounds(shape.layers, sizes)
     return tuple(shape.recurrent_in(start, stop) * of_layer * 3 // 2 for start, stop in pairwise(bounds))
 
@@ -83,4 +83,5 @@ def _linear_parameters(shape: ModelShape, tp: int) -> int:
     heads = Heads(shape.heads, shape.kv_heads)
     most = max(stop - first for first, stop in (heads.part_range(i, tp) for i in range(tp)))
     dense = (shape.layers - shape.expert_layers) * 3 * shape.hidden * -(-shape.intermediate // tp)
-    return shape.projections * most // shape.heads + dense
+    attention = shape.attending * shape.attention_parameters * most // shape.heads
+    return attention + round(len(shape.recurrent) * shape.mixer.parameters * shape.mixer.most(tp)) + dense

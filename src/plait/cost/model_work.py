@@ -86,14 +86,17 @@ class ModelWork:
 
     def share(self, tp: int) -> float:
         """The share of a layer's work on the device that has most of it over tp: heads and columns need not divide."""
-        shape = self.shape
-        if tp == 1 or (shape.kv_heads % tp == 0 and shape.intermediate % tp == 0):
+        shape, mixer = self.shape, self.shape.mixer
+        of_mixers = mixer.most(tp) if shape.recurrent else 1 / tp
+        if tp == 1 or (shape.kv_heads % tp == 0 and shape.intermediate % tp == 0 and of_mixers * tp == 1):
             return 1 / tp
         heads = Heads(shape.heads, shape.kv_heads)
         most = max(stop - first for first, stop in (heads.part_range(i, tp) for i in range(tp)))
-        rest = self.products(1) / 2 - shape.attention_parameters
+        attention = shape.attending * shape.attention_parameters / shape.layers
+        mixers = len(shape.recurrent) * (mixer.parameters + mixer.scanned) / shape.layers
+        rest = self.products(1) / 2 - attention - mixers
         columns = -(-shape.active_intermediate // tp) / shape.active_intermediate
-        return (shape.attention_parameters * most / shape.heads + rest * columns) / (self.products(1) / 2)
+        return (attention * most / shape.heads + mixers * of_mixers + rest * columns) / (self.products(1) / 2)
 
     def products(self, tokens: float) -> float:
         """Floating point operations of a layer's matrix products in a forward, those of a recurrence among them."""

@@ -38,7 +38,7 @@ def facts_of_roles(
             (1.0,) * shape.layers,
             last=shape.head_in_layers(1 if model.scalar else shape.vocabulary),
             layer_sizes=() if len(layer_kinds(shape)) == 1 else layer_sizes(own),
-            max_tp=1 if shape.recurrent else most_tp(own),
+            max_tp=most_tp(own),
             max_pp=1 if sharded else MOST_STAGES,
             whole_layers=recipe.sampling.exact,
             trains_whole=recipe.sequence_parallel and model.trained and needs_all_tokens(model) != "",
