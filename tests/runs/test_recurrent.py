@@ -11,8 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from plait.errors import ConfigError
+from plait.errors import ConfigError, UserError
 from plait.models.mixer_shape import KEEPS_STATE
+from plait.observe.run_log import read_rows
 from plait.recipes.engine_checks import none_by_layers
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
@@ -20,7 +21,7 @@ from plait.runtime.prepare import prepare
 from tests.cases import slow_but
 from tests.models.tiny import save_tiny
 from tests.runs.placed_runs import GRPO, where
-from tests.runs.plans import assert_equal_runs
+from tests.runs.plans import assert_equal_runs, write_plan
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -74,24 +75,73 @@ def test_two_devices_train_as_one(make_recipe: MakeRecipe, folder: Path, tmp_pat
 
 
 OF_GRPO = {**GRPO[1], "steps": 2}
-PLANS: dict[str, str | dict[str, str]] = {
-    "stages": {"actor.generate": "0,1 pp2", "actor.train": "1,0 pp2", "ref.logprobs": "0,1 dp2"},
-    "stages of copies": {
-        "actor.generate": "0,1 pp2 | 2 | 3",
-        "actor.train": "0,1,2,3 dp2 pp2",
-        "ref.logprobs": "2,3 pp2",
-    },
+MOVED = {"actor.generate": "0,1 pp2", "actor.train": "0,1 tp2", "ref.logprobs": "1,0 dp2"}
+OTHERS = {"actor.generate": "0,1 tp2", "actor.train": "1,0 pp2", "ref.logprobs": "1,0 tp2"}
+FOUR = {"actor.generate": "0,1 tp2 | 2 | 3", "actor.train": "0,1,2,3 dp2 pp2", "ref.logprobs": "0,1,2,3 tp2 pp2"}
+PLANS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+    "stages": ("qwen3_5_text", {"actor.generate": "0,1 pp2", "actor.train": "1,0 pp2", "ref.logprobs": "0,1 dp2"}, {}),
+    "four": ("qwen3_5_text", FOUR, {}),
+    "parted tokens": ("qwen3_5_text", MOVED, {"sequence_parallel": True}),
+    "adapters": ("qwen3_5_text", MOVED, {"lora.rank": 2}),
+    "a stage without adapters": ("qwen3_5_text", OTHERS, {"lora.rank": 2, "lora.target_modules": ["q_proj", "v_proj"]}),
 }
+PLANS |= {f"{family} moved": (family, MOVED, {}) for family in ("qwen3_5_text", "qwen3_next", "olmo_hybrid", "lfm2")}
+PLANS |= {f"{family} others": (family, OTHERS, {}) for family in ("qwen3_5_text", "qwen3_next", "olmo_hybrid", "lfm2")}
 
 
-@pytest.mark.parametrize("plan", slow_but(["stages"], PLANS))
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A family's model."""
+    made = tmp_path_factory.mktemp("families")
+
+    def get(family: str) -> Path:
+        if not (made / family).exists():
+            save_tiny(made / family, family=family, weight_scale=0.05)
+        return made / family
+
+    return get
+
+
+@pytest.mark.parametrize("name", slow_but(["qwen3_5_text moved"], PLANS))
 def test_a_plan_changes_nothing(
-    plan: str, folder: Path, place: Path, placed: MakeRecipe, reference: Callable[..., Path]
+    name: str, folders: Callable[[str], Path], place: Path, placed: MakeRecipe, reference: Callable[..., Path]
 ) -> None:
-    keys = OF_GRPO | {"model": str(folder)}
-    recipe = placed("grpo", plan, **keys, **where(place, plan, PLANS[plan]))
+    family, plan, more = PLANS[name]
+    keys = OF_GRPO | {"model": str(folders(family))} | {key: value for key, value in more.items() if "lora" in key}
+    recipe = placed("grpo", name, **keys | more, **where(place, name, plan))
     assert run(recipe).finished
     assert_equal_runs(recipe.run_dir, reference("grpo", **keys))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("begun", "then"), [(MOVED, OTHERS), (OTHERS, MOVED)], ids=["tp then pp", "pp then tp"])
+def test_a_run_goes_on_under_another_plan(
+    begun: dict[str, str],
+    then: dict[str, str],
+    folder: Path,
+    place: Path,
+    placed: MakeRecipe,
+    reference: Callable[..., Path],
+) -> None:
+    keys, name = OF_GRPO | {"model": str(folder)}, f"on-{begun['actor.train'][-3:]}"
+    for steps, plan in ((1, begun), (2, then)):
+        recipe = placed("grpo", name, **keys | {"steps": steps}, **where(place, f"{name}-{steps}", plan))
+        assert run(recipe, resume=steps > 1).finished
+    assert_equal_runs(place / name, reference("grpo", **keys))
+
+
+@pytest.mark.slow
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(folder: Path, place: Path, placed: MakeRecipe) -> None:
+    """In bfloat16; engine and trainer agree as near as that dtype does."""
+    keys = OF_GRPO | {"model": str(folder), "dtype": "bfloat16"} | where(place, "bits", MOVED)
+    whole = placed("grpo", "whole", **keys)
+    assert run(whole).finished
+    for steps in (1, 2):
+        assert run(placed("grpo", "stopped", **keys | {"steps": steps}), resume=steps > 1).finished
+    finals = [(place / name / "final/model.safetensors").read_bytes() for name in ("whole", "stopped")]
+    assert finals[0] == finals[1]
+    rows = [row for row in read_rows(whole.run_dir / "metrics.jsonl") if "actor/loss" in row]
+    assert all(row["training/rollout_logprobs_diff_max"] < 0.2 for row in rows), rows
 
 
 def test_samples_are_drawn_by_what_trains(make_recipe: MakeRecipe, folder: Path, tmp_path: Path) -> None:
@@ -144,11 +194,15 @@ def test_a_draft_model_must_keep_none(make_recipe: MakeRecipe, folder: Path, tin
             prepare(recipe)
 
 
-def test_plans_that_cut_it_are_refused(make_recipe: MakeRecipe, folder: Path, tmp_path: Path) -> None:
-    plan = {"format": "plait-plan", "version": 1, "name": "cut", "num_ranks": 2}
-    plan["placements"] = [{"call": "actor.train", "mode": "train", "ranks": [0, 1], "tp": 2}]
-    plan["placements"] += [{"call": "ref.logprobs", "mode": "score", "ranks": [0]}]
-    (tmp_path / "cut.json").write_text(json.dumps(plan))
-    recipe = of_pairs(make_recipe, folder, tmp_path, plan=str(tmp_path / "cut.json"))
-    with pytest.raises(ConfigError, match=r"actor\.train has tp 2, but 2 of the 3 layers of .* set tp to 1"):
+def test_more_parts_than_key_heads_are_refused(make_recipe: MakeRecipe, folder: Path, tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, "it", {"actor.train": "0,1,2,3 tp4", "ref.logprobs": "0"})
+    recipe = of_pairs(make_recipe, folder, tmp_path, plan=str(plan))
+    with pytest.raises(UserError, match=r"tp: expected at most 2, the key heads of its linear attention, found 4"):
+        prepare(recipe)
+
+
+def test_prompts_computed_elsewhere_are_refused(make_recipe: MakeRecipe, folder: Path, tmp_path: Path) -> None:
+    places = {"actor.generate prefill": "0", "actor.generate": "1", "actor.train": "0", "ref.logprobs": "0"}
+    recipe = make_recipe(model=str(folder), plan=str(write_plan(tmp_path, "it", places)))
+    with pytest.raises(ConfigError, match=r"computes its prompts on other ranks .*leave prefill out"):
         prepare(recipe)

@@ -113,6 +113,15 @@ def test_a_stage_whose_layers_are_not_compiled_is_one_for_all(two: Group, refuse
 STATED = [("SASS", 3, False), ("SSAA", 2, False), ("AASS", 1, False), ("SASS", 2, True), ("SSSA", 3, True)]
 
 
+@pytest.mark.parametrize("kinds", slow_but(["SAS"], ["SAS", "SSAS"]))
+def test_ranks_keep_the_states_of_their_heads(two: Group, kinds: str) -> None:
+    """In a pool that is too small, prompts in chunks."""
+    requests = [request(uid, 20, [16, 16]) for uid in range(3)]
+    seen = ask(two, "generated", {"tp": 2, "kinds": kinds}, {"kv_tokens": 112, "max_prefill_tokens": 24}, requests)
+    equals(seen, requests, exact=False, kinds=kinds)
+    assert seen[0].preempted > 0
+
+
 @pytest.mark.parametrize(("kinds", "groups", "exact"), slow_but([("SASS", 3, False)], STATED))
 def test_stages_keep_the_states_of_their_layers(two: Group, kinds: str, groups: int, exact: bool) -> None:
     """Stages that have none, and such as have nothing else; in a pool that is too small, prompts in chunks."""

@@ -169,7 +169,7 @@ class Block:
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """Ranges of the middle dim of `Param.grid`, as they are stored one behind another; one of the whole parameter."""
+        """Ranges of the middle dim of `Param.grid`, stored one behind another; of the whole parameter one."""
         param = self.param
         if not param.widths:
             return ((self.start, self.stop),)
