@@ -237,6 +237,21 @@ def test_ranks_divide_layers_that_keep_a_state_between_key_heads() -> None:
     assert ModelWork(layer_kinds(unknown)[0].shape, "bfloat16", 1000).share(2) == (5000 + mlp / 2) / (5000 + mlp)
 
 
+def test_a_step_of_decoding_reads_and_writes_states() -> None:
+    """Six times those of each sample, half of them on each of two ranks; the numbers for many at once are the same."""
+    of_sample = 2 * 24 * 4 + 4 * 2 * 8 * 4
+    for tp in (1, 2):
+        alike = passes(RECURRENT, Layout.on(range(tp), tp=tp))
+        keeps, attends = alike.kinds(0)
+        assert keeps.work.states(100.0, tp) == 600 * of_sample / tp
+        assert attends.work.states(100.0, tp) == 0
+        read_s = (keeps.work.read(9000) / tp + 6 * 9000 * of_sample / tp) / keeps.bytes_per_s
+        assert total(keeps.decode_layer(9000, 0)) >= read_s
+        one, many = total(keeps.decode_layer(9000, 0)), decode_steps(alike, *map(np.array, ([9e3], [0.0], [1.0])))
+        others = total(attends.decode_layer(9000, 0)) + alike.of_stage(-1).drawing(9000)
+        assert many[0] == pytest.approx(3 * one + others)
+
+
 def test_bytes_of_states_and_of_keys_and_values() -> None:
     """A state of float32 for each head, and four columns of the convolution; slots are half as many again."""
     assert kv_bytes_per_token(RECURRENT, "bfloat16") == kv_bytes_per_token(SHAPE, "bfloat16") / 4

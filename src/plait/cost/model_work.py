@@ -19,6 +19,10 @@ from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
 
+STATE_PASSES = 6
+"""How often a step of decoding reads or writes each number of a sample's states: they are copied out of their slots,
+computed with, and put back."""
+
 Tokens = TypeVar("Tokens", float, NDArray[np.float64])
 """The tokens of one forward, or of many at once."""
 
@@ -116,6 +120,12 @@ class ModelWork:
         """Bytes of a layer's keys and values of so many tokens, on one of `tp` devices."""
         heads = -(-self.shape.kv_heads // tp)
         return 2 * tokens * heads * self.shape.head_dim * self.width * self.shape.attending / self.shape.layers
+
+    def states(self, samples: Tokens, tp: int) -> Tokens:
+        """Bytes of a layer's states that a step of so many samples reads and writes, on the rank of `tp` that has most."""
+        shape = self.shape
+        of_sample = STATE_PASSES * shape.mixer.state_bytes(self.width) * shape.mixer.most(tp)
+        return samples * (of_sample * len(shape.recurrent) / shape.layers)
 
 
 def balancing(shape: ModelShape, tokens: float, samples: float, *, backward: bool) -> float:
