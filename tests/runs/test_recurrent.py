@@ -20,7 +20,7 @@ from plait.runtime.api import run
 from plait.runtime.prepare import prepare
 from tests.cases import slow_but
 from tests.models.tiny import save_tiny
-from tests.runs.placed_runs import GRPO, where
+from tests.runs.placed_runs import FUSED_PPO, GRPO, where
 from tests.runs.plans import assert_equal_runs, write_plan
 
 MakeRecipe = Callable[..., Recipe]
@@ -111,6 +111,21 @@ def test_a_plan_changes_nothing(
     recipe = placed("grpo", name, **keys | more, **where(place, name, plan))
     assert run(recipe).finished
     assert_equal_runs(recipe.run_dir, reference("grpo", **keys))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", ["pp2", "tp2"])
+def test_samples_move_between_instances_that_are_cut_and_such_as_are_whole(
+    cut: str, folder: Path, place: Path, placed: MakeRecipe, reference: Callable[..., Path]
+) -> None:
+    """They are computed again where they come to."""
+    (flow, keys), scores = FUSED_PPO, ("ref.logprobs", "critic.train", "critic.values", "reward.score", "actor.train")
+    keys, name = keys | {"model": str(folder), "steps": 2}, f"fused-{cut}"
+    plan = {"actor.generate": f"0,1 {cut} | 2"} | dict.fromkeys(scores, "0,1,2 dp3") | {"critic.train": f"0,1 {cut}"}
+    recipe = placed(flow, name, **keys, **where(place, name, plan))
+    assert run(recipe).finished
+    assert_equal_runs(recipe.run_dir, reference(flow, **keys))
+    assert sum(row.get("perf/samples_moved", 0) for row in read_rows(recipe.run_dir / "metrics.jsonl")) > 0
 
 
 @pytest.mark.slow

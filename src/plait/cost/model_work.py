@@ -122,7 +122,7 @@ class ModelWork:
         return 2 * tokens * heads * self.shape.head_dim * self.width * self.shape.attending / self.shape.layers
 
     def states(self, samples: Tokens, tp: int) -> Tokens:
-        """Bytes of a layer's states that a step of so many samples reads and writes, on the rank of `tp` that has most."""
+        """Bytes of a layer's states that a step of so many samples reads and writes: of the rank that has most."""
         shape = self.shape
         of_sample = STATE_PASSES * shape.mixer.state_bytes(self.width) * shape.mixer.most(tp)
         return samples * (of_sample * len(shape.recurrent) / shape.layers)
