@@ -196,7 +196,7 @@ class Parameters:
     params: tuple[Param, ...]
     aliases: Mapping[str, str] = field(default_factory=dict)
     layers: int = 0
-    """Of the model, where the last ones may have no parameters here (of adapters)."""
+    """Layers of the model, where the last ones may have no parameters here (adapters of some layers)."""
 
     @classmethod
     def of(cls, layout: FlatLayout, heads: int | None = None, groups: int | None = None) -> Parameters:

@@ -305,7 +305,7 @@ def refusal(worker: Any, family: str, sizes: dict[str, Any], **options: Any) -> 
 
 def of_unknown_form(worker: Any, function: str, *arguments: Any) -> Any:
     """What a function here gives where no mixer is one that can be divided."""
-    with mock.patch.object(mixers, "_known", return_value={}):
+    with mock.patch.object(mixers, "divided_mixers", return_value={}):
         return globals()[function](worker, *arguments)
 
 

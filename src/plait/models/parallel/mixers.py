@@ -11,22 +11,17 @@ computed in (`compute.segments`). The norm of heads is whole on every rank, whic
     mixer             f before and g behind; the bias of its output projection is added once, after
     mixer_columns     cut along its outputs
     mixer_rows        cut along its inputs
-
-Shapes: T tokens, H hidden size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from plait.models.compute.recurrent import mixers_of
 from plait.models.module_names import wildcard
-from plait.models.parallel.layer_hooks import Copies
-from plait.models.parallel.token_split import TokenSplit
 
 Widths = tuple[int, ...]
 """See `Param.widths`."""
@@ -55,7 +50,7 @@ def tp_plan(module: Any) -> Mapping[str, str]:
     """Style of modules and parameters, by names with `*` for numbers: Transformers' plan of a module, and that of its
     mixers, as far as their form is known here; others stay whole, or as Transformers says."""
     plan = dict(getattr(module, "tp_plan", None) or {})
-    if not (known := _known(module)):
+    if not (known := divided_mixers(module)):
         return plan
     family = str(module.config.get_text_config().model_type)
     for beginning, styles in _LEFT_OUT.items():
@@ -74,7 +69,9 @@ def tp_plan(module: Any) -> Mapping[str, str]:
 def widths_of(module: Any) -> dict[str, Widths]:
     """Name of a parameter or of the layer that has it → what a unit has of it, of all that a mixer divides."""
     return {
-        f"{name}.{leaf}": of_unit for name, (_, widths) in _known(module).items() for leaf, of_unit in widths.items()
+        f"{name}.{leaf}": of_unit
+        for name, (_, widths) in divided_mixers(module).items()
+        for leaf, of_unit in widths.items()
     }
 
 
@@ -94,30 +91,7 @@ def output_of(mixer: Any) -> Any:
     return mixer.out_proj if hasattr(mixer, "out_proj") else mixer.o_proj
 
 
-@dataclass(eq=False)
-class EnterMixer:
-    """f on the hidden states [1, T, H]."""
-
-    copies: Copies
-
-    def __call__(self, mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if args:
-            return (self.copies(args[0]), *args[1:]), kwargs
-        return args, kwargs | {"hidden_states": self.copies(kwargs["hidden_states"])}
-
-
-@dataclass(eq=False)
-class LeaveMixer:
-    """g: the sum of what ranks return, [1, T, H]; the bias comes once."""
-
-    split: TokenSplit
-
-    def __call__(self, mixer: nn.Module, args: Any, out: Tensor) -> Tensor:
-        total, bias = self.split.summed(out), output_of(mixer).bias
-        return total if bias is None else total + bias
-
-
-def _known(module: Any) -> dict[str, tuple[Any, Mapping[str, Widths]]]:
+def divided_mixers(module: Any) -> dict[str, tuple[Any, Mapping[str, Widths]]]:
     """Name of a mixer that is divided → itself, and what a unit has of each of its layers and parameters."""
     found = {}
     for name, mixer in mixers_of(module):

@@ -32,13 +32,15 @@ from plait.models.parallel.layer_hooks import (
     EmbeddingRows,
     Enter,
     EnterExperts,
+    EnterMixer,
     EnterRotary,
     Gather,
+    LeaveMixer,
     Reduce,
     Split,
     WithoutBias,
 )
-from plait.models.parallel.mixers import EnterMixer, LeaveMixer, keep_units
+from plait.models.parallel.mixers import keep_units
 from plait.models.parallel.partial_sums import Partials, sharers
 from plait.models.parallel.peers import Peers
 from plait.models.parallel.stage import is_idle
