@@ -135,8 +135,7 @@ class _Installer:
             layer.register_forward_pre_hook(EnterMixer(self.copies), with_kwargs=True)
             layer.register_forward_hook(LeaveMixer(self._split))
         elif style == "mixer_rows":
-            if getattr(layer, "bias", None) is not None:
-                layer.forward = WithoutBias(layer)
+            _takes_bias_out(layer)
         elif style == "mla_kv_a_proj":
             layer.register_forward_hook(EnterRotary(self.copies, self._config.qk_rope_head_dim))
         elif style == "replicated_with_grad_allreduce":
@@ -196,10 +195,15 @@ def _ranges(param: Param, ways: int) -> Ranges:
 
 
 def _reduce_rows(layer: Any, split: TokenSplit) -> None:
+    layer.register_forward_hook(Reduce(split, _takes_bias_out(layer)))
+
+
+def _takes_bias_out(layer: Any) -> bool:
+    """Whether a linear layer has a bias; it does not add it any more."""
     has_bias = getattr(layer, "bias", None) is not None
     if has_bias:
         layer.forward = WithoutBias(layer)
-    layer.register_forward_hook(Reduce(split, has_bias))
+    return has_bias
 
 
 def _cut_embedding(layer: Any, rows: tuple[int, int], split: TokenSplit) -> None:
