@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.cost.decoding import decode_steps
-from plait.cost.generation_memory import kv_bytes_per_token, state_bytes
+from plait.cost.generation_memory import kv_bytes_per_token, packed_stages, state_bytes
 from plait.cost.graph_memory import graph_bytes
 from plait.cost.layer_kinds import LayerKind, layer_kinds, stage_counts
 from plait.cost.layer_times import LayerTimes, Micro, total
@@ -23,6 +23,7 @@ from plait.cost.passes import Passes
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.shards import layer_sizes
+from plait.models.lora_settings import NO_LORA
 from plait.models.mixer_shape import MixerShape
 from plait.models.shape import ModelShape
 from plait.planner.plan_problem import PlanProblem, RoleFacts
@@ -38,7 +39,7 @@ MIXED = replace(SHAPE, **EXPERTS, expert_layers=2, mixtures=(2, 3))
 ATTENTION, EXPERT, BESIDE = 4 * 64 * 64, 3 * 64 * 128, 64 * (3 * 16 + 8)
 """Weights of a mixture: projections, one expert, and what all tokens pass: the shared expert and the router."""
 TWO = Layout.on(range(2), pp=2)
-MIXER = MixerShape(5000, channels=24, taps=4, heads=2, key_dim=8, value_dim=4)
+MIXER = MixerShape(5000, channels=24, taps=4, heads=2, key_heads=2, key_dim=8, value_dim=4)
 RECURRENT = replace(SHAPE, recurrent=(0, 1, 3), mixer=MIXER)
 """Three layers that keep a state, and one that attends."""
 
@@ -225,9 +226,40 @@ def test_layers_that_keep_a_state_are_a_kind() -> None:
     assert (work.attention(7), work.kept(7, 1)) == (0, 0)
 
 
+def test_ranks_divide_layers_that_keep_a_state_between_key_heads() -> None:
+    """Of three key heads a rank of two has two, and half of the MLP."""
+    keeps, _ = layer_kinds(replace(RECURRENT, mixer=replace(MIXER, heads=3, key_heads=3)))
+    work, mlp = ModelWork(keeps.shape, "bfloat16", 1000), 3 * 64 * 128
+    mixer = 5000 + keeps.shape.mixer.scanned
+    assert work.share(2) == pytest.approx((mixer * 2 / 3 + mlp / 2) / (mixer + mlp))
+    assert ModelWork(layer_kinds(RECURRENT)[0].shape, "bfloat16", 1000).share(2) == 1 / 2
+    unknown = replace(RECURRENT, mixer=MixerShape(5000))
+    assert ModelWork(layer_kinds(unknown)[0].shape, "bfloat16", 1000).share(2) == (5000 + mlp / 2) / (5000 + mlp)
+
+
+def test_a_step_of_decoding_reads_and_writes_states() -> None:
+    """Six times those of each sample, half of them on each of two ranks; the numbers for many at once are the same."""
+    of_sample = 2 * 24 * 4 + 4 * 2 * 8 * 4
+    for tp in (1, 2):
+        alike = passes(RECURRENT, Layout.on(range(tp), tp=tp))
+        keeps, attends = alike.kinds(0)
+        assert keeps.work.states(100.0, tp) == 600 * of_sample / tp
+        assert attends.work.states(100.0, tp) == 0
+        read_s = (keeps.work.read(9000) / tp + 6 * 9000 * of_sample / tp) / keeps.bytes_per_s
+        assert total(keeps.decode_layer(9000, 0)) >= read_s
+        one, many = total(keeps.decode_layer(9000, 0)), decode_steps(alike, *map(np.array, ([9e3], [0.0], [1.0])))
+        others = total(attends.decode_layer(9000, 0)) + alike.of_stage(-1).drawing(9000)
+        assert many[0] == pytest.approx(3 * one + others)
+
+
 def test_bytes_of_states_and_of_keys_and_values() -> None:
     """A state of float32 for each head, and four columns of the convolution; slots are half as many again."""
     assert kv_bytes_per_token(RECURRENT, "bfloat16") == kv_bytes_per_token(SHAPE, "bfloat16") / 4
-    assert state_bytes(RECURRENT, "bfloat16", 10) == 3 * (2 * 24 * 4 + 4 * 2 * 8 * 4) * 15
-    assert state_bytes(SHAPE, "bfloat16", 10) == 0
+    of_layer = (2 * 24 * 4 + 4 * 2 * 8 * 4) * 15
+    assert state_bytes(RECURRENT, "bfloat16", 10, Parallelism()) == (3 * of_layer,)
+    assert state_bytes(RECURRENT, "bfloat16", 10, Parallelism(pp=2, stages=(3, 1))) == (2 * of_layer, of_layer)
+    assert state_bytes(RECURRENT, "bfloat16", 10, Parallelism(tp=2)) == (3 * of_layer // 2,)
+    assert state_bytes(SHAPE, "bfloat16", 10, Parallelism(pp=2)) == (0, 0)
+    stages = [packed_stages(RECURRENT, "float32", NO_LORA, Parallelism(pp=pp)) for pp in (1, 2, 4)]
+    assert len({sum(stage) for stage in stages}) == 1, "each layer's weights are on one stage"
     assert graph_bytes(RECURRENT, "bfloat16", 10, (64, 256)) == 0 < graph_bytes(SHAPE, "bfloat16", 10, (64, 256))

@@ -90,6 +90,19 @@ def test_the_head_of_a_scalar_model_is_trained_beside_its_adapter() -> None:
     assert sum(param.layer is None for param in own.params) == 1
 
 
+@pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_next", "olmo_hybrid", "lfm2"])
+def test_parts_of_adapters_on_layers_that_keep_a_state(family: str) -> None:
+    """Of each projection in one a rank has the rows of its key head in each part."""
+    from plait.models.admission import check_config
+    from plait.models.lora import add_lora
+
+    model, settings = tiny_model(family), LoraSettings(rank=3)
+    own = add_lora(model, settings, name="actor", seed=0).trained.parameters
+    shape = ModelShape.from_config(check_config(model.config.to_dict(), family), family)
+    part = shard(own, Parallelism(tp=2), 0, 0)
+    assert adapter_parameters(shape, settings, 2) == sum(block.num_elements for block in part.blocks)
+
+
 @pytest.mark.parametrize("sizes", [Parallelism(tp=2), Parallelism(tp=4), Parallelism(tp=2, pp=2)], ids=str)
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: f"rank {settings.rank}")
 def test_parts_of_adapters_have_as_many_numbers_as_those_of_a_model(settings: LoraSettings, sizes: Parallelism) -> None:

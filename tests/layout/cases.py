@@ -13,10 +13,11 @@ from plait.layout.params import Param, Parameters
 
 @st.composite
 def models(draw: st.DrawFn, min_heads: int = 1) -> Parameters:
-    """Decoders with odd sizes: grouped heads, tied or not, experts or not, a vocabulary that divides by nothing."""
+    """Decoders with odd sizes: grouped heads, tied or not, experts or not, a vocabulary that divides by nothing; the
+    first layer may have a linear attention."""
     groups = draw(st.integers(1, 5))
     per_group = draw(st.integers(-(-min_heads // groups), max(3, -(-min_heads // groups))))
-    return decoder_parameters(
+    decoder = decoder_parameters(
         layers=draw(st.integers(1, 5)),
         hidden=draw(st.integers(1, 7)),
         intermediate=draw(st.integers(max(1, min_heads), min_heads + 9)),
@@ -28,6 +29,15 @@ def models(draw: st.DrawFn, min_heads: int = 1) -> Parameters:
         experts=draw(st.sampled_from((0, 0, 3))),
         cut_vocabulary=draw(st.booleans()),
     )
+    units, width, hidden = max(1, min_heads) + draw(st.integers(0, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 7))
+    joined, rows = (2, 2, width), units * (4 + width)
+    mixer = (
+        Param("model.layers.0.linear_attn.in_proj_qkv.weight", (rows, hidden), 0, 0, widths=joined),
+        Param("model.layers.0.linear_attn.conv1d.weight", (rows, 1, 4), 0, 0, widths=joined),
+        Param("model.layers.0.linear_attn.A_log", (units,), 0, 0, widths=(1,)),
+        Param("model.layers.0.linear_attn.out_proj.weight", (hidden, units * width), 0, 1, widths=(width,)),
+    )
+    return Parameters(mixer + decoder.params, decoder.aliases) if draw(st.booleans()) else decoder
 
 
 def ways(param: Param) -> int:

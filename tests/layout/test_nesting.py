@@ -115,6 +115,7 @@ def test_what_stays_one_buffer() -> None:
 def test_experts_and_sections_are_views_only_as_a_whole() -> None:
     """Kernels take stacked matrices dense, and a range of each of two sections is no strided tensor."""
     params = (
+        Param("in_proj_qkv.weight", (14, 2), 0, cut=0, widths=(2, 2, 3)),
         Param("experts.gate_up_proj", (4, 8, 6), 0, cut=1, sections=2),
         Param("experts.down_proj", (4, 6, 4), 0, cut=2),
         Param("o_proj.weight", (6, 4), 0, cut=1),
@@ -124,6 +125,7 @@ def test_experts_and_sections_are_views_only_as_a_whole() -> None:
     narrow = weights(model, Layout.on(range(2), tp=2), "float32", "narrow").ranks[0]
     wide = weights(model, Layout.on(range(2), dp=2), "float32", "wide").ranks[0]
     buffers = [held.buffer for held in nest({"narrow": narrow, "wide": wide}, params, whole=["wide"])["narrow"].held]
-    assert buffers == ["narrow", "narrow", "wide", "wide"]
-    both = nest({"one": wide, "other": wide}, params)
-    assert {held.buffer for one in both.values() for held in one.held} == {"one"}
+    assert buffers == [*["narrow"] * 3, "narrow", "narrow", "wide", "wide"]
+    for part in (wide, narrow):
+        both = nest({"one": part, "other": part}, params)
+        assert {held.buffer for one in both.values() for held in one.held} == {"one"}

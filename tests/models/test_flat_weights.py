@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from plait.layout.decoder import decoder_parameters
 from plait.layout.holdings import weights
 from plait.layout.mesh import Layout
-from plait.layout.params import ALIGNMENT_ELEMENTS, FlatLayout
+from plait.layout.params import ALIGNMENT_ELEMENTS, FlatLayout, Param, Parameters
 from plait.layout.shards import shard
 from plait.models import flat_weights
 from plait.models.flat_weights import FlatWeights
@@ -75,6 +75,21 @@ def test_ranges_are_those_of_a_flat_buffer(case, cuts: list[int], piece: int) ->
     assert changed <= high - low
     for step in (1, 3, ALIGNMENT_ELEMENTS + 1):
         assert torch.equal(found.sampled(step), plain[::step])
+
+
+def test_ranges_of_several_sections_are_one_dense_block() -> None:
+    """Queries, keys and values of two of four key heads, in the memory of a part with the same of them."""
+    params = (Param("conv1d.weight", (28, 1, 3), 0, 0, widths=(2, 2, 3)), Param("norm", (5,), 0))
+    layout, other = (Layout.on(range(4), dp=2, tp=2), Layout.on(range(4), tp=2, pp=2))
+    parameters = Parameters((*params, Param("layers.1.norm", (5,), 1)))
+    held = [weights(parameters, one, "float32", name) for one, name in ((layout, "own"), (other, "other"))]
+    found, _ = nested(held)
+    memory = {name: torch.arange(float(size)) for name, size in found.buffers[1].items()}
+    blocks = shard(parameters, layout.parallelism, 1, 0)
+    conv, *_ = FlatWeights.nested(blocks, found.ranks[1], memory).views
+    assert conv.shape == (14, 1, 3)
+    assert conv.is_contiguous()
+    assert conv.flatten().diff().eq(1).all(), "no gap between the sections"
 
 
 def test_blocks_keep_their_shapes_and_their_memory() -> None:

@@ -54,6 +54,14 @@ def test_a_layer_by_hand() -> None:
     assert (mixer.state_bytes(2), mixer.state_bytes(8)) == (2 * 96 + 4 * 64, 8 * 160)
 
 
+def test_ranks_have_whole_key_heads_or_channels() -> None:
+    """Two of four ranks have two of six key heads; of a layer that is not known each has all."""
+    heads = MixerShape(0, channels=24, taps=4, heads=12, key_heads=6, key_dim=8, value_dim=4)
+    assert [heads.most(tp) for tp in (1, 2, 4)] == [1, 1 / 2, 2 / 6]
+    assert MixerShape(0, channels=24, taps=3).most(5) == 5 / 24
+    assert MixerShape(100).most(2) == 1
+
+
 def test_lfm2_makes_its_mlp_of_another_width_than_it_states() -> None:
     assert mlp_width({}, 48) == 48
     adjusted = {"block_auto_adjust_ff_dim": True, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0}

@@ -6,7 +6,7 @@ import pytest
 
 from plait.errors import ConfigError
 from plait.models.shape import ModelShape
-from plait.recipes.recurrent_checks import check_uncut
+from plait.recipes.recurrent_checks import check_prompts
 from plait.recipes.role_models import RoleModel
 from plait.schedule.plan import Placement, Plan
 from tests.models.tiny import tiny_config
@@ -15,18 +15,7 @@ SHAPES = {name: ModelShape.from_config(tiny_config(name).to_dict()) for name in 
 MODELS = [RoleModel("actor", "qwen3_5_text", False, True, "model"), RoleModel("reward", "llama", True, False, "r")]
 
 
-def test_such_a_model_is_not_cut() -> None:
-    reward = Placement("reward.score", "score", (0, 1), tp=2)
-    for tp, pp in ((2, 1), (1, 2)):
-        plan = Plan("it", 2, (reward, Placement("actor.train", "train", (0, 1), tp=tp, pp=pp)))
-        with pytest.raises(
-            ConfigError, match=r"^`plan` it: actor\.train has tp . and pp ., but 2 of the 3 layers .*set tp"
-        ):
-            check_uncut(plan, MODELS, SHAPES, "`plan` it")
-    check_uncut(Plan("it", 2, (reward, Placement("actor.train", "train", (0, 1), dp=2))), MODELS, SHAPES, "`plan` it")
-
-
 def test_its_prompts_are_computed_where_its_samples_are() -> None:
     places = (Placement("actor.generate", "prefill", (0,)), Placement("actor.generate", "decode", (1,)))
     with pytest.raises(ConfigError, match=r"^`plan` it: actor\.generate computes its prompts .*leave prefill out"):
-        check_uncut(Plan("it", 2, places), MODELS, SHAPES, "`plan` it")
+        check_prompts(Plan("it", 2, places), MODELS, SHAPES, "`plan` it")

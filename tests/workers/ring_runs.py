@@ -33,15 +33,23 @@ LAYERS = 4
 _models: dict[Any, Any] = {}
 
 
-def whole_model(dtype: str = "float64") -> Any:
-    return tiny_model(dtype=getattr(torch, dtype), num_hidden_layers=LAYERS)
+def whole_model(dtype: str = "float64", kinds: str = "") -> Any:
+    """
+    Args:
+        kinds: of its layers: S keeps a state, A attends; empty: a llama.
+    """
+    if not kinds:
+        return tiny_model(dtype=getattr(torch, dtype), num_hidden_layers=LAYERS)
+    types = ["linear_attention" if kind == "S" else "full_attention" for kind in kinds]
+    layers = {"num_hidden_layers": len(kinds), "layer_types": types}
+    return tiny_model("qwen3_5_text", dtype=getattr(torch, dtype), **layers)
 
 
-def alone(requests: Sequence[Request], dtype: str = "float64", **settings: Any) -> Said:
+def alone(requests: Sequence[Request], dtype: str = "float64", kinds: str = "", **settings: Any) -> Said:
     """What one process says, without stages."""
-    if ("alone", dtype) not in _models:
-        _models["alone", dtype] = whole_model(dtype)
-    engine = Engine(_models["alone", dtype], SamplingSettings(**settings))
+    if ("alone", dtype, kinds) not in _models:
+        _models["alone", dtype, kinds] = whole_model(dtype, kinds)
+    engine = Engine(_models["alone", dtype, kinds], SamplingSettings(**settings))
     for one in requests:
         engine.add(one)
     return said_by(list(drain(engine)))
@@ -69,21 +77,23 @@ class Seen:
 
 
 def engine_on(
-    worker: Any, sizes: dict[str, int], settings: dict[str, Any], timeout_s: float = 60.0, dtype: str = "float64"
+    worker: Any, sizes: dict[str, Any], settings: dict[str, Any], timeout_s: float = 60.0, dtype: str = "float64"
 ) -> Any:
     """(the engine, the team) of this rank.
 
     Args:
-        sizes: of the layout; "rank" of adapters that add nothing yet, where there are to be some.
+        sizes: of the layout; "rank" of adapters that add nothing yet, where there are to be some; "kinds" of layers
+            (`whole_model`).
     """
     count = worker.context.num_ranks
     layout = Layout(Mesh(tuple(range(count))), Parallelism(1, sizes.get("tp", 1), sizes.get("pp", 1)))
     team = worker.team_of(layout, timeout_s)
-    rank = sizes.get("rank", 0)
-    if (layout, dtype, rank) not in _models:
-        part = part_of(copy_of(whole_model(dtype)), team)
-        _models[layout, dtype, rank] = add_lora(part, LoraSettings(rank=rank), name="actor", seed=0) if rank else part
-    return engine_of(_models[layout, dtype, rank], SamplingSettings(**settings), team), team
+    rank, kinds = sizes.get("rank", 0), sizes.get("kinds", "")
+    if (layout, dtype, rank, kinds) not in _models:
+        part = part_of(copy_of(whole_model(dtype, kinds)), team)
+        adapted = add_lora(part, LoraSettings(rank=rank), name="actor", seed=0) if rank else part
+        _models[layout, dtype, rank, kinds] = adapted
+    return engine_of(_models[layout, dtype, rank, kinds], SamplingSettings(**settings), team), team
 
 
 def note(seen: Seen, engine: Engine, samples: Sequence[Sample]) -> None:
@@ -115,7 +125,7 @@ def all_at_once(engine: Engine, requests: Sequence[Request]) -> Seen:
 
 def generated(
     worker: Any,
-    sizes: dict[str, int],
+    sizes: dict[str, Any],
     settings: dict[str, Any],
     requests: Sequence[Request],
     dtype: str = "float64",

@@ -35,8 +35,8 @@ def ask(group: Group, function: str, *arguments: Any) -> list[Seen]:
     return seen
 
 
-def equals(seen: list[Seen], requests: Sequence[Request], *, exact: bool) -> None:
-    expected = alone(requests, exact=exact)
+def equals(seen: list[Seen], requests: Sequence[Request], *, exact: bool, kinds: str = "") -> None:
+    expected = alone(requests, kinds=kinds, exact=exact)
     got = seen[0].said
     if exact:
         assert got == expected
@@ -115,6 +115,29 @@ def test_a_stage_whose_layers_are_not_compiled_is_one_for_all(two: Group, refuse
     assert reasons[1 - refused] == "the layers of another stage are not compiled"
     expected = alone(LONG, "float32", max_prefill_tokens=32, speculation="off")
     assert {key: tokens for key, (tokens, _) in seen[0].said.items()} == {key: t for key, (t, _) in expected.items()}
+
+
+STATED = [("SASS", 3, False), ("SSAA", 2, False), ("AASS", 1, False), ("SASS", 2, True), ("SSSA", 3, True)]
+
+
+@pytest.mark.parametrize("kinds", slow_but(["SAS"], ["SAS", "SSAS"]))
+def test_ranks_keep_the_states_of_their_heads(two: Group, kinds: str) -> None:
+    """In a pool that is too small, prompts in chunks."""
+    requests = [request(uid, 20, [16, 16]) for uid in range(3)]
+    seen = ask(two, "generated", {"tp": 2, "kinds": kinds}, {"kv_tokens": 112, "max_prefill_tokens": 24}, requests)
+    equals(seen, requests, exact=False, kinds=kinds)
+    assert seen[0].preempted > 0
+
+
+@pytest.mark.parametrize(("kinds", "groups", "exact"), slow_but([("SASS", 3, False)], STATED))
+def test_stages_keep_the_states_of_their_layers(two: Group, kinds: str, groups: int, exact: bool) -> None:
+    """Stages that have none, and such as have nothing else; in a pool that is too small, prompts in chunks."""
+    requests = [request(uid, 20, [16, 16]) for uid in range(3)]
+    how = {"decode_groups": groups, "kv_tokens": 112, "max_prefill_tokens": 24, "exact": exact}
+    seen = ask(two, "generated", {"pp": 2, "kinds": kinds}, how, requests)
+    equals(seen, requests, exact=exact, kinds=kinds)
+    assert seen[0].preempted > 0
+    assert max(seen[0].in_flight) == groups
 
 
 @pytest.mark.slow

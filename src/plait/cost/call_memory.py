@@ -63,12 +63,12 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
             tokens = _tokens_on_their_way(facts, place, instance)
             on_their_way = tokens * _cached_bytes(rank, facts, model, instance)
             rows_by_use[model.role, "decode"].append((f"{ON_THEIR_WAY} ({tokens} tokens)", on_their_way))
-        if states := state_bytes(facts.shapes[model.name], recipe.dtype, pool.running):
+        shape, stage = facts.shapes[model.name], instance.coordinates(rank).pp
+        if states := state_bytes(shape, recipe.dtype, pool.running, instance.parallelism)[stage]:
             rows_by_use[model.role, "decode"].append((f"{STATES} ({pool.running} samples)", states))
         contexts = first_context(facts.lengths.prompts), pool.context
-        shape, most_new_tokens = facts.shapes[model.name], 1 + most_guessed(recipe)
+        most_new_tokens = 1 + most_guessed(recipe)
         if recipe.device == "cuda":
-            stage = instance.coordinates(rank).pp
             is_last = stage == instance.parallelism.pp - 1
             graphs = prompt_graph_bytes(shape, recipe.dtype, is_first=stage == 0)
             if pool.draws:
@@ -84,10 +84,10 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
             drawing = pool.running if pool.draws else 0
             step = LargestStep.of(tokens, drawing, most_new_tokens, filters=filters)
             of_stages = step_bytes(shape, recipe.dtype, step, instance.parallelism)
-            rows_by_use[model.role, "decode"].append((STEP, of_stages[instance.coordinates(rank).pp]))
+            rows_by_use[model.role, "decode"].append((STEP, of_stages[stage]))
         if is_packed(recipe):
             packed = packed_stages(shape, recipe.dtype, recipe.lora, instance.parallelism)
-            rows_by_use[model.role, "decode"].append((PACKED, packed[instance.coordinates(rank).pp]))
+            rows_by_use[model.role, "decode"].append((PACKED, packed[stage]))
     asked: tuple[tuple[Mode, Layout | None], ...] = (("train", place.train), ("score", place.score))
     for mode, layout in asked:
         if layout is not None and rank in layout.mesh.ranks:

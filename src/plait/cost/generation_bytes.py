@@ -85,11 +85,12 @@ class GenerationBytes:
         tokens = asked_tokens(running, context, 0 if shape.recurrent else workload.held_root)
         if workload.kv_tokens is not None and not self._cluster.software.pool_share:
             tokens = pool_tokens(tokens, workload.kv_tokens, workload.device)
-        beside = state_bytes(shape, workload.dtype, running)
+        drafts = 0
         if draws and workload.draft_model is not None:
-            beside += tokens * kv_bytes_per_token(workload.draft_model, workload.dtype)
-        stages = zip(self.of_token(role, layout), self._packed(role, layout), strict=True)
-        return tuple(tokens * token_bytes + packed + beside for token_bytes, packed in stages)
+            drafts = tokens * kv_bytes_per_token(workload.draft_model, workload.dtype)
+        states = state_bytes(shape, workload.dtype, running, sizes)
+        stages = zip(self.of_token(role, layout), self._packed(role, layout), states, strict=True)
+        return tuple(tokens * token_bytes + packed + kept + drafts for token_bytes, packed, kept in stages)
 
     def _packed(self, role: str, layout: Layout) -> tuple[int, ...]:
         workload, sizes = self._workload, layout.parallelism

@@ -28,9 +28,12 @@ def kv_bytes_per_token(shape: ModelShape, dtype: str) -> int:
     return 2 * shape.attending * shape.kv_heads * shape.head_dim * BYTES[dtype]
 
 
-def state_bytes(shape: ModelShape, dtype: str, running: int) -> int:
-    """What layers without keys and values keep of so many samples that run: slots are more by half, as they grow so."""
-    return len(shape.recurrent) * shape.mixer.state_bytes(BYTES[dtype]) * running * 3 // 2
+def state_bytes(shape: ModelShape, dtype: str, running: int, sizes: Parallelism) -> tuple[int, ...]:
+    """What layers without keys and values keep of so many samples that run, on the device of each stage that has
+    most: slots are more by half, as they grow so."""
+    of_layer = round(shape.mixer.state_bytes(BYTES[dtype]) * shape.mixer.most(sizes.tp)) * running
+    bounds = stage_bounds(shape.layers, sizes)
+    return tuple(shape.recurrent_in(start, stop) * of_layer * 3 // 2 for start, stop in pairwise(bounds))
 
 
 def asked_tokens(running: int, context_tokens: int, root_tokens: int) -> int:
@@ -63,7 +66,8 @@ def packed_stages(shape: ModelShape, dtype: str, lora: LoraSettings, sizes: Para
     for first, stop in pairwise(stage_bounds(shape.layers, sizes)):
         mixtures = [layer for layer in shape.mixtures if first <= layer < stop]
         experts = len(mixtures) if shape.mixtures else min(shape.expert_layers, stop - first)
-        stage = replace(shape, layers=stop - first, expert_layers=experts, mixtures=(), windows=())
+        states = tuple(layer - first for layer in shape.recurrent if first <= layer < stop)
+        stage = replace(shape, layers=stop - first, expert_layers=experts, mixtures=(), windows=(), recurrent=states)
         linear = _linear_parameters(stage, sizes.tp) + packed_adapter_parameters(stage, lora)
         packed.append((linear + (head if stop == shape.layers else 0)) * BYTES[dtype])
     return tuple(packed)
@@ -79,4 +83,5 @@ def _linear_parameters(shape: ModelShape, tp: int) -> int:
     heads = Heads(shape.heads, shape.kv_heads)
     most = max(stop - first for first, stop in (heads.part_range(i, tp) for i in range(tp)))
     dense = (shape.layers - shape.expert_layers) * 3 * shape.hidden * -(-shape.intermediate // tp)
-    return shape.projections * most // shape.heads + dense
+    attention = shape.attending * shape.attention_parameters * most // shape.heads
+    return attention + round(len(shape.recurrent) * shape.mixer.parameters * shape.mixer.most(tp)) + dense

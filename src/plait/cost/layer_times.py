@@ -167,7 +167,7 @@ class LayerTimes:
             fixed_s = self.profile.replayed_fixed_s if is_replayed else None
             return self.generated(self.profile.decode_s(rows, context, is_part=sizes.tp > 1), rows, fixed_s)
         seen = min(context, rows * self.window) if self.window else context
-        read_bytes = work.read(rows) / sizes.tp + work.kept(seen, sizes.tp)
+        read_bytes = work.read(rows) / sizes.tp + work.kept(seen, sizes.tp) + work.states(rows, sizes.tp)
         return added(self.layer(rows, seen, read_bytes), self._adapters(rows))
 
     def generated(self, seconds: float, tokens: float, fixed_s: float | None = None) -> Terms:

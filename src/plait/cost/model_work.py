@@ -19,6 +19,10 @@ from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
 
+STATE_PASSES = 6
+"""How often a step of decoding reads or writes each number of a sample's states: they are copied out of their slots,
+computed with, and put back."""
+
 Tokens = TypeVar("Tokens", float, NDArray[np.float64])
 """The tokens of one forward, or of many at once."""
 
@@ -86,14 +90,17 @@ class ModelWork:
 
     def share(self, tp: int) -> float:
         """The share of a layer's work on the device that has most of it over tp: heads and columns need not divide."""
-        shape = self.shape
-        if tp == 1 or (shape.kv_heads % tp == 0 and shape.intermediate % tp == 0):
+        shape, mixer = self.shape, self.shape.mixer
+        of_mixers = mixer.most(tp) if shape.recurrent else 1 / tp
+        if tp == 1 or (shape.kv_heads % tp == 0 and shape.intermediate % tp == 0 and of_mixers * tp == 1):
             return 1 / tp
         heads = Heads(shape.heads, shape.kv_heads)
         most = max(stop - first for first, stop in (heads.part_range(i, tp) for i in range(tp)))
-        rest = self.products(1) / 2 - shape.attention_parameters
+        attention = shape.attending * shape.attention_parameters / shape.layers
+        mixers = len(shape.recurrent) * (mixer.parameters + mixer.scanned) / shape.layers
+        rest = self.products(1) / 2 - attention - mixers
         columns = -(-shape.active_intermediate // tp) / shape.active_intermediate
-        return (shape.attention_parameters * most / shape.heads + rest * columns) / (self.products(1) / 2)
+        return (attention * most / shape.heads + mixers * of_mixers + rest * columns) / (self.products(1) / 2)
 
     def products(self, tokens: float) -> float:
         """Floating point operations of a layer's matrix products in a forward, those of a recurrence among them."""
@@ -113,6 +120,12 @@ class ModelWork:
         """Bytes of a layer's keys and values of so many tokens, on one of `tp` devices."""
         heads = -(-self.shape.kv_heads // tp)
         return 2 * tokens * heads * self.shape.head_dim * self.width * self.shape.attending / self.shape.layers
+
+    def states(self, samples: Tokens, tp: int) -> Tokens:
+        """Bytes of a layer's states that a step of so many samples reads and writes: of the rank that has most."""
+        shape = self.shape
+        of_sample = STATE_PASSES * shape.mixer.state_bytes(self.width) * shape.mixer.most(tp)
+        return samples * (of_sample * len(shape.recurrent) / shape.layers)
 
 
 def balancing(shape: ModelShape, tokens: float, samples: float, *, backward: bool) -> float:

@@ -88,11 +88,13 @@ def _stacked(parameters: Parameters, source: Layout, target: Layout) -> tuple[Pa
         groups: dict[tuple[object, ...], list[Param]] = {}
         for layer in range(first, stop):
             for param in kinds.get(layer, ()):
-                groups.setdefault((param.shape, param.cut, param.sections, param.heads), []).append(param)
+                like = (param.shape, param.cut, param.sections, param.heads, param.widths)
+                groups.setdefault(like, []).append(param)
         for same in groups.values():
             typical = same[0]
             cut = None if typical.cut is None else typical.cut + 1
-            params.append(replace(typical, shape=(len(same), *typical.shape), cut=cut, layer=number))
+            units = (sum(typical.widths),) if typical.widths else ()  # as many elements, in one section
+            params.append(replace(typical, shape=(len(same), *typical.shape), cut=cut, widths=units, layer=number))
     return (
         Parameters(tuple(params), parameters.aliases),
         _over(source, _counts(mine, cuts)),

@@ -18,7 +18,7 @@ from plait.memory_limits import limit
 from plait.models.shape import ModelShape
 from plait.recipes.plan_files import plan_file
 from plait.recipes.recipe import Recipe
-from plait.recipes.recurrent_checks import check_uncut
+from plait.recipes.recurrent_checks import check_prompts
 from plait.recipes.role_models import RoleModel, optimizer_of
 from plait.schedule.completion import complete
 from plait.schedule.named_plans import AUTO, NAMES, PlannedModel, named_plan
@@ -187,7 +187,7 @@ def check_plan(
     where the plan is what can be changed."""
     _check_adapters(recipe, plan, label)
     _check_sharded(recipe, plan, label)
-    check_uncut(plan, models, shapes, label)
+    check_prompts(plan, models, shapes, label)
     _check_exact(recipe, plan, models)
     _check_prefill(recipe, plan, label)
     _check_parted(recipe, plan, models, label)
@@ -249,15 +249,13 @@ def _check_prefill(recipe: Recipe, plan: Plan, label: str) -> None:
 
 def with_room(flow: Dataflow, planned: Mapping[str, PlannedModel], placed: Placed, device_bytes: float) -> Plan:
     """The named plan with the least tp whose parameters leave room on every device; the plan of `placed` itself where
-    none does, or a model is none to cut.
+    none does.
 
     Args:
         placed: its plan is a named one, with tp 1.
         device_bytes: memory of a device.
     """
     plan = candidate = placed.plan
-    if any(shape.recurrent for shape in placed.shapes.values()):
-        return plan  # these are not cut
     per_node, tp = plan.cluster.devices, 1
     while tp <= per_node:
         tried = replace(placed, plan=candidate)

@@ -104,6 +104,16 @@ def packed_adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
     return total
 
 
+def _mixer_layers(shape: ModelShape) -> dict[str, LinearLayers]:
+    """Those of layers that keep a state: the output projection is cut by what it reads."""
+    mixers, units, layers = len(shape.recurrent), shape.mixer.units, {}
+    for name, inputs, outputs in shape.mixer.linear if mixers else ():
+        by_inputs = name in ("out_proj", "o_proj")
+        head = (inputs if by_inputs else outputs) // units
+        layers[f"{MIXER}{name}"] = LinearLayers(mixers, inputs, outputs, head, by_inputs=by_inputs)
+    return layers
+
+
 def _linear_layers(shape: ModelShape) -> dict[str, LinearLayers]:
     """That may have adapters: no MLP of a mixture of experts has any, and where it has an expert that all tokens pass,
     dense MLPs, whose layers have the names of that one's, have none either (`models.lora`)."""
@@ -111,9 +121,8 @@ def _linear_layers(shape: ModelShape) -> dict[str, LinearLayers]:
     blocks, inner = shape.attending, shape.intermediate
     dense = 0 if shape.shared_intermediate else shape.layers - shape.expert_layers
     gated = shape.attention_parameters // hidden - query - 2 * kv if shape.recurrent else query  # queries and gates
-    mixers = len(shape.recurrent)
     return {
-        **{f"{MIXER}{name}": LinearLayers(mixers, ins, outs) for name, ins, outs in shape.mixer.linear if mixers},
+        **_mixer_layers(shape),
         "q_proj": LinearLayers(blocks, hidden, gated, gated // shape.heads),
         "k_proj": LinearLayers(blocks, hidden, kv, shape.head_dim),
         "v_proj": LinearLayers(blocks, hidden, kv, shape.head_dim),

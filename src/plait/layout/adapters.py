@@ -30,7 +30,8 @@ def parameters_of_adapter(
         names = set(targets)
     adapted = [param for param in layers if _leaf(param) in names - left_out]
     params = [part for param in adapted for part in low_rank(param.name.removesuffix(".weight"), param, rank)]
-    return Parameters((*params, *(param for param in parameters.params if param.name == HEAD)))
+    heads = (param for param in parameters.params if param.name == HEAD)
+    return Parameters((*params, *heads), layers=parameters.num_layers)
 
 
 def low_rank(at: str, weight: Param, rank: int, *, is_transposed: bool = False) -> tuple[Param, Param]:

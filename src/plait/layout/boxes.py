@@ -113,9 +113,11 @@ def _joined(
     return tuple(shape) or (1,), tuple(tuple(mine) or (1,) for mine in joined)
 
 
-def block_box(block: Block) -> Box:
+def block_boxes(block: Block) -> list[Box]:
+    """A block as boxes, in the order in which they are stored; several where it is a range of each of several sections
+    (`Block.ranges`)."""
     outer, _, inner = block.param.grid
-    return Box(0, outer, block.start, block.stop, 0, inner)
+    return [Box(0, outer, start, stop, 0, inner) for start, stop in block.ranges]
 
 
 def dense_strides(box: Box) -> tuple[int, int, int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from plait.errors import LayoutError
-from plait.layout.boxes import Box, Holding, block_box, boxes_of_range, dense_strides
+from plait.layout.boxes import Box, Holding, block_boxes, boxes_of_range, dense_strides
 from plait.layout.mesh import Layout
 from plait.layout.params import FlatLayout, Param, Parameters, aligned
 from plait.layout.shards import shard, zero_range
@@ -106,11 +106,12 @@ def weights(parameters: Parameters, layout: Layout, dtype: str, buffer: str = "w
 
 
 def flat_holdings(flat: FlatLayout, index: Mapping[str, int], buffer: str) -> tuple[Holding, ...]:
-    """The blocks of one flat buffer. `index` is the number of each parameter."""
+    """The blocks of one flat buffer, of each its boxes one behind another. `index` is the number of each parameter."""
     holdings = []
     for block, start, _ in flat.entries:
-        box = block_box(block)
-        holdings.append(Holding(index[block.param.name], box, buffer, start, dense_strides(box)))
+        for box in block_boxes(block):
+            holdings.append(Holding(index[block.param.name], box, buffer, start, dense_strides(box)))
+            start += box.num_elements
     return tuple(holdings)
 
 
@@ -126,12 +127,11 @@ def zero_shards(parameters: Parameters, layout: Layout, dtype: str, buffer: str 
         flat = shard(parameters, layout.parallelism, place.tp, place.pp, once=True)
         low, high = zero_range(flat.num_elements, place.dp, layout.parallelism.dp)
         shards = []
-        for block, start, stop in flat.entries:
+        for whole in flat_holdings(flat, index, buffer):
+            start, stop = whole.offset, whole.offset + whole.box.num_elements
             if start < high and low < stop:
-                whole = block_box(block)
-                strides = dense_strides(whole)
-                holding = Holding(index[block.param.name], whole, buffer, start - low, strides)
-                for box in boxes_of_range(whole, max(low, start) - start, min(high, stop) - start):
+                holding = whole._replace(offset=start - low)
+                for box in boxes_of_range(whole.box, max(low, start) - start, min(high, stop) - start):
                     shards.append(holding._replace(box=box, offset=holding.first(box)))
         ranks[rank] = tuple(shards)
         buffers[rank] = {buffer: high - low}

@@ -25,7 +25,7 @@ Held = tuple[Holding, ...]
 class AliasedPart:
     """Where one part of a model lies on a rank.
 
-    held:    its blocks, in the order of its flat layout
+    held:    its blocks, in the order of its flat layout; of each the boxes that it consists of (`boxes.block_boxes`)
     lengths: buffer → elements, of all buffers that some of it lies in
     own:     elements of its own buffer: what does not lie in those of others
     """
@@ -85,7 +85,7 @@ def _hosts(parts: Mapping[str, Held], params: Sequence[Param], alone: Collection
 def _is_view(param: Param, held: Holding, host: Holding) -> bool:
     """Whether the block is a strided tensor of the parameter's dims inside the other. A range of each of several
     sections is none, and kernels of stacked matrices (experts) want them dense."""
-    if not host.box.holds(held.box):
+    if not host.box.holds(held.box) or (len(param.widths) > 1 and host.box != held.box):
         return False
     is_dense = held.box.shape[0] == 1 or held.box.shape == host.box.shape
     return is_dense or (param.sections == 1 and len(param.shape) <= 2)
@@ -97,14 +97,17 @@ def _guest_share(name: str, held: Held, hosts: Mapping[_Place, _Place]) -> float
 
 
 def _stored(name: str, held: Held, hosts: Mapping[_Place, _Place]) -> tuple[dict[int, Holding], int]:
-    """A part's own buffer: its blocks that are no guests by number, one after another, and its length."""
+    """A part's own buffer: its blocks that are no guests by number, one after another, and its length. Those of one
+    parameter, ranges of several sections, lie close together: they are guests together, or none of them is."""
     places: dict[int, Holding] = {}
     end = 0
     for number, holding in enumerate(held):
         if (name, number) not in hosts:
+            if number == 0 or held[number - 1].param != holding.param:
+                end = aligned(end)
             places[number] = holding._replace(buffer=name, offset=end, strides=dense_strides(holding.box))
-            end += aligned(holding.box.num_elements)
-    return places, end
+            end += holding.box.num_elements
+    return places, aligned(end)
 
 
 def _nest(

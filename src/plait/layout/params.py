@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from math import prod
 from typing import Literal
 
@@ -82,6 +83,10 @@ class Param:
     """Equal parts of the cut dim that are cut each for itself (2: a fused gate-up projection)."""
     heads: Heads | None = None
     """The heads that the cut dim is made of; None: it can be cut anywhere."""
+    widths: tuple[int, ...] = ()
+    """The cut dim is made of parts of unequal sections, as queries, keys and values of a linear attention side by side
+    are: so many elements of each section belong to a unit (a key head), and ranks have whole units, in all sections the
+    same. Then `sections` is 1 and `heads` None. Empty: there are no units."""
     ends: Ends = "first"
     """The pipeline stages that hold a parameter without a layer; "both" for a tied embedding."""
 
@@ -93,6 +98,11 @@ class Param:
         assert self.heads is None or (self.cut is not None and self.extent % self.heads.parts == 0), (
             f"{self.name}: {self.shape} does not divide into {self.heads} along dim {self.cut}"
         )
+        if self.widths:
+            assert self.cut is not None, f"{self.name}: units of no dim"
+            assert (self.sections, self.heads) == (1, None), f"{self.name}: it is cut by units alone"
+            assert self.shape[self.cut] % sum(self.widths) == 0, f"{self.name}: {self.shape} has no whole units"
+            assert len(self.widths) == 1 or prod(self.shape[: self.cut]) == 1, f"{self.name}: sections lie in rows"
 
     @property
     def num_elements(self) -> int:
@@ -100,22 +110,24 @@ class Param:
 
     @property
     def extent(self) -> int:
-        """Length of each section of the cut dim; 1 for a parameter without one."""
-        return 1 if self.cut is None else self.shape[self.cut] // self.sections
+        """Length of each section of the cut dim, or its units where it has some; 1 for a parameter without one."""
+        return 1 if self.cut is None else self.shape[self.cut] // (sum(self.widths) or self.sections)
 
     @property
     def grid(self) -> tuple[int, int, int]:
         """The parameter as a row-major array of three dims whose middle one is what tensor parallelism cuts.
 
-        (everything outside the cut dim times the sections, `extent`, everything inside it). A block is a range of the
-        middle dim, and its storage is this array narrowed to the range: sections need no case of their own.
+        (everything outside the cut dim times the sections, its length in each, everything inside it). A block is a
+        range of the middle dim, and its storage is this array narrowed to the range: equal sections need no case of
+        their own. Where they have `widths`, a block is a range in each of them, one behind another (`Block.ranges`).
         """
         if self.cut is None:
             return 1, 1, self.num_elements
-        return prod(self.shape[: self.cut]) * self.sections, self.extent, prod(self.shape[self.cut + 1 :])
+        outer, inner = prod(self.shape[: self.cut]), prod(self.shape[self.cut + 1 :])
+        return outer * self.sections, self.shape[self.cut] // self.sections, inner
 
     def tp_range(self, index: int, ways: int) -> tuple[int, int]:
-        """The block [start, stop) of rank `index` of `ways`, in elements of a section of the cut dim.
+        """The block [start, stop) of rank `index` of `ways`, in elements of a section of the cut dim, or in units.
 
         Extents need not divide: cuts are at i * n // ways, so cuts of 2 ways are among those of 4.
         """
@@ -130,7 +142,7 @@ class Param:
 
 @dataclass(frozen=True)
 class Block:
-    """The half-open range [start, stop) of a parameter along its cut dim, in elements of that dim.
+    """The half-open range [start, stop) of a parameter along its cut dim, in elements of that dim, or in units.
 
     Where the cut dim has several sections, the range of each. A parameter without a cut dim has one block, (0, 1): all
     of it.
@@ -152,7 +164,22 @@ class Block:
         shape, cut = self.param.shape, self.param.cut
         if cut is None:
             return shape
-        return (*shape[:cut], (self.stop - self.start) * self.param.sections, *shape[cut + 1 :])
+        of_unit = sum(self.param.widths) or self.param.sections
+        return (*shape[:cut], (self.stop - self.start) * of_unit, *shape[cut + 1 :])
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Ranges of the middle dim of `Param.grid`, stored one behind another; of the whole parameter one."""
+        param = self.param
+        if not param.widths:
+            return ((self.start, self.stop),)
+        if self.stop - self.start == param.extent:
+            return ((0, param.grid[1]),)
+        firsts = [param.extent * before for before in accumulate(param.widths, initial=0)]
+        return tuple(
+            (first + self.start * width, first + self.stop * width)
+            for first, width in zip(firsts, param.widths, strict=False)
+        )
 
     @property
     def num_elements(self) -> int:
@@ -168,6 +195,8 @@ class Parameters:
 
     params: tuple[Param, ...]
     aliases: Mapping[str, str] = field(default_factory=dict)
+    layers: int = 0
+    """Layers of the model, where the last ones may have no parameters here (adapters of some layers)."""
 
     @classmethod
     def of(cls, layout: FlatLayout, heads: int | None = None, groups: int | None = None) -> Parameters:
@@ -192,7 +221,8 @@ class Parameters:
             ends: Ends = "both" if tied and not seen_layer else "last" if seen_layer else "first"
             own_heads, words = param.heads, set(param.name.split("."))
             per_head = words & _HEAD_PROJECTIONS or (words & _ATTENTIONS and words & _OUTPUTS)
-            if heads is not None and param.cut is not None and (per_head or words & _GROUP_PROJECTIONS):
+            is_attention = param.cut is not None and not param.widths
+            if heads is not None and is_attention and (per_head or words & _GROUP_PROJECTIONS):
                 stated = Heads(heads, groups or heads, shared=bool(words & _GROUP_PROJECTIONS))
                 own_heads = stated if param.extent % stated.parts == 0 else own_heads
             params.append(replace(param, ends=ends, heads=own_heads))
@@ -200,7 +230,7 @@ class Parameters:
 
     @cached_property
     def num_layers(self) -> int:
-        return 1 + max((param.layer for param in self.params if param.layer is not None), default=-1)
+        return max(self.layers, *(1 + param.layer for param in self.params if param.layer is not None), 0)
 
     @cached_property
     def num_elements(self) -> int:

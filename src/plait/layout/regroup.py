@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.layout.boxes import Box, block_box
+from plait.layout.boxes import Box, block_boxes
 from plait.layout.holdings import Holdings
 from plait.layout.mesh import Cluster, Layout, Mesh
 from plait.layout.params import Parameters
@@ -65,8 +65,9 @@ def _kept(layout: Layout, parameters: Parameters, source: Holdings) -> dict[int,
     for pp in range(layout.parallelism.pp):
         for tp in range(layout.parallelism.tp):
             boxes_of_shard = [
-                (index[block.param.name], block_box(block))
+                (index[block.param.name], box)
                 for block in shard(parameters, layout.parallelism, tp, pp).blocks
+                for box in block_boxes(block)
             ]
             for rank, own_boxes in boxes_of_ranks.items():
                 counts[rank][tp, pp] = sum(

@@ -64,7 +64,7 @@ def writers(holdings: Holdings) -> Holdings:
 
 def to_manifest(holdings: Holdings, cluster: Cluster) -> str:
     """The holdings of stores as JSON, parameters by name."""
-    params = {param.name: [list(param.shape), param.cut, param.sections] for param in holdings.params}
+    params = {param.name: _said(param) for param in holdings.params}
     stores = [
         {
             "buffers": dict(holdings.buffers[rank]),
@@ -101,9 +101,14 @@ def from_manifest(text: str, params: tuple[Param, ...], cluster: Cluster, name: 
         raise DataError(f"{name}: expected the holdings of stores, found {error!r}") from error
 
 
+def _said(param: Param) -> list[Any]:
+    """What boxes of a parameter depend on."""
+    return [list(param.shape), param.cut, param.sections]
+
+
 def _read(record: Mapping[str, Any], params: tuple[Param, ...], cluster: Cluster, name: str) -> Holdings:
     for param in params:
-        mine = [list(param.shape), param.cut, param.sections]
+        mine = _said(param)
         stored = record["params"].get(param.name)
         if stored != mine:
             raise LayoutError(

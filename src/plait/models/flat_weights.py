@@ -9,7 +9,7 @@ weights: in pieces of a bounded size.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
@@ -44,12 +44,16 @@ class FlatWeights:
         """Weights of blocks that lie in several buffers.
 
         Args:
-            held: where each block of the layout lies, in order.
+            held: where each block of the layout lies, in order (`nesting.AliasedPart`).
             buffers: flat [elements], by name.
         """
         views = []
-        for block, holding in zip(layout.blocks, held, strict=True):
+        for block, (_, of_block) in zip(layout.blocks, groupby(held, lambda holding: holding.param), strict=True):
+            holding, *others = of_block
             buffer = buffers[holding.buffer]
+            if others:  # ranges of several sections, close together
+                views.append(buffer[holding.offset : holding.offset + block.num_elements].view(block.shape))
+                continue
             grid = buffer.as_strided(holding.box.shape, holding.strides, buffer.storage_offset() + holding.offset)
             views.append(grid.view(block.shape))
         return cls(layout, None, views)
@@ -202,5 +206,6 @@ def cut_block(whole: Tensor, block: Block) -> Tensor:
     """
     if block.param.cut is None:
         return whole
-    part = whole.reshape(block.param.grid)[:, block.start : block.stop]
-    return part.reshape(block.shape)
+    grid = whole.reshape(block.param.grid)
+    parts = [grid[:, start:stop] for start, stop in block.ranges]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).reshape(block.shape)

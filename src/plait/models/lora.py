@@ -55,7 +55,9 @@ def add_lora(
     decoder = base.module.base_model
     whole = _with_all_layers(base)
     part = _part_of(base, whole, settings)
-    _inject(decoder, peft_fields(settings, whole), name)
+    fields = peft_fields(settings, whole)
+    if any(at.rpartition(".")[2] in fields["target_modules"] for at, _ in decoder.named_modules()):  # else peft refuses
+        _inject(decoder, fields, name)
     layers = {at: layer for at, layer in adapted_layers(decoder).items() if name in layer.lora_A}
     for layer in layers.values():
         dress(layer, name)
@@ -236,9 +238,7 @@ def _part_of(base: Model, decoder: Any, settings: LoraSettings) -> Part:
     params = [param for _, *own in hosts for param in own]
     heads = {param.name: param for param in base.trained.parameters.params}
     params += [heads[name] for name in base.parameters_of_views()]
-    own = Parameters(tuple(params))
-    bare = set(range(parameters.num_layers)) - {param.layer for param in own.params}
-    assert base.team.pp.size == 1 or not bare, f"layers {sorted(bare)} have no adapter: stages are cut by those that do"
+    own = Parameters(tuple(params), layers=parameters.num_layers)
     return Part(base.team, own, partials_of(base.part, hosts))
 
 

@@ -37,9 +37,21 @@ class MixerShape:
     """The convolution's: so many numbers of each channel are kept of a sequence, in the compute dtype."""
     heads: int = 0
     """Value heads of the delta rule; 0: there is none."""
+    key_heads: int = 0
+    """Key heads, each with as many of these: what tensor parallelism divides, as it divides channels where there are
+    none."""
     key_dim: int = 0
     value_dim: int = 0
     """Dims of a head: so many by so many numbers are kept of a sequence for each, in float32 or wider."""
+
+    @property
+    def units(self) -> int:
+        """Parts of a layer that ranks of tensor parallelism have whole; 0: such a layer is whole on each of them."""
+        return self.key_heads or self.channels
+
+    def most(self, tp: int) -> float:
+        """The share of a layer on the rank of `tp` that has most of it."""
+        return -(-self.units // tp) / self.units if self.units else 1.0
 
     @property
     def scanned(self) -> int:
@@ -105,6 +117,7 @@ def mixer_shape(config: Mapping[str, Any], hidden: int, attention_parameters: in
             channels=channels,
             taps=taps,
             heads=heads,
+            key_heads=int(config["linear_num_key_heads"]),
             key_dim=key_dim,
             value_dim=value_dim,
         )

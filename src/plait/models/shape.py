@@ -151,7 +151,11 @@ class ModelShape:
 
     def attending_in(self, start: int, stop: int) -> int:
         """Those among the layers from `start` on, before `stop`."""
-        return stop - start - sum(start <= layer < stop for layer in self.recurrent)
+        return stop - start - self.recurrent_in(start, stop)
+
+    def recurrent_in(self, start: int, stop: int) -> int:
+        """Layers that keep a state, among these."""
+        return sum(start <= layer < stop for layer in self.recurrent)
 
     @property
     def projections(self) -> int:

@@ -1,7 +1,7 @@
 """A module's parameters as views of one flat buffer, described by a FlatLayout.
 
 The records come from the module itself: names and shapes, which names are tied, the decoder layer in the name, and
-the dim that tensor parallelism would cut, from the family's own `tp_plan`.
+the dim that tensor parallelism would cut, from the family's `tp_plan` (`parallel.mixers`).
 
 A layer that carries adapters is wrapped by peft (`q_proj.base_layer.weight`, `q_proj.lora_A.NAME.weight`). Here it goes
 by the name it has without them, and the adapters, which live in buffers of their own (`OwnPart`), are left out.
@@ -26,6 +26,7 @@ from plait.layout.shards import shard
 from plait.models.flat_weights import cut_block
 from plait.models.lora_settings import LoraSettings
 from plait.models.module_names import wildcard
+from plait.models.parallel.mixers import tp_plan, widths_of
 from plait.models.reach import unreached
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ HOOKS = (
 _LAYER = re.compile(r"\.(\d+)\.")
 
 _COLUMN_STYLES = {"colwise", "colwise_gather_output", "colwise_rep"}
-_ROW_STYLES = {"rowwise", "rowwise_split_input", "rowwise_rep"}
+_ROW_STYLES = {"rowwise", "rowwise_split_input", "rowwise_rep", "mixer_rows"}
 
 
 def dtype_of(dtype: str) -> torch.dtype:
@@ -63,7 +64,7 @@ def dtype_of(dtype: str) -> torch.dtype:
 def layout_of(module: nn.Module) -> FlatLayout:
     """The one-rank layout of a module's parameters, in the module's order; tied names are aliases of one Param. Without
     those that no text reaches."""
-    plan: Mapping[str, str] = getattr(module, "tp_plan", None) or {}
+    plan, widths = tp_plan(module), widths_of(module)
     beside = {id(param) for param in unreached(module)}
     params: list[Param] = []
     aliases: dict[str, str] = {}
@@ -76,7 +77,8 @@ def layout_of(module: nn.Module) -> FlatLayout:
             continue
         name_of[id(tensor)] = name
         cut, sections = _cut(name, tuple(tensor.shape), plan)
-        params.append(Param(name, tuple(tensor.shape), layer_of(name), cut, sections))
+        of_unit = () if cut is None else widths.get(name) or widths.get(name.rpartition(".")[0], ())
+        params.append(Param(name, tuple(tensor.shape), layer_of(name), cut, sections, widths=of_unit))
     return FlatLayout.one_rank(params, aliases)
 
 
@@ -121,6 +123,8 @@ def _cut(name: str, shape: tuple[int, ...], plan: Mapping[str, str]) -> tuple[in
     owner, _, leaf = generic.rpartition(".")
     style = plan.get(generic) or plan.get(owner)
     last, features = len(shape) - 1, max(0, len(shape) - 2)
+    if style == "mixer_columns":
+        return 0, 1
     if style in _COLUMN_STYLES:
         return features, 1
     if style in _ROW_STYLES:

@@ -21,7 +21,7 @@ class RoleFacts:
     layer_work:  of each layer, in any unit; where layers are unlike, each call says what they take (`StageWork`)
     first, last: of what the first and last stage compute beside layers, in that unit
     layer_sizes: weights of each layer, as multiples of the average one's; empty: layers are alike
-    max_tp:      ways in which its narrowest matrix can be cut; 1 where layers keep a state
+    max_tp:      ways in which its narrowest matrix can be cut
     max_pp:      stages of its model, at most
     whole_layers: its instances do not divide layers (`sampling.exact`): sums over ranks round in another way
     trains_whole: its training does not divide layers (`sequence_parallel`, where each rank needs all tokens)

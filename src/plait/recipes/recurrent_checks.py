@@ -55,17 +55,12 @@ def with_states(
     return recipe.model_copy(update={"sampling": sampling.model_copy(update={"speculation": "off"})})
 
 
-def check_uncut(plan: Plan, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape], label: str) -> None:
-    """Raises ConfigError, which begins with `label`, where a completed plan cuts such a model, or computes its prompts
+def check_prompts(plan: Plan, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape], label: str) -> None:
+    """Raises ConfigError, which begins with `label`, where a completed plan computes the prompts of such a model
     elsewhere than its samples."""
     names = {model.role: model.name for model in models}
     for placement in plan.placements:
         name = names[placement.role]
-        if (placement.tp > 1 or placement.pp > 1) and shapes[name].recurrent:
-            raise ConfigError(
-                f"{label}: {placement.call} has tp {placement.tp} and pp {placement.pp}, but {_said(name, shapes)}, "
-                "and such models are not cut; set tp and pp to 1 (dp may be more)"
-            )
         if placement.mode == "prefill" and shapes[name].recurrent:
             raise ConfigError(
                 f"{label}: {placement.call} computes its prompts on other ranks (`mode` prefill) than its samples, but "

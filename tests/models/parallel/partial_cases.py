@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from plait.models.language_model import LanguageModel
 from plait.models.loading import load_model, load_scalar, merged
 from plait.models.lora import add_lora, without_lora
 from plait.models.lora_settings import LoraSettings
-from plait.models.parallel import part_loading
+from plait.models.parallel import mixers, part_loading
 from plait.models.parallel.part_loading import PartLoader
 from plait.models.parallel.partial import part_of
 from plait.models.parallel.peers import Peers
@@ -106,7 +107,9 @@ def gradients_of(model: BackboneModel, batch: PackedBatch, *, checkpoint: bool =
         loss_of(outputs_of(model, out_TH, batch)).backward()
     else:
         pp.send(out_TH.detach(), pp.index + 1, 1, "0F0")
-        out_TH.backward(pp.recv(torch.empty_like(out_TH), pp.index + 1, 2, "0B0"))
+        grad_TH = pp.recv(torch.empty_like(out_TH), pp.index + 1, 2, "0B0")
+        if out_TH.requires_grad:  # else nothing is trained up to here
+            out_TH.backward(grad_TH)
     if inputs_TH is not None:
         assert inputs_TH.grad is not None
         pp.send(inputs_TH.grad, pp.index - 1, 2, "0B0")
@@ -264,10 +267,11 @@ def weight_error(part: Any, whole: Any) -> float:
 
 def gradient_error(part: Any, found: Tensor, whole: Any, expected: Tensor) -> float:
     wholes = {block.param.name: view for block, view in views_of(whole, expected)}
-    return max(
+    errors = (
         relative(view, cut_block(wholes[block.param.name], block), scale=wholes[block.param.name])
         for block, view in views_of(part, found)
     )
+    return max(errors, default=0.0)
 
 
 def views_of(model: Any, flat: Tensor) -> list[tuple[Block, Tensor]]:
@@ -297,6 +301,12 @@ def refusal(worker: Any, family: str, sizes: dict[str, Any], **options: Any) -> 
     except UserError as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
+
+
+def of_unknown_form(worker: Any, function: str, *arguments: Any) -> Any:
+    """What a function here gives where no mixer is one that can be divided."""
+    with mock.patch.object(mixers, "divided_mixers", return_value={}):
+        return globals()[function](worker, *arguments)
 
 
 def wrong_plan(worker: Any, changes: dict[str, str | None]) -> str | None:
@@ -428,7 +438,7 @@ def adapted(
     settings = LoraSettings(rank=3, alpha=5.0, target_modules=targets)
 
     def view_on(base: Any) -> Any:
-        of_others = {"gpt_neox": "dense", "gpt2": "c_proj"}.get(family, "o_proj")
+        of_others = {"gpt_neox": "dense", "gpt2": "c_proj", "lfm2": "out_proj"}.get(family, "o_proj")
         add_lora(base, LoraSettings(rank=2, target_modules=(of_others,)), name="other", seed=1)
         under = scalar_view(base, seed=3, head_std=0.5) if scalar else base
         return add_lora(under, settings, name="actor", seed=0)
@@ -494,8 +504,6 @@ def lost_by_rounding(worker: Any, family: str, sizes: dict[str, Any]) -> tuple[f
 
 
 def adapter_error(part: Any, whole: Any) -> float:
-    """How far what is trained of a part is from that of the whole."""
-    return max(
-        relative(view, cut_block(whole.own.parameters[block.param.name], block))
-        for block, view in views_of(part, part.trained.weights)
-    )
+    """How far what is trained of a part is from that of the whole; a stage may have nothing of it."""
+    pairs = views_of(part, part.trained.weights)
+    return max((relative(view, cut_block(whole.own.parameters[b.param.name], b)) for b, view in pairs), default=0.0)

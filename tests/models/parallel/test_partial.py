@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from plait.models.parallel.partial import part_of
 from plait.models.parallel.team import Team
 from tests.cases import slow_but
 from tests.models.parallel.team_workers import TeamWorker
-from tests.models.tiny import FAMILIES, tiny_llama, tiny_model
+from tests.models.tiny import FAMILIES, RECURRENT, tiny_llama, tiny_model
 
 LIMIT_S = 120.0
 EXACT, NEAR = 1e-12, 1e-6
@@ -126,6 +127,56 @@ def test_a_part_computes_its_part(four: Workers, family: str, shape: dict[str, A
 
 
 PARTED = {"splits_tokens": True}
+CUT = [sizes(tp=2), sizes(pp=3), sizes(tp=2, pp=2)]
+QUICK_CUT = [*((family, sizes(tp=2)) for family in ("qwen3_next", "lfm2")), ("qwen3_5_text", sizes(tp=2, pp=2))]
+
+
+@pytest.mark.parametrize(("family", "shape"), slow_but(QUICK_CUT, product(RECURRENT, CUT)), ids=str)
+def test_layers_that_keep_a_state(four: Workers, family: str, shape: dict[str, Any]) -> None:
+    judge(four.ask("compare", family, shape), family)
+
+
+UNEVEN = {"linear_num_key_heads": 3, "linear_num_value_heads": 6, "num_key_value_heads": 4}
+OF_STATES = [
+    ("qwen3_5_text", sizes(tp=2), UNEVEN),
+    ("qwen3_5_text", sizes(tp=3), UNEVEN),
+    ("qwen3_next", sizes(tp=2), UNEVEN),
+    ("olmo_hybrid", sizes(tp=2), UNEVEN),
+    ("lfm2", sizes(tp=3), {}),
+    ("qwen3_5_text", sizes(tp=2) | PARTED, {}),
+    ("lfm2", sizes(tp=2, pp=2) | PARTED, {}),
+    ("lfm2", sizes(tp=2), {"scalar": True}),
+    ("qwen3_5_text", sizes(tp=2), {"copied": True}),
+    ("qwen3_5_text", sizes(tp=2, pp=2), {"dtype": "float32"}),
+    ("lfm2", sizes(tp=2), {"dtype": "bfloat16"}),
+]
+
+
+@pytest.mark.parametrize(("family", "shape", "case"), slow_but(OF_STATES[:1] + OF_STATES[6:7], OF_STATES), ids=str)
+def test_unlike_heads_parted_tokens_and_other_models(
+    four: Workers, family: str, shape: dict[str, Any], case: dict[str, Any]
+) -> None:
+    """Ranks have one key head and two, each with its value heads."""
+    judge(four.ask("compare", family, shape, **case), family, case.get("dtype", "float64"))
+
+
+def test_more_ranks_than_key_heads(four: Workers) -> None:
+    found = four.ask("refusal", "qwen3_5_text", sizes(tp=4))
+    assert found == ["LayoutError: tp: expected at most 2, the key heads of its linear attention, found 4"] * 4
+
+
+@pytest.mark.parametrize("family", slow_but(["olmo_hybrid"], ["olmo_hybrid", "qwen3_5_text"]))
+def test_a_mixer_of_another_form_is_computed_by_all_ranks_alike(four: Workers, family: str) -> None:
+    """Whole, or gathered as Transformers' plan says; that needs all tokens."""
+    judge(four.ask("of_unknown_form", "compare", family, sizes(tp=2)), family)
+    found = four.ask("of_unknown_form", "refusal", family, sizes(tp=2) | PARTED, ranks=2)
+    assert all(
+        "ModelError: sequence_parallel: " in text and "needs all tokens; set `sequence_parallel`" in text
+        for text in found
+    )
+    assert ("ranks hold `model.layers.*.linear_attn` of OlmoHybrid" in found[0]) == (family == "olmo_hybrid")
+
+
 SPLITS = [
     pytest.param("llama", sizes(tp=4), {"vocab_size": 321}, id="shared groups, tied", marks=pytest.mark.slow),
     pytest.param("llama", sizes(tp=3), {"vocab_size": 322}, id="three ways", marks=pytest.mark.slow),
@@ -254,6 +305,9 @@ def judge_read(four: Workers, tmp_path: Path, family: str, shape: dict[str, Any]
         pytest.param("qwen2", sizes(tp=2), {"adapter": True, "scalar": True, "dtype": "bfloat16"}, id="with a head"),
         pytest.param("phi3", sizes(tp=2), {"adapter": True}, id="of layers in sections", marks=pytest.mark.slow),
         pytest.param("llama", sizes(tp=2), {"scales": False}, id="proven on the whole"),
+        pytest.param("qwen3_5_text", sizes(tp=2, pp=2), {}, id="states"),
+        pytest.param("qwen3_next", sizes(tp=2), {"dtype": "bfloat16"}, id="fused heads", marks=pytest.mark.slow),
+        pytest.param("lfm2", sizes(tp=2), {"adapter": True}, id="short convolutions", marks=pytest.mark.slow),
     ],
 )
 def test_a_part_from_its_slices_of_a_checkpoint(
@@ -335,6 +389,11 @@ ADAPTED = [
     pytest.param("llama", sizes(pp=2, stages=(1, 2)), {"num_hidden_layers": 3}, id="stages"),
     pytest.param("qwen2", sizes(tp=2, pp=2) | PARTED, {"scalar": True}, id="both, a scalar model, parted tokens"),
     pytest.param("gpt_neox", sizes(tp=2, pp=2), {"copied": True}, id="both, a copy", marks=pytest.mark.slow),
+    pytest.param("qwen3_5_text", sizes(tp=2, pp=2), {}, id="states"),
+    pytest.param("qwen3_5_text", sizes(pp=3), {"targets": ("q_proj", "v_proj")}, id="in one stage of three"),
+    pytest.param("qwen3_next", sizes(tp=2), {"copied": True}, id="states, fused heads", marks=pytest.mark.slow),
+    pytest.param("olmo_hybrid", sizes(tp=2), {}, id="states beside gathered heads", marks=pytest.mark.slow),
+    pytest.param("lfm2", sizes(tp=2) | PARTED, {}, id="short convolutions", marks=pytest.mark.slow),
 ]
 
 

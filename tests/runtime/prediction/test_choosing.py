@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -126,6 +127,19 @@ def test_models_with_adapters_are_cut_where_none_has_room_whole() -> None:
     assert weights == pytest.approx([24.24 / 2] * 4, rel=0.02)
     with pytest.raises(ConfigError, match=r"plan `hybridflow`: cut as .* does not fit on 4 devices; take more devices"):
         planning("4xRTX-4090", "llama-2-70b", **keys).given("hybridflow")
+
+
+def test_models_whose_layers_keep_a_state_are_cut_where_none_has_room_whole(tmp_path: Path) -> None:
+    """Of 8.2 billion weights of two bytes, which all roles share, a rank has half, and all of the embedding's."""
+    from transformers import Qwen3_5TextConfig
+
+    (path := tmp_path / "config.json").write_text(json.dumps(Qwen3_5TextConfig().to_dict()))
+    keys = {"lora.rank": 8, "critic.model": None, "data.max_prompt_tokens": 64}
+    here = planning("2xRTX-4090", str(path), **keys)
+    named = here.given("colocated")
+    assert {p.tp for p in named.placements} == {2}
+    weights = [mem.terms["actor: weights"] for mem in here.predict(named).memory]
+    assert weights == pytest.approx([here.parameters["actor"].num_elements + 248_320 * 4096] * 2, rel=0.001)
 
 
 def test_models_with_adapters_stay_whole_where_one_has_room() -> None:

@@ -73,10 +73,25 @@ def test_no_search_cuts_what_a_run_refuses(make_recipe: MakeRecipe, mixture: str
     assert max(sizes.tp for sizes in forms.parallelisms(slots["actor", "decode"], ranks)) == 2
 
 
+def test_layers_that_keep_a_state_are_cut_as_a_run_cuts_them(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """Between their two key heads, and in stages."""
+    model = str(save_tiny(tmp_path / "states", family="qwen3_5_text"))
+    planning = planning_of(make_recipe(model=model))
+    facts = facts_of_roles(planning.recipe, planning.models, planning.shapes, planning.parameters)
+    assert {one.max_tp for one in facts.values()} == {2}
+    slots = {(slot.role, slot.mode): i for i, slot in enumerate(planning.graph.slots)}
+    for slot in slots.values():
+        sizes = {(size.dp, size.tp, size.pp) for size in planning.space.forms.parallelisms(slot, (0, 1))}
+        assert sizes == {(2, 1, 1), (1, 2, 1), (1, 1, 2)}
+
+
 @pytest.mark.parametrize(
     ("family", "why"),
     [
         ("llama", ""),
+        ("qwen3_5_text", ""),
+        ("lfm2", ""),
+        ("olmo_hybrid", "OlmoHybridForCausalLM has `model.layers.*.self_attn.q_proj`"),
         ("gemma2", ""),
         ("mixtral", "MixtralForCausalLM has `model.layers.*."),
         ("deepseek_v2", "DeepseekV2ForCausalLM has `model.layers.*."),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from plait.models.language_model import LanguageModel
 
 FEW, MANY = 1, 3
-"""Layers of the two models whose difference is measured."""
+"""Layers of the two models whose difference is measured, or as many times the mix of their kinds (`work.mix_of`)."""
 VOCABULARY = 512
 """Tokens that these models know: their layers are those of any vocabulary."""
 REPEATS = 5
@@ -40,7 +40,7 @@ class CutLayers:
     """
 
     def __init__(self, rank: int, config: Mapping[str, Any], dtype: str) -> None:
-        from plait.cost.measured.work import optimizer_of, random_model
+        from plait.cost.measured.work import mix_of, optimizer_of, random_model
         from plait.layout.mesh import Layout
         from plait.models.parallel.partial import part_of
         from plait.models.parallel.team import make_teams
@@ -50,7 +50,8 @@ class CutLayers:
         assert team is not None, "a rank is of its own team"
         self._team = team
         small = {**config, "vocab_size": VOCABULARY, "pad_token_id": None}
-        models = [part_of(random_model(small, layers, dtype, "cpu"), team) for layers in (FEW, MANY)]
+        self._layers = tuple(count * mix_of(config) for count in (FEW, MANY))
+        models = [part_of(random_model(small, layers, dtype, "cpu"), team) for layers in self._layers]
         self._models = [(model, optimizer_of(model)) for model in models]
 
     def measure(self, tokens: Sequence[int], rounds: int) -> CutLayer:
@@ -70,7 +71,8 @@ class CutLayers:
     def _layer_s(self, tokens: int) -> tuple[float, float]:
         """Seconds of a layer's forward and backward, once."""
         few, many = (self._passes_s(model, optimizer, tokens) for model, optimizer in self._models)
-        forward, backward = ((long - short) / (MANY - FEW) for short, long in zip(few, many, strict=True))
+        layers = self._layers[1] - self._layers[0]
+        forward, backward = ((long - short) / layers for short, long in zip(few, many, strict=True))
         return forward, backward
 
     def _passes_s(self, model: LanguageModel, optimizer: Any, tokens: int) -> tuple[float, float]:

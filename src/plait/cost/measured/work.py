@@ -63,6 +63,12 @@ def least_mix(config: Mapping[str, Any]) -> tuple[str, ...]:
     return (*other[: round(len(other) / len(rarer))], rarer[0])
 
 
+def mix_of(config: Mapping[str, Any]) -> int:
+    """Layers of `least_mix` where some keep a state; 1 where all attend."""
+    mix = least_mix(config)
+    return len(mix) if RECURRENT_LAYERS.intersection(mix) else 1
+
+
 class _NoTexts:
     """A tokenizer where only numbers of tokens matter."""
 

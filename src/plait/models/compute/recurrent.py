@@ -12,7 +12,7 @@ Shapes: T tokens of the row, H hidden size, B sequences of L tokens, C channels 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MethodType
 from typing import Any, Protocol
 
@@ -49,10 +49,16 @@ def install(module: Any) -> None:
     Args:
         module: of Transformers; changed in place.
     """
+    for _, mixer in mixers_of(module):
+        mixer.forward = MethodType(_forward, mixer)
+
+
+def mixers_of(module: Any) -> Iterator[tuple[str, Any]]:
+    """Those of a module's recurrent layers, by name; of the layers that it has, where it is a stage."""
     layers = frozenset(recurrent_layers_of(module.config))
-    for part in module.modules() if layers else ():
+    for name, part in module.named_modules() if layers else ():
         if getattr(part, "layer_idx", None) in layers and _has_form(part):
-            part.forward = MethodType(_forward, part)
+            yield name, part
 
 
 def _has_form(part: nn.Module) -> bool:

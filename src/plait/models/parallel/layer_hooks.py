@@ -1,6 +1,6 @@
 """What tensor parallelism has modules do with what they are given and what they return (`tensor_parallel` says which).
 
-Shapes: T tokens.
+Shapes: T tokens, H hidden size.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from plait.models.compute import cpu_linear
 from plait.models.parallel.collectives import Ranges, copied, gathered
 from plait.models.parallel.collectives import split as split_columns
+from plait.models.parallel.mixers import output_of
 from plait.models.parallel.peers import Peers
 from plait.models.parallel.token_split import TokenSplit
 
@@ -65,6 +66,29 @@ class EnterExperts:
 
     def _entered(self, value: Any) -> Any:
         return self.copies(value) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+@dataclass(eq=False)
+class EnterMixer:
+    """f on the hidden states [1, T, H]."""
+
+    copies: Copies
+
+    def __call__(self, mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args:
+            return (self.copies(args[0]), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": self.copies(kwargs["hidden_states"])}
+
+
+@dataclass(eq=False)
+class LeaveMixer:
+    """g: the sum of what ranks return, [1, T, H]; the bias comes once."""
+
+    split: TokenSplit
+
+    def __call__(self, mixer: nn.Module, args: Any, out: Tensor) -> Tensor:
+        total, bias = self.split.summed(out), output_of(mixer).bias
+        return total if bias is None else total + bias
 
 
 @dataclass(eq=False)

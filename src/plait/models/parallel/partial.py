@@ -19,6 +19,7 @@ from plait.layout.shards import check, shard
 from plait.models.backbone import Backbone
 from plait.models.flat_weights import FlatWeights, cut_block
 from plait.models.model import AnyModel, Model
+from plait.models.parallel.mixers import tp_plan
 from plait.models.parallel.part import Part
 from plait.models.parallel.part_proof import Proof, own_layers
 from plait.models.parallel.partial_sums import Partials
@@ -141,11 +142,10 @@ def cut_from(module: nn.Module) -> Values:
 def _install_tp(model: Model, team: Team) -> tuple[Partials, ...]:
     if team.tp.size == 1:
         return ()
-    plan = getattr(model.module, "tp_plan", None) or {}
     own_names = {block.param.name for block in model.layout.blocks} | set(model.layout.aliases)
     config = model.config.get_text_config()
     split = TokenSplit(team.tp, splits=team.splits_tokens)
-    return install(model.module, plan, model.parameters, own_names, split, config)
+    return install(model.module, tp_plan(model.module), model.parameters, own_names, split, config)
 
 
 def _choose_experts(model: Model) -> None:

@@ -11,6 +11,7 @@ layout's to say (`plait.layout`); here the modules get hooks that make their par
     moe_tp_experts                   f on the hidden states and routing weights, g behind
     mla_kv_a_proj                    f on the columns that go to every head (rotary keys) without another projection
     replicated_with_grad_allreduce   nothing here: the gradients of ranks are partial sums (`Partials`)
+    mixer, mixer_columns, mixer_rows f before a layer that keeps a state, g behind it (`mixers`)
 
 Shapes: T tokens.
 """
@@ -31,13 +32,17 @@ from plait.models.parallel.layer_hooks import (
     EmbeddingRows,
     Enter,
     EnterExperts,
+    EnterMixer,
     EnterRotary,
     Gather,
+    LeaveMixer,
     Reduce,
     Split,
     WithoutBias,
 )
+from plait.models.parallel.mixers import keep_units
 from plait.models.parallel.partial_sums import Partials, sharers
+from plait.models.parallel.peers import Peers
 from plait.models.parallel.stage import is_idle
 from plait.models.parallel.token_split import TokenSplit, partial_parameters, split_tokens
 
@@ -125,11 +130,17 @@ class _Installer:
             if any(self._params[leaf].cut is not None for leaf in own):
                 layer.register_forward_pre_hook(EnterExperts(self.copies), with_kwargs=True)
                 layer.register_forward_hook(Reduce(self._split))
+        elif style == "mixer":
+            keep_units(layer, _num_units(own, self._params, self._tp))
+            layer.register_forward_pre_hook(EnterMixer(self.copies), with_kwargs=True)
+            layer.register_forward_hook(LeaveMixer(self._split))
+        elif style == "mixer_rows":
+            _takes_bias_out(layer)
         elif style == "mla_kv_a_proj":
             layer.register_forward_hook(EnterRotary(self.copies, self._config.qk_rope_head_dim))
         elif style == "replicated_with_grad_allreduce":
             self.summed += own
-        elif style not in (None, "replicate"):
+        elif style not in (None, "replicate", "mixer_columns"):
             raise _refusal(self._family, name, style)
         _state_shape(layer)
 
@@ -168,6 +179,12 @@ def _refusal(family: str, name: str, style: str) -> ModelError:
     )
 
 
+def _num_units(own: Sequence[str], params: Mapping[str, Param], tp: Peers) -> int:
+    """Those that this rank has of a mixer with these parameters; all of them are cut alike."""
+    start, stop = next(params[name] for name in own if params[name].widths).tp_range(tp.index, tp.size)
+    return stop - start
+
+
 def _is_shared(param: Param, ways: int) -> bool:
     """Whether several ranks hold the same key-value head; the same on all of them."""
     return param.heads is not None and param.heads.shared and ways > param.heads.groups
@@ -178,10 +195,15 @@ def _ranges(param: Param, ways: int) -> Ranges:
 
 
 def _reduce_rows(layer: Any, split: TokenSplit) -> None:
+    layer.register_forward_hook(Reduce(split, _takes_bias_out(layer)))
+
+
+def _takes_bias_out(layer: Any) -> bool:
+    """Whether a linear layer has a bias; it does not add it any more."""
     has_bias = getattr(layer, "bias", None) is not None
     if has_bias:
         layer.forward = WithoutBias(layer)
-    layer.register_forward_hook(Reduce(split, has_bias))
+    return has_bias
 
 
 def _cut_embedding(layer: Any, rows: tuple[int, int], split: TokenSplit) -> None:

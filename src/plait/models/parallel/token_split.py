@@ -22,12 +22,15 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError
 from plait.layout.params import Param, Parameters
+from plait.models.compute.recurrent import mixers_of
 from plait.models.module_names import wildcard
 from plait.models.parallel.collectives import entered, left, reduced, rejoined, shared_out
 from plait.models.parallel.peers import Peers
 from plait.models.parallel.stage import PassingLayer, is_idle
 
-WITHIN = frozenset({"colwise", "packed_colwise", "rowwise", "replicated_with_grad_allreduce"})
+WITHIN = frozenset(
+    {"colwise", "packed_colwise", "rowwise", "replicated_with_grad_allreduce", "mixer", "mixer_columns", "mixer_rows"}
+)
 """Styles of layers that may be between where tokens come together and where they part."""
 
 
@@ -126,7 +129,7 @@ def partial_parameters(
         if _module_of(param) not in divided:
             if param.cut is None:
                 names.append(param.name)
-        elif plan.get(wildcard(owner)) == "rowwise" and leaf == "bias":
+        elif plan.get(wildcard(owner)) in ("rowwise", "mixer_rows") and leaf == "bias":
             names.append(param.name)
     return tuple(names)
 
@@ -137,6 +140,8 @@ def undivided(module: Any, plan: Mapping[str, str], parameters: Parameters, own_
     divided = _divided_modules(parameters, own_names)
     if not divided:
         return f"ranks hold the layers of {type(module).__name__} whole, and divide nothing in them"
+    if whole := next((name for name, _ in mixers_of(module) if name not in divided), None):
+        return f"ranks hold `{wildcard(whole)}` of {type(module).__name__} whole, for which every rank needs all tokens"
     for param in _in_decoder(module, parameters, own_names):
         owner = wildcard(param.name.rpartition(".")[0])
         if _module_of(param) in divided and (style := plan.get(owner)) not in WITHIN:

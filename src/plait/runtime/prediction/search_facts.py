@@ -33,14 +33,13 @@ def facts_of_roles(
     facts = {}
     for model in models:
         shape, own = shapes[model.name], parameters[model.role]
-        cuts = not shape.recurrent
         sharded = model.trained and optimizer_of(model.role, recipe).shard_gradients
         facts[model.role] = RoleFacts(
             (1.0,) * shape.layers,
             last=shape.head_in_layers(1 if model.scalar else shape.vocabulary),
             layer_sizes=() if len(layer_kinds(shape)) == 1 else layer_sizes(own),
-            max_tp=most_tp(own) if cuts else 1,
-            max_pp=MOST_STAGES if cuts and not sharded else 1,
+            max_tp=most_tp(own),
+            max_pp=1 if sharded else MOST_STAGES,
             whole_layers=recipe.sampling.exact,
             trains_whole=recipe.sequence_parallel and model.trained and needs_all_tokens(model) != "",
             may_drop=recipe.lora.rank == 0,

@@ -1,0 +1,138 @@
+"""How ranks of tensor parallelism divide the mixers of layers that keep a state, which no plan of Transformers does.
+
+A linear attention is divided between its key heads, a short convolution between its channels. A *unit* is a key head
+with its value heads, or a channel. A rank has whole units, and of every parameter what belongs to them: of projections
+in one their rows in each part, taps of their channels, their decays, their columns of the output projection. So the
+family's own code computes the rank's units as if there were no others; their states are on this rank alone.
+
+What goes in is copied (f), and what ranks give is summed (g), once for a row, outside the segments that the row is
+computed in (`compute.segments`). The norm of heads is whole on every rank, which has a part of its gradient.
+
+    mixer             f before and g behind; the bias of its output projection is added once, after
+    mixer_columns     cut along its outputs
+    mixer_rows        cut along its inputs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from plait.models.compute.recurrent import mixers_of
+from plait.models.module_names import wildcard
+
+Widths = tuple[int, ...]
+"""See `Param.widths`."""
+
+_NORMS = ("norm", "o_norm")
+_OUTPUTS = ("out_proj", "o_proj")
+_SHORT_CONV: Mapping[str, Widths] = {"in_proj": (1, 1, 1), "conv": (1,), "out_proj": (1,)}
+
+_LEFT_OUT: Mapping[str, Mapping[str, str]] = {
+    "lfm2": {
+        "self_attn.q_proj": "colwise",
+        "self_attn.k_proj": "colwise",
+        "self_attn.v_proj": "colwise",
+        "self_attn.out_proj": "rowwise",
+        "self_attn.q_layernorm": "replicated_with_grad_allreduce",
+        "self_attn.k_layernorm": "replicated_with_grad_allreduce",
+        "feed_forward.w1": "colwise",
+        "feed_forward.w3": "colwise",
+        "feed_forward.w2": "rowwise",
+    }
+}
+"""By the beginning of a family's name: styles of what its layers have beside mixers, where Transformers has none."""
+
+
+def tp_plan(module: Any) -> Mapping[str, str]:
+    """Style of modules and parameters, by names with `*` for numbers: Transformers' plan of a module, and that of its
+    mixers, as far as their form is known here; others stay whole, or as Transformers says."""
+    plan = dict(getattr(module, "tp_plan", None) or {})
+    if not (known := divided_mixers(module)):
+        return plan
+    family = str(module.config.get_text_config().model_type)
+    for beginning, styles in _LEFT_OUT.items():
+        if family.startswith(beginning):
+            layers = wildcard(next(iter(known))).rpartition(".")[0]
+            plan = {f"{layers}.{name}": style for name, style in styles.items()} | plan
+    for name, (_, widths) in known.items():
+        at = wildcard(name)
+        plan = {key: style for key, style in plan.items() if not key.startswith(f"{at}.")}
+        plan[at] = "mixer"
+        plan |= {f"{at}.{leaf}": "mixer_rows" if leaf in _OUTPUTS else "mixer_columns" for leaf in widths}
+        plan |= {f"{at}.{leaf}": "replicated_with_grad_allreduce" for leaf in _NORMS}
+    return plan
+
+
+def widths_of(module: Any) -> dict[str, Widths]:
+    """Name of a parameter or of the layer that has it → what a unit has of it, of all that a mixer divides."""
+    return {
+        f"{name}.{leaf}": of_unit
+        for name, (_, widths) in divided_mixers(module).items()
+        for leaf, of_unit in widths.items()
+    }
+
+
+def keep_units(mixer: Any, count: int) -> None:
+    """Tell a mixer, whose parameters are this rank's blocks by now, how many units it has."""
+    conv = mixer.conv1d if hasattr(mixer, "conv1d") else mixer.conv
+    conv.in_channels = conv.out_channels = conv.groups = len(conv.weight)
+    if hasattr(mixer, "num_k_heads"):
+        mixer.num_v_heads = count * mixer.num_v_heads // mixer.num_k_heads
+        mixer.num_k_heads = count
+        mixer.key_dim, mixer.value_dim = count * mixer.head_k_dim, mixer.num_v_heads * mixer.head_v_dim
+        mixer.conv_dim = 2 * mixer.key_dim + mixer.value_dim
+
+
+def output_of(mixer: Any) -> Any:
+    """Its output projection."""
+    return mixer.out_proj if hasattr(mixer, "out_proj") else mixer.o_proj
+
+
+def divided_mixers(module: Any) -> dict[str, tuple[Any, Mapping[str, Widths]]]:
+    """Name of a mixer that is divided → itself, and what a unit has of each of its layers and parameters."""
+    found = {}
+    for name, mixer in mixers_of(module):
+        widths = _widths(mixer)
+        leaves = set(_leaves(mixer))
+        if leaves <= {*widths, *_NORMS} and leaves & {*_OUTPUTS}:
+            found[name] = mixer, {leaf: of_unit for leaf, of_unit in widths.items() if leaf in leaves}
+    return found
+
+
+def _leaves(mixer: nn.Module) -> Iterator[str]:
+    """Parameters, and layers that have some."""
+    yield from (name for name, _ in mixer.named_parameters(recurse=False))
+    yield from (name for name, layer in mixer.named_children() if next(layer.parameters(), None) is not None)
+
+
+def _widths(mixer: Any) -> Mapping[str, Widths]:
+    """By the names that families give; empty: of none that is known."""
+    if not hasattr(mixer, "num_k_heads"):
+        return _SHORT_CONV if hasattr(mixer, "conv") else {}
+    values, rest = divmod(mixer.num_v_heads, mixer.num_k_heads)
+    if rest:
+        return {}
+    key, value = mixer.head_k_dim, values * mixer.head_v_dim
+    joined, of_heads = (key, key, value), (values,)
+    return {
+        "conv1d": joined,
+        "in_proj_qkv": joined,
+        "in_proj_z": (value,),
+        "in_proj_b": of_heads,
+        "in_proj_a": of_heads,
+        "in_proj_qkvz": (2 * (key + value),),
+        "in_proj_ba": (2 * values,),
+        "q_proj": (key,),
+        "k_proj": (key,),
+        "v_proj": (value,),
+        "g_proj": (value,),
+        "b_proj": of_heads,
+        "a_proj": of_heads,
+        "A_log": of_heads,
+        "dt_bias": of_heads,
+        "out_proj": (value,),
+        "o_proj": (value,),
+    }
