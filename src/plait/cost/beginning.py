@@ -14,6 +14,9 @@ from plait.cost.workload import Samples, Workload
 from plait.layout.mesh import Parallelism
 from plait.models.shape import ModelShape
 
+PROMPTS = "prompts"
+"""The term of their seconds."""
+
 
 class Beginning:
     """Seconds of instances before they decode.
@@ -45,7 +48,7 @@ class Beginning:
     ) -> Terms:
         """Before an instance with so many samples decodes; a draft model that guesses computes the prompts, too."""
         count = size // samples.per_prompt
-        prompts = {"prompts": self.prompts_s(passes, count, groups(size))}
+        prompts = {PROMPTS: self.prompts_s(passes, count, groups(size))}
         return self._drafting(added(self.packing(role, passes.times), prompts), count, guessing)
 
     def elsewhere(self, role: str, passes: Passes, prompts: int, guessing: Guessing) -> Terms:

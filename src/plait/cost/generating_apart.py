@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import ceil
 
-from plait.cost.beginning import Beginning
+from plait.cost.beginning import PROMPTS, Beginning
 from plait.cost.captures import capturing
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Spread, Tail, num_instances
@@ -78,7 +78,7 @@ class GeneratingApart:
         held = ceil(samples.prompts / num_instances(apart.prompts))
         sent = self._sent(num_instances(apart.samples), held)
         slowest = max(sources, key=lambda source: source.end_s)
-        terms = {"prompts": slowest.seconds} | ({"packing": slowest.begun_s} if slowest.begun_s else {})
+        terms = {PROMPTS: slowest.seconds} | ({"packing": slowest.begun_s} if slowest.begun_s else {})
         cost = CallCost(total(terms), terms, 0, (), seconds)
         return self._bytes.told(cost, role, layout, held, held, sent=sent, draws=False)
 

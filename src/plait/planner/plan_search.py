@@ -198,19 +198,14 @@ class _Hunt:
         """All plans, if they are few; nothing else."""
         graph, space = self.space.graph, self.space
         slots = range(len(graph.slots))
-        forms = [sum(len(space.forms.of(slot, ranks)) for ranks in space.meshes) for slot in slots]
+        forms = [sum(space.num_ways(slot, ranks) for ranks in space.meshes) for slot in slots]
         if prod(count * len(space.afters(slot)) for slot, count in zip(slots, forms, strict=True)) > MOST_EXHAUSTIVE:
             return
         choices: list[list[Place]] = []
         for slot in slots:
             afters: Sequence[After] = space.afters(slot)
             choices.append(
-                [
-                    space.place(slot, ranks, form, after)
-                    for after in afters
-                    for ranks in space.meshes
-                    for form in space.forms.of(slot, ranks)
-                ]
+                [place for after in afters for ranks in space.meshes for place in space.ways(slot, ranks, after)]
             )
         yield from dict.fromkeys(space.lawful(places) for places in product(*choices))
 

@@ -112,7 +112,7 @@ class StepBound:
         if place not in self._spare:
             tails = [tail for number in range(len(place.seconds)) for tail in place.tails(number)]
             most_s = max((tail.idle_s for tail in tails), default=0.0)
-            self._spare[place] = most_s / sum(p.dp for p in place.placements)
+            self._spare[place] = most_s / place.num_instances
         return self._spare[place]
 
 
