@@ -7,11 +7,10 @@ only played if a bound says that it may be worth it: the samples alone on one si
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from plait.cost.beginning import PROMPTS
-from plait.cost.costs import CallCost
 from plait.layout.mesh import Parallelism
 from plait.planner.plan_problem import PlanProblem
 from plait.planner.slot_forms import Form, SlotForms
@@ -72,8 +71,8 @@ class SlotDivisions:
         self._known: dict[tuple[int, object], tuple[Division, ...]] = {}
 
     def of(self, slot: int, ranks: tuple[int, ...]) -> tuple[Division, ...]:
-        """Those on a mesh that gain `LEAST_GAIN` over each of its forms, the fastest first; none where the slot generates
-        nothing, or its prompts have to be computed where its samples are drawn.
+        """Those on a mesh that gain `LEAST_GAIN` over each of its forms, the fastest first; none where the slot
+        generates nothing, or its prompts have to be computed where its samples are drawn.
 
         Prompts are never computed on rank 0: it leads the run, and answers nobody while it computes a step of prompts.
         """
@@ -91,6 +90,10 @@ class SlotDivisions:
         placements = self._placements(slot, ranks, division.draw, division.drawing.parallelism, division.prompts)
         return self._places.place(slot, [replace(p, after=after) for p in placements], division.asked)
 
+    def played(self, slot: int, ranks: tuple[int, ...], draw: int, drawing: Parallelism, prompts: Parallelism) -> Place:
+        """A generation whose first `draw` devices draw, and whose others compute prompts."""
+        return self._places.place(slot, self._placements(slot, ranks, draw, drawing, prompts))
+
     def _found(self, slot: int, ranks: tuple[int, ...]) -> tuple[Division, ...]:
         together = self._forms.of(slot, ranks)
         if not together:
@@ -100,10 +103,8 @@ class SlotDivisions:
         for one in tried[:MOST_PLAYED]:
             if len(found) >= MOST_KEPT and one.bound_s >= found[MOST_KEPT - 1].seconds:
                 break
-            placements = self._placements(slot, ranks, one.draw, one.drawing.parallelism, one.prompts)
-            place = self._places.place(slot, placements)
-            seconds = sum(place.seconds)
-            sides = zip(placements, place.asked, strict=True)
+            place = self.played(slot, ranks, one.draw, one.drawing.parallelism, one.prompts)
+            seconds, sides = sum(place.seconds), zip(place.placements, place.asked, strict=True)
             if seconds < most_s and all(self._forms.has_room(asked, p.layout) for p, asked in sides):
                 found.append(Division(one.draw, one.drawing, one.prompts, place.asked, seconds))
                 found.sort(key=lambda division: division.seconds)
@@ -119,10 +120,21 @@ class SlotDivisions:
                 continue
             for draws in self._forms.of(slot, drawing):
                 for computes in self._forms.of(slot, prompts):
-                    bound_s = _bound_s(draws.asked.calls, computes.asked.calls)
+                    bound_s = self.bound_s(draws, computes)
                     if bound_s < most_s:
                         tried.append(_Tried(bound_s, cut - first, draws, computes.parallelism))
         return tried
+
+    @staticmethod
+    def bound_s(draws: Form, computes: Form) -> float:
+        """Seconds of all calls if each side had its own part of the work alone, and nothing to wait for.
+
+        Args:
+            draws, computes: what each side would do with prompts and samples.
+        """
+        prompts_s = [[cost.terms.get(PROMPTS, 0.0) for cost in form.asked.calls] for form in (draws, computes)]
+        draw_s = (cost.seconds - own_s for cost, own_s in zip(draws.asked.calls, prompts_s[0], strict=True))
+        return sum(map(max, draw_s, prompts_s[1]))
 
     def _placements(
         self, slot: int, ranks: tuple[int, ...], draw: int, drawing: Parallelism, prompts: Parallelism
@@ -134,13 +146,3 @@ class SlotDivisions:
             for mode, own, sizes in sides
         )
         return one, other
-
-
-def _bound_s(drawing: Sequence[CallCost], prompts: Sequence[CallCost]) -> float:
-    """Of all calls of a slot: each side would take so long for its own part of the work, with nothing to wait for.
-
-    Args:
-        drawing: of the calls, if the side that draws computed the prompts as well; prompts: the same of the other side.
-    """
-    draw_s = (cost.seconds - cost.terms.get(PROMPTS, 0.0) for cost in drawing)
-    return sum(map(max, draw_s, (cost.terms.get(PROMPTS, 0.0) for cost in prompts)))
