@@ -77,12 +77,13 @@ SETTINGS = {
         SampleLengths(Lengths.fixed(256), Lengths.lognormal(300, 0.8, 1024)),
     ),
     "prompts": Setting(
-        "GRPO of 7B, prompts of 8,192 tokens, 8 H20 and 8 H100",
+        "GRPO of 7B without a reference, prompts of 8,192 tokens, 8 H20 and 8 H100",
         "published/grpo.yaml",
         "h20_h100.yaml",
         16,
         (
             ("model", "qwen2.5-7b"),
+            ("options.kl_coef", 0.0),
             ("reward.model", None),
             ("reward.functions", [REWARD]),
             ("prompts_per_step", 64),

@@ -174,7 +174,8 @@ class _Hunt:
         judged = self.objective(places)
         self._keep(Candidate(places, judged))
         best = "" if self.best is None else f", the best takes {self.best.judged.value:.4g} s a step"
-        self.budget.tell(f"{self.objective.evaluations:,} plans tried{best}")
+        count = self.objective.evaluations
+        self.budget.tell(f"{count:,} plan{'s' * (count != 1)} tried{best}")
         return judged
 
     def _keep(self, candidate: Candidate) -> None:
