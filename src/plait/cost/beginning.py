@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import ceil
 
+from plait.cost.costs import PROMPTS
 from plait.cost.decoding import DRAFT_MODEL, Guessing
 from plait.cost.layer_times import LayerTimes, Micro, Terms, added, total
 from plait.cost.passes import Passes
@@ -13,9 +14,6 @@ from plait.cost.profile import Profile
 from plait.cost.workload import Samples, Workload
 from plait.layout.mesh import Parallelism
 from plait.models.shape import ModelShape
-
-PROMPTS = "prompts"
-"""The term of their seconds."""
 
 
 class Beginning:

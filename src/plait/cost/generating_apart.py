@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 from math import ceil
 
-from plait.cost.beginning import PROMPTS, Beginning
+from plait.cost.beginning import Beginning
 from plait.cost.captures import capturing
 from plait.cost.cluster import ClusterSpec
-from plait.cost.costs import CallCost, Spread, Tail, num_instances
+from plait.cost.costs import PROMPTS, CallCost, Spread, Tail, num_instances
 from plait.cost.decoding import Decoding, levelled, profile
 from plait.cost.endings import Endings
 from plait.cost.generation_bytes import GenerationBytes

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from plait.cost.beginning import PROMPTS
+from plait.cost.costs import PROMPTS
 from plait.layout.mesh import Parallelism
 from plait.planner.plan_problem import PlanProblem
 from plait.planner.slot_forms import Form, SlotForms

@@ -11,8 +11,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plait.cost.beginning import PROMPTS
 from plait.cost.cluster_file import read_cluster
+from plait.cost.costs import PROMPTS
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.planner.plan_objective import Objective
 from plait.planner.plan_search import Budget

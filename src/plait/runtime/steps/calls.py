@@ -89,8 +89,7 @@ class Calls:
 
     def scores_where_free(self, node: Node, step: int) -> bool:
         """Whether a call scores parts of a rollout on the ranks that generate, once they have no samples left: if the
-        recipe says so, or the gate of the run for this step. The parts do not depend on it
-        (`free_copies.where_free`)."""
+        recipe says so, or the run's gate for this step. Parts do not depend on it (`free_copies.where_free`)."""
         trainer = self.trainer(node)
         if trainer is None or not may_stream(node, self._flow) or self.streams(node):
             return False
@@ -192,8 +191,7 @@ class Calls:
 
     def partners(self, node: Node, step: int) -> tuple[Node, ...]:
         """All calls that one schedule computes together with this one in a step, itself included, in the order of the
-        flow: training calls of roles that train together by the plan. A call that does nothing in this step is alone.
-        """
+        flow: training calls of roles that train together by the plan. One that does nothing in this step is alone."""
         if node.id not in self._groups or step < node.training.after:
             return (node,)
         return tuple(partner for partner in self._groups[node.id] if step >= partner.training.after)
