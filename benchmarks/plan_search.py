@@ -30,7 +30,7 @@ from sides import positive
 from plait.cost.cluster_file import read_cluster
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.errors import PlaitError
-from plait.planner.plan_search import BETAS, Budget, SearchResult, search
+from plait.planner.plan_search import BETAS, Budget, Engine, SearchResult, search
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.prediction.choosing import searched
 from plait.runtime.prediction.planning import Planning
@@ -138,7 +138,7 @@ def hold_against_long(devices: int, options: argparse.Namespace) -> None:
 
 def found_by(planning: Planning, budget: Budget, seed: int, betas: tuple[float, ...]) -> SearchResult:
     """With simulations of its own; what the cost model says is kept."""
-    return search(planning.problem, budget, seed=seed, betas=betas, space=planning.space)
+    return search(planning.problem, budget, seed=seed, engine=Engine(betas), space=planning.space)
 
 
 if __name__ == "__main__":

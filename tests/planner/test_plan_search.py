@@ -23,7 +23,7 @@ from plait.planner.plan_baselines import baselines, one_mesh
 from plait.planner.plan_moves import Moves
 from plait.planner.plan_objective import LEAST_FUSED_GAIN, Judged, Objective, weighed_s
 from plait.planner.plan_problem import PlanProblem, RoleFacts
-from plait.planner.plan_search import Budget, SearchResult, search
+from plait.planner.plan_search import Budget, Engine, SearchResult, search
 from plait.planner.plan_space import PlanSpace, fused_slots
 from plait.schedule.completion import complete
 from plait.schedule.fused import FUSED
@@ -232,12 +232,11 @@ def test_more_evaluations_make_no_result_worse(drawn, memory, seed, few, more) -
 
     def found(evaluations: int) -> SearchResult:
         space = PlanSpace(of)
-        return search(of, Budget(evaluations), seed=seed, given=[("together", together_in(space))], space=space)
+        together = [("together", together_in(space))]
+        return search(of, Budget(evaluations), seed=seed, given=together, space=space, engine=engine)
 
-    with pytest.MonkeyPatch.context() as patch:
-        if drawn:
-            patch.setattr(plan_search, "Objective", Drawn)
-        one, again, larger = (found(count) for count in (few, few, few + more))
+    engine = Engine(objective=Drawn) if drawn else Engine()
+    one, again, larger = (found(count) for count in (few, few, few + more))
     assert (one.trace, one.evaluations) == (again.trace, again.evaluations)
     placements = [[p.placements for p in found.best.places] for found in (one, again) if found.best is not None]
     assert len(placements) in (0, 2)
@@ -358,9 +357,7 @@ def test_a_search_proposes_training_together() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "is_proposed"), [(96.9, True), (97.1, False)])
-def test_roles_train_together_only_where_a_step_gains_three_percent(
-    seconds: float, is_proposed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_roles_train_together_only_where_a_step_gains_three_percent(seconds: float, is_proposed: bool) -> None:
     """All plans take 100 s, but for those that train two roles together."""
 
     class Stated(Objective):
@@ -368,12 +365,11 @@ def test_roles_train_together_only_where_a_step_gains_three_percent(
             step_s = seconds if fused_slots(places) else 100.0
             return Judged(weighed_s(step_s, places), step_s, 0.0, 0)
 
-    monkeypatch.setattr(plan_search, "Objective", Stated)
     of = replace(problem(4, memory=260, tp=1), pairs=(("actor", "critic"),))
     space = PlanSpace(of)
     state = together_in(space)
     assert fused_slots(space.apart(state)) == []
-    found = search(of, Budget(50), given=[("fused", state)], space=space)
+    found = search(of, Budget(50), given=[("fused", state)], space=space, engine=Engine(objective=Stated))
     assert found.best is not None
     assert bool(fused_slots(found.best.places)) is is_proposed
 

@@ -23,7 +23,9 @@ from plait.recipes.algorithm import traced_flow
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.prepare import prepare
+from plait.runtime.steps import calls as calls_of_steps
 from plait.runtime.steps.scorer import ModelScorer
+from plait.schedule.timeline import load_any
 from plait.schedule.work import Work
 from tests.algorithms import oracle
 from tests.models.tiny import tiny_tokenizer
@@ -279,6 +281,43 @@ def test_a_plan_changes_nothing(
     one = reference(flow, **keys)
     assert_equal_runs(recipe.run_dir, one)
     assert_equal_columns(recipe.run_dir, one)
+
+
+AHEAD = GRPO[1] | TWO | {"max_staleness": 1, "steps": 3}
+
+
+def test_with_samples_drawn_ahead_all_are_asked_as_they_are_drawn(
+    place: Path, placed: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first as those behind it, and as a reference. What they say is what they would say in the batch's own step;
+    functions are added there."""
+    calls = ("ref.logprobs", "reward.score", "reward_2.score")
+    plan = {"actor.generate": "1", "actor.train": "0", **dict.fromkeys(calls, "1")}
+    recipe = placed("grpo", "asked", **AHEAD, **where(place, "asked", plan))
+    run(recipe)
+    spans = load_any(recipe.run_dir / "trace.json").spans
+    for call in calls:
+        scored = [span for span in spans if span.kind == "SCORE" and span.action.startswith(call)]
+        assert {span.step for span in scored} == {1, 2, 3}
+        drawn = min(span.start_s for span in spans if span.step == 3 and span.kind == "PREFILL")
+        assert max(span.end_s for span in scored if span.step == 2) < drawn
+    monkeypatch.setattr(calls_of_steps, "scores_ahead", lambda flow, recipe: frozenset())
+    late = placed("grpo", "asked-late", **AHEAD)
+    run(late)
+    assert_equal_runs(recipe.run_dir, late.run_dir)
+    assert_equal_columns(recipe.run_dir, late.run_dir)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_with_scores_ahead_ends_as_one_that_was_not(
+    make_recipe: MakeRecipe, two: dict[str, Any], tmp_path: Path
+) -> None:
+    keys = {"algorithm": "grpo", "steps": 4, "max_staleness": 2, "checkpoint.every": 1, **two}
+    run(whole := make_recipe(**keys, run_dir=str(tmp_path / "whole")))
+    cut = make_recipe(**keys, run_dir=str(tmp_path / "cut"))
+    kill_in_step(cut, 2)
+    assert run(cut, resume=True).finished
+    assert result_of(cut.run_dir) == result_of(whole.run_dir)
 
 
 def test_a_plan_may_place_those_that_there_are(place: Path, placed: Callable[..., Recipe]) -> None:

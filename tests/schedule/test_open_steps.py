@@ -53,6 +53,17 @@ def test_a_model_that_never_changes_scores_a_batch_when_it_is_drawn() -> None:
     assert halting.calls(0, done=())[-1] == (1, GENERATE), "not all of its samples need be there"
 
 
+def test_a_reward_model_scores_a_batch_when_it_is_drawn_and_is_added_up_in_its_step() -> None:
+    """Its call runs twice: it is none of what is done before the step."""
+    needs = needs_of(FLOW, ["reward"])
+    reward = CALLS["reward.score"]
+    assert early_scores(FLOW, needs, ["ref", "reward"]) == {REF, reward}
+    one = open_steps(1, frozen=["ref", "reward"])
+    assert set(one.calls(0, done=())[-3:]) == {(1, GENERATE), (1, REF), (1, reward)}
+    assert one.needs(0, (1, reward)) == {(1, GENERATE)}
+    assert (1, reward) in one.calls(1, done={(1, GENERATE), (1, REF)})
+
+
 def test_nothing_is_drawn_for_steps_behind_the_last() -> None:
     one = open_steps(2, steps=4)
     assert list(one.ahead(1)) == [2, 3]

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.cost.costs import Tail
+from plait.cost.pipelines import FILLING
 from plait.cost.working_memory import KEPT, PROCESS
 from plait.dataflow import Resample, trace
 from plait.errors import ConfigError
@@ -19,7 +20,6 @@ from plait.schedule.named_plans import PlannedModel, named_plan
 from plait.schedule.plan import Placement, Plan
 from plait.simulator.places import Places
 from plait.simulator.step_graph import Rollouts, Slot, StepCall, StepGraph
-from plait.simulator.step_program import IDLE
 from plait.simulator.step_simulator import Played, StepSimulator
 from plait.simulator.steps import Prediction, predict
 from tests.cases import examples
@@ -177,6 +177,12 @@ def test_ranks_without_samples_score_while_others_generate() -> None:
     assert fused.seconds_per_step == pytest.approx(23.4 - 2.4 + 0.09375)
     assert gathered.seconds_per_step == pytest.approx(23.4 - 0.5 - 3.0 + 0.09375)
     assert predict(plan, graph, costs(4, tails=away)).seconds_per_step == fused.seconds_per_step
+
+
+def test_what_never_changes_scores_a_batch_when_it_is_drawn() -> None:
+    """A reference, and a reward model; not the critic, which trains."""
+    graph = StepGraph.of(PPO, MODELS, ["reward"], frozen=["ref", "reward"])
+    assert {graph.calls[number].call for number in graph.early} == {"ref.logprobs", "reward.score"}
 
 
 def test_of_a_batch_that_is_drawn_ahead_only_what_scores_it_then_is_hidden() -> None:
@@ -386,7 +392,7 @@ def test_roles_that_train_together_fill_each_others_gaps() -> None:
     class Idle(StandIn):
         def call(self, call, mode, layout, **options):
             found = super().call(call, mode, layout, **options)
-            return replace(found, terms={IDLE if name == "bubble" else name: s for name, s in found.terms.items()})
+            return replace(found, terms={FILLING if name == "bubble" else name: s for name, s in found.terms.items()})
 
     def steps(schedule: str) -> Prediction:
         trained = [

@@ -5,7 +5,7 @@
 * `offload_policy`: what leaves a device between calls; `aliasing`: which layouts share memory.
 * `limit`: the least time of generation on a machine.
 * `costs`: what a prediction asks of a cost model; `model_costs` answers by formulas: `passes` (forwards, backwards and
-  pipelines), `decoding` (generation), `traffic` (sums, gathers, hops), `moves` (weights between layouts), on a
+  `pipelines`), `decoding` (generation), `traffic` (sums, gathers, hops), `moves` (weights between layouts), on a
   `cluster` of `hardware`, for a `workload` of a model's `model_work`.
 
 * `measured` measures a machine for a `profile`, which `calibration` chooses among those that are kept.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import ceil
 
+from plait.cost.costs import PROMPTS
 from plait.cost.decoding import DRAFT_MODEL, Guessing
 from plait.cost.layer_times import LayerTimes, Micro, Terms, added, total
 from plait.cost.passes import Passes
@@ -45,7 +46,7 @@ class Beginning:
     ) -> Terms:
         """Before an instance with so many samples decodes; a draft model that guesses computes the prompts, too."""
         count = size // samples.per_prompt
-        prompts = {"prompts": self.prompts_s(passes, count, groups(size))}
+        prompts = {PROMPTS: self.prompts_s(passes, count, groups(size))}
         return self._drafting(added(self.packing(role, passes.times), prompts), count, guessing)
 
     def elsewhere(self, role: str, passes: Passes, prompts: int, guessing: Guessing) -> Terms:

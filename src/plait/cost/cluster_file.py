@@ -36,6 +36,11 @@ def read_cluster(name_or_path: str, devices: int | None = None) -> ClusterSpec:
         spec = _of_file(path, name_or_path)
     elif named is not None and named[2] in names():
         spec = replace(_of_file(SHIPPED / f"{named[2]}.yaml", named[2]), name=named[2]).of_size(int(named[1]))
+        if devices is not None and devices > spec.num_devices:
+            raise ConfigError(
+                f"`devices` of the cluster `{name_or_path}`: expected at most {spec.num_devices}, found {devices}; say "
+                f"--cluster {devices}x{named[2]}, or fewer devices"
+            )
     else:
         device = named[2] if named is not None else name_or_path.removeprefix("x")
         longer = next((name for name in names() if name.startswith(device)), None)

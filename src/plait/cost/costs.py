@@ -18,6 +18,9 @@ from plait.cost.generation_memory import EngineBytes
 from plait.layout.mesh import Layout
 from plait.schedule.plan import Mode
 
+PROMPTS = "prompts"
+"""The term of a generation's prompts."""
+
 Amount = int | NDArray[np.float64]
 """Bytes: of one device, or of each of several."""
 

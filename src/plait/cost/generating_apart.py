@@ -10,7 +10,7 @@ from math import ceil
 from plait.cost.beginning import Beginning
 from plait.cost.captures import capturing
 from plait.cost.cluster import ClusterSpec
-from plait.cost.costs import CallCost, Spread, Tail, num_instances
+from plait.cost.costs import PROMPTS, CallCost, Spread, Tail, num_instances
 from plait.cost.decoding import Decoding, levelled, profile
 from plait.cost.endings import Endings
 from plait.cost.generation_bytes import GenerationBytes
@@ -78,7 +78,7 @@ class GeneratingApart:
         held = ceil(samples.prompts / num_instances(apart.prompts))
         sent = self._sent(num_instances(apart.samples), held)
         slowest = max(sources, key=lambda source: source.end_s)
-        terms = {"prompts": slowest.seconds} | ({"packing": slowest.begun_s} if slowest.begun_s else {})
+        terms = {PROMPTS: slowest.seconds} | ({"packing": slowest.begun_s} if slowest.begun_s else {})
         cost = CallCost(total(terms), terms, 0, (), seconds)
         return self._bytes.told(cost, role, layout, held, held, sent=sent, draws=False)
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from plait.cost.layer_kinds import stage_counts
 from plait.cost.layer_times import BALANCING, LayerTimes, Micro, Terms, added, scaled, total
+from plait.cost.pipelines import there, there_and_back
 
 Seconds = TypeVar("Seconds")
 
@@ -85,7 +86,7 @@ class Passes:
             in_turn: each passes all stages before the next begins.
         """
         stages = self._by_stage(lambda stage: self.forward(micro, stage))
-        return self._piped(stages, count, self.times.hop(micro), in_turn=in_turn)
+        return there(stages, count, self.times.hop(micro), in_turn=in_turn)
 
     def prompts(self, micro: Micro, count: int, *, in_turn: bool) -> Terms:
         """`scoring` of prompts before their samples are generated: layers that no ranks share are compiled for that."""
@@ -99,10 +100,14 @@ class Passes:
             terms = scaled(layer, sum(self._counts[stage]))
             return added(terms, {"head": times.head(micro.head_rows)}) if stage == sizes.pp - 1 else terms
 
-        return self._piped(self._by_stage(of_stage), count, self.times.hop(micro), in_turn=in_turn)
+        return there(self._by_stage(of_stage), count, self.times.hop(micro), in_turn=in_turn)
 
     def training(self, micro: Micro, count: int, *, recompute: bool, schedule: str) -> Terms:
-        """`count` micro-batches, forwards and backwards: 1F1B and GPipe take equally long, fill and drain once."""
+        """`count` micro-batches, forwards and backwards.
+
+        Args:
+            schedule: of the pipeline, as a placement names it; empty: 1F1B.
+        """
 
         def of_stage(stage: int) -> Terms:
             forward = self.forward(micro, stage)
@@ -110,8 +115,7 @@ class Passes:
             again = {"recomputing": total(forward) - once} if recompute else {}
             return added(forward, self.backward(micro, stage), again)
 
-        stages = self._by_stage(of_stage)
-        return self._piped(stages, count, 2 * self.times.hop(micro), in_turn=schedule == "one at a time")
+        return there_and_back(self._by_stage(of_stage), count, self.times.hop(micro), schedule)
 
     def received_bytes(self, micro: Micro) -> int:
         """What the devices of one copy receive in one forward of a micro-batch: sums over tp, and hops."""
@@ -119,14 +123,3 @@ class Passes:
         row = micro.tokens * work.shape.hidden * work.width
         sums = 2 * 2 * (sizes.tp - 1) * row * work.shape.layers
         return int(sums + (sizes.pp - 1) * sizes.tp * row)
-
-    def _piped(self, stages: Sequence[Terms], count: int, hop_s: float, *, in_turn: bool) -> Terms:
-        """The slowest stage does all micro-batches; before and after it the pipeline fills and drains."""
-        times = [total(stage) for stage in stages]
-        slowest = max(range(len(stages)), key=times.__getitem__)
-        waits = count if in_turn else 1
-        terms = scaled(stages[slowest], count)
-        if len(stages) > 1:
-            terms["filling and draining"] = waits * (sum(times) - times[slowest])
-            terms["hops"] = waits * (len(stages) - 1) * hop_s
-        return terms

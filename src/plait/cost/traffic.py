@@ -17,6 +17,7 @@ from plait.layout.mesh import Layout
 
 if TYPE_CHECKING:
     from plait.cost.cluster import ClusterSpec
+    from plait.cost.hardware import Link
 
 Axis = Literal["dp", "tp", "pp"]
 
@@ -40,21 +41,22 @@ class Traffic:
         """From each device of a pipeline stage to its peer in the next one; the slowest of these hops."""
         if self.layout.parallelism.pp == 1:
             return 0.0
-        return self._pass(_hops(self.cluster.devices_per_node, self.layout), num_bytes)
+        return self._pass(_hops(self.cluster.devices_per_node, self.layout), num_bytes, self.cluster.near)
 
     def _ring(self, axis: Axis, num_bytes: float, times: int) -> float:
         size = getattr(self.layout.parallelism, axis)
         if size == 1:
             return 0.0
         sharing = _sharing(self.cluster.devices_per_node, self.layout, axis)
-        return self._pass(sharing, times * (size - 1) / size * num_bytes)
+        return self._pass(sharing, times * (size - 1) / size * num_bytes, self.cluster.intra)
 
-    def _pass(self, sharing: int, num_bytes: float) -> float:
+    def _pass(self, sharing: int, num_bytes: float, near: Link) -> float:
         """
         Args:
             sharing: how many share the link out of a node; 0: nobody leaves it.
+            near: within a node.
         """
-        link = self.cluster.inter if sharing else self.cluster.intra
+        link = self.cluster.inter if sharing else near
         return link.latency_s + max(1, sharing) * num_bytes / (link.bandwidth * self.cluster.software.links)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from plait.planner.plan_space import PlanSpace
-from plait.planner.slot_places import SlotPlaces, after_of, ends_of, passed_over
+from plait.planner.slot_places import SlotPlaces, after_of, ends_of, passed_over, ranks_of
 from plait.schedule.plan import After, Mode
 from plait.simulator.places import Place
 
@@ -28,7 +28,7 @@ class Moves:
         self.graph = space.graph
         self._slots = range(len(self.graph.slots))
         self._at = SlotPlaces(space)
-        self._meshes, self._by_ends = self._at.meshes, self._at.by_ends
+        self._meshes, self._by_ends = self._at.meshes, space.by_ends
         self._best_cuts: dict[tuple[tuple[int, ...], tuple[int, ...], int, int], list[int]] = {}
         """What `_cuts_between` has answered."""
         self._devices = space.problem.num_devices
@@ -59,7 +59,7 @@ class Moves:
         places = []
         for slot in self._slots:
             ranks = min(self._meshes[slot], key=lambda mesh: (self.space.forms.of(slot, mesh)[0].seconds, mesh))
-            places.append(self.space.place(slot, ranks, self.space.forms.of(slot, ranks)[0]))
+            places.append(self.space.fastest(slot, ranks))
         return tuple(places)
 
     def random(self, rng: Random) -> State | None:
@@ -72,7 +72,7 @@ class Moves:
         places: list[Place] = []
         for slot, slot_of_role in enumerate(self.graph.slots):
             same = next((p for p in places if self.graph.slots[p.slot].role == slot_of_role.role), None)
-            ranks = same.placements[0].ranks if same is not None and rng.random() < together else None
+            ranks = ranks_of(same) if same is not None and rng.random() < together else None
             if ranks is None or ranks not in self._at.known[slot]:
                 mine = [mesh for mesh in parts if mesh in self._at.known[slot]] or self._meshes[slot]
                 ranks = rng.choice(mine)
@@ -182,7 +182,7 @@ class Moves:
 
     def _reformed(self, place: Place, rng: Random) -> Place | None:
         """The same devices, used otherwise."""
-        return self._at.on(place.slot, place.placements[0].ranks, rng, after_of(place), otherwise=True)
+        return self._at.on(place.slot, ranks_of(place), rng, after_of(place), otherwise=True)
 
     def _role_reformed(self, state: State, rng: Random) -> Changes:
         """All slots of a role that are on the same devices, used otherwise and alike: equal layouts share weights."""
@@ -191,9 +191,12 @@ class Moves:
         return self._alike(state, self._reformed(state[slot], rng), beside)
 
     def _alike(self, state: State, place: Place | None, slots: Sequence[int]) -> Changes:
-        """A place, and further slots of its role on its devices in its layout, those of them that can be."""
+        """A place, and further slots of its role on its devices in its layout, those of them that can be; no other has
+        prompts to compute on devices of their own."""
         if place is None:
             return {}
+        if place.is_apart:
+            return {place.slot: place}
         ranks, sizes = place.placements[0].ranks, place.layouts[0].parallelism
         others: Changes = {slot: self._at.in_layout(state[slot], ranks, sizes) for slot in slots if slot != place.slot}
         return {**{slot: other for slot, other in others.items() if other is not None}, place.slot: place}
@@ -203,7 +206,7 @@ class Moves:
         return self._at.on(slot, self._other_ranks(state, slot, rng), rng, after_of(state[slot]))
 
     def _other_ranks(self, state: State, slot: int, rng: Random) -> tuple[int, ...]:
-        mine, now = self._meshes[slot], state[slot].placements[0].ranks
+        mine, now = self._meshes[slot], ranks_of(state[slot])
         draw = rng.random()
         if draw < 0.40:
             cuts = {0, self._devices}
@@ -221,7 +224,7 @@ class Moves:
             return {}
         slot, other = rng.sample(self._slots, 2)
         source = state[other]
-        ranks, sizes = source.placements[0].ranks, source.layouts[0].parallelism
+        ranks, sizes = ranks_of(source), source.layouts[0].parallelism
         if other in self._role_of[slot] and rng.random() < 0.7:
             place = self._at.in_layout(state[slot], ranks, sizes)
             if place is not None:
@@ -233,7 +236,7 @@ class Moves:
         slots = rng.choice(self._roles)
         first = rng.choice(slots)
         if rng.random() < 0.5:
-            ranks = rng.choice(state).placements[0].ranks
+            ranks = ranks_of(rng.choice(state))
         else:
             ranks = self._other_ranks(state, first, rng)
         places = {slot: self._at.on(slot, ranks, rng, after_of(state[slot])) for slot in slots}
@@ -243,12 +246,12 @@ class Moves:
         """Two slots, or all that are on their devices, change places."""
         if len(state) < 2:
             return {}
-        one, other = (state[slot].placements[0].ranks for slot in rng.sample(self._slots, 2))
+        one, other = (ranks_of(state[slot]) for slot in rng.sample(self._slots, 2))
         swap = {one: other, other: one}
         return {
             slot: self._at.on(slot, swap[ranks], rng, after_of(state[slot]))
             for slot, place in enumerate(state)
-            if (ranks := place.placements[0].ranks) in swap
+            if (ranks := ranks_of(place)) in swap
         }
 
     def _afters_changed(self, state: State, rng: Random) -> Changes:

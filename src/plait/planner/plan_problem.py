@@ -26,6 +26,7 @@ class RoleFacts:
     whole_layers: its instances do not divide layers (`sampling.exact`): sums over ranks round in another way
     trains_whole: its training does not divide layers (`sequence_parallel`, where each rank needs all tokens)
     may_drop:    False where what is dropped could not be brought back
+    prompts_apart: its prompts may be computed on other devices than its samples
     """
 
     layer_work: tuple[float, ...]
@@ -37,6 +38,7 @@ class RoleFacts:
     whole_layers: bool = False
     trains_whole: bool = False
     may_drop: bool = True
+    prompts_apart: bool = False
 
 
 StageWork = tuple[tuple[float, tuple[float, ...]], ...]

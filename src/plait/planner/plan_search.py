@@ -81,6 +81,19 @@ class Budget:
     tell: Callable[[str], None] = lambda text: None
 
 
+@dataclass(frozen=True)
+class Engine:
+    """What a search is made of.
+
+    betas: of the chains; 0 accepts every plan, infinity none that is worse
+    moves: proposes plans of a space; objective: judges plans of a problem
+    """
+
+    betas: Sequence[float] = BETAS
+    moves: Callable[[PlanSpace], Moves] = Moves
+    objective: Callable[[PlanProblem], Objective] = Objective
+
+
 def search(
     problem: PlanProblem,
     budget: Budget | None = None,
@@ -88,16 +101,16 @@ def search(
     seed: int = 0,
     given: Sequence[tuple[str, State]] = (),
     space: PlanSpace | None = None,
-    betas: Sequence[float] = BETAS,
+    engine: Engine = Engine(),
 ) -> SearchResult:
     """The best plan found.
 
     Args:
         given: further baselines by name, in places of `space`.
         space: of the problem, where plans of it are at hand.
-        betas: of the chains; 0 accepts every plan, infinity none that is worse.
+        engine: what `plait` searches with, unless parts of it are compared.
     """
-    hunt = _Hunt(problem, space or PlanSpace(problem), budget or Budget(), seed, betas)
+    hunt = _Hunt(problem, space or PlanSpace(problem), budget or Budget(), seed, engine)
     return hunt.run(given)
 
 
@@ -119,7 +132,7 @@ class _Hunt:
     space: PlanSpace
     budget: Budget
     seed: int
-    betas: Sequence[float]
+    engine: Engine
     leaders: dict[tuple[object, ...], Candidate] = field(default_factory=dict)
     """The best usable plan of each kind (`_kind`)."""
     nearest: Candidate | None = None
@@ -128,8 +141,8 @@ class _Hunt:
 
     def run(self, given: Sequence[tuple[str, State]]) -> SearchResult:
         began = self.budget.clock()
-        self.objective = Objective(self.space.problem)
-        self.moves = Moves(self.space)
+        self.objective = self.engine.objective(self.space.problem)
+        self.moves = self.engine.moves(self.space)
         named = [*plan_baselines.baselines(self.space).items(), *given]
         baselines = tuple(Candidate(places, self.judge(places), name) for name, places in named)
         self._began = self.budget.clock()
@@ -161,7 +174,8 @@ class _Hunt:
         judged = self.objective(places)
         self._keep(Candidate(places, judged))
         best = "" if self.best is None else f", the best takes {self.best.judged.value:.4g} s a step"
-        self.budget.tell(f"{self.objective.evaluations:,} plans tried{best}")
+        count = self.objective.evaluations
+        self.budget.tell(f"{count:,} plan{'s' * (count != 1)} tried{best}")
         return judged
 
     def _keep(self, candidate: Candidate) -> None:
@@ -198,19 +212,14 @@ class _Hunt:
         """All plans, if they are few; nothing else."""
         graph, space = self.space.graph, self.space
         slots = range(len(graph.slots))
-        forms = [sum(len(space.forms.of(slot, ranks)) for ranks in space.meshes) for slot in slots]
+        forms = [sum(space.num_ways(slot, ranks) for ranks in space.meshes) for slot in slots]
         if prod(count * len(space.afters(slot)) for slot, count in zip(slots, forms, strict=True)) > MOST_EXHAUSTIVE:
             return
         choices: list[list[Place]] = []
         for slot in slots:
             afters: Sequence[After] = space.afters(slot)
             choices.append(
-                [
-                    space.place(slot, ranks, form, after)
-                    for after in afters
-                    for ranks in space.meshes
-                    for form in space.forms.of(slot, ranks)
-                ]
+                [place for after in afters for ranks in space.meshes for place in space.ways(slot, ranks, after)]
             )
         yield from dict.fromkeys(space.lawful(places) for places in product(*choices))
 
@@ -230,7 +239,7 @@ class _Hunt:
 
     def _chains(self, starts: Sequence[State]) -> list[_Chain]:
         chains = []
-        for number, beta in enumerate(self.betas):
+        for number, beta in enumerate(self.engine.betas):
             rng = Random(f"{self.seed} {number}")
             state = self.moves.greedy() if number == 0 else self.moves.random(rng)
             if number in (1, 2) and starts:

@@ -10,6 +10,7 @@ from itertools import product
 from plait.errors import DataError
 from plait.layout.mesh import Parallelism
 from plait.planner.plan_problem import PlanProblem
+from plait.planner.slot_divisions import SlotDivisions
 from plait.planner.slot_forms import Form, SlotForms
 from plait.schedule.fused import FUSED, shared_rows
 from plait.schedule.plan import After, Placement
@@ -25,7 +26,10 @@ class PlanSpace:
         self.places = Places(problem.graph, problem.costs, problem.num_devices)
         cluster = problem.costs.cluster.mesh_cluster
         self.meshes = tuple(mesh.ranks for mesh in cluster.legal_meshes(problem.smallest_mesh))
+        self.by_ends = {(ranks[0], ranks[-1] + 1): ranks for ranks in self.meshes}
+        """First rank, and the one behind the last → the legal mesh that has all between."""
         self.forms = SlotForms(problem, self.places)
+        self.divisions = SlotDivisions(problem, self.places, self.forms, self.by_ends)
         self._made: dict[tuple[int, tuple[int, ...], Form, After], Place] = {}
 
     def neighbours(self, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -60,6 +64,21 @@ class PlanSpace:
             self._made[key] = self.places.place(slot, [self.placement(slot, ranks, form, after)], [form.asked])
         return self._made[key]
 
+    def num_ways(self, slot: int, ranks: tuple[int, ...]) -> int:
+        """How many `ways` a slot has on a mesh."""
+        return len(self.forms.of(slot, ranks)) + len(self.divisions.of(slot, ranks))
+
+    def ways(self, slot: int, ranks: tuple[int, ...], after: After = "keep") -> list[Place]:
+        """All places of a slot on a mesh: its forms, then those whose prompts have devices of their own."""
+        places = [self.place(slot, ranks, form, after) for form in self.forms.of(slot, ranks)]
+        return places + [self.divisions.place(slot, ranks, one, after) for one in self.divisions.of(slot, ranks)]
+
+    def fastest(self, slot: int, ranks: tuple[int, ...]) -> Place:
+        """A slot as fast as it can be by itself on a mesh that has forms of it."""
+        if divisions := self.divisions.of(slot, ranks):
+            return self.divisions.place(slot, ranks, divisions[0])
+        return self.place(slot, ranks, self.forms.of(slot, ranks)[0])
+
     def with_after(self, place: Place, after: After) -> Place:
         """The same place, where something else becomes of its memory."""
         return self.places.place(place.slot, [replace(p, after=after) for p in place.placements], place.asked)
@@ -77,8 +96,13 @@ class PlanSpace:
         for slot, place in enumerate(places):
             if any(p.after == "drop" for p in place.placements):
                 home = places[self.graph.home_of(self.graph.slots[slot].role)]
-                if home is place or not ((place.parts >= 0) & (place.parts != home.parts)).any():
-                    changed[slot] = self.with_after(place, "offload")
+                own = [p.after == "drop" and _has_no_other(p, place, home) for p in place.placements]
+                if any(own):
+                    placements = [
+                        replace(p, after="offload") if is_own else p
+                        for p, is_own in zip(place.placements, own, strict=True)
+                    ]
+                    changed[slot] = self.places.place(slot, placements, place.asked)
         self._part_unlike(changed)
         return tuple(changed)
 
@@ -127,6 +151,12 @@ class PlanSpace:
         form = self.forms.form_of(slot, ranks, sizes, FUSED)
         first = self.places.place(place.slot, [replace(p, schedule=FUSED)])
         return first, self.place(slot, ranks, form)
+
+
+def _has_no_other(p: Placement, place: Place, home: Place) -> bool:
+    """Whether all parts that a placement of a place has are the role's own weights."""
+    ranks = list(p.ranks)
+    return home is place or bool((place.parts[ranks] == home.parts[ranks]).all())
 
 
 def fused_slots(places: Sequence[Place]) -> list[int]:

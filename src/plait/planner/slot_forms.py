@@ -65,7 +65,7 @@ class SlotForms:
     def of(self, slot: int, ranks: tuple[int, ...]) -> tuple[Form, ...]:
         """Those of a slot on a mesh that no other beats in seconds and memory, and those that other calls of the role
         have there, as equal layouts share their weights; the fastest first. None: none of them has room."""
-        key = (slot, self._shape(ranks))
+        key = (slot, self.shape(ranks))
         if key not in self._forms:
             role = self._graph.slots[slot].role
             mine = self._graph.slots_of(role).values()
@@ -79,7 +79,7 @@ class SlotForms:
             self._forms[key] = tuple(sorted(kept, key=lambda form: form.key))
         return self._forms[key]
 
-    def _shape(self, ranks: tuple[int, ...]) -> object:
+    def shape(self, ranks: tuple[int, ...]) -> object:
         """Equal for meshes on which everything takes as long: which of their ranks share a node, and of which kind."""
         if ranks not in self._shapes:
             cluster, nodes = self._problem.costs.cluster, dict[int, int]()
@@ -90,7 +90,7 @@ class SlotForms:
 
     def _every(self, slot: int, ranks: tuple[int, ...]) -> tuple[Form, ...]:
         """All forms that have room by themselves, by their seconds."""
-        key = (slot, self._shape(ranks))
+        key = (slot, self.shape(ranks))
         if key not in self._all:
             forms = []
             for sizes in self.parallelisms(slot, ranks):
@@ -180,7 +180,7 @@ class SlotForms:
         self, slot: int, ranks: tuple[int, ...], sizes: Parallelism, tokens: int | None, schedule: str
     ) -> tuple[Form, bool]:
         """And whether it has room by itself."""
-        key = (slot, self._shape(ranks), sizes, tokens, schedule)
+        key = (slot, self.shape(ranks), sizes, tokens, schedule)
         if key not in self._made:
             self._made[key] = self._made_on(slot, ranks, sizes, tokens, schedule)
         return self._made[key]
@@ -194,19 +194,19 @@ class SlotForms:
             slot,
             Placement(call, what.mode, ranks, sizes.dp, sizes.tp, sizes.pp, "keep", sizes.stages, tokens, schedule),
         )
-        held_bytes = [weights + state for weights, state in zip(asked.held, asked.state, strict=True)]
-        working = [
-            max(cost.working_bytes[min(k, len(cost.working_bytes) - 1)] for cost in asked.calls)
-            for k in range(sizes.pp)
-        ]
-        needed = (still + active for still, active in zip(held_bytes, working, strict=True))
-        rooms = self._rooms(ranks, sizes)
-        fits = all(most <= room for most, room in zip(needed, rooms, strict=True))
+        held_bytes, working = _needed(asked, sizes)
+        fits, rooms = self.has_room(asked, Layout(Mesh(ranks), sizes)), self._rooms(ranks, sizes)
         seconds, static, active = sum(cost.seconds for cost in asked.calls), max(held_bytes), max(working)
         fullest = float(static), float(active)
         if self._is_mixed(ranks):
             fullest = _largest_share(held_bytes, rooms), _largest_share(working, rooms)
         return Form(sizes, tokens, schedule, asked, seconds, float(static), float(active), fullest), fits
+
+    def has_room(self, asked: PlacementCosts, layout: Layout) -> bool:
+        """Whether what a placement asks for fits by itself."""
+        needed = map(sum, zip(*_needed(asked, layout.parallelism), strict=True))
+        rooms = self._rooms(layout.mesh.ranks, layout.parallelism)
+        return all(most <= room for most, room in zip(needed, rooms, strict=True))
 
     def _is_mixed(self, ranks: tuple[int, ...]) -> bool:
         """Whether a mesh has devices of several kinds."""
@@ -260,6 +260,16 @@ class SlotForms:
             layer_bytes=[layer * size for size in layer_sizes],
             devices=[StageDevices(room, *stage) for room, stage in zip(rooms, work, strict=True)],
         )
+
+
+def _needed(asked: PlacementCosts, sizes: Parallelism) -> tuple[list[int], list[int]]:
+    """Bytes of each stage: of weights and state, and of what calls take beside."""
+    held_bytes = [weights + state for weights, state in zip(asked.held, asked.state, strict=True)]
+    working = [
+        max(cost.working_bytes[min(stage, len(cost.working_bytes) - 1)] for cost in asked.calls)
+        for stage in range(sizes.pp)
+    ]
+    return held_bytes, working
 
 
 def _by_stage(values: Sequence[int], sizes: Parallelism) -> list[int]:

@@ -15,13 +15,14 @@ NEAR_THE_FASTEST = 0.45
 """That a form, or a cut, is passed over for the next in the order of their seconds."""
 ANOTHER_WORD = 0.2
 """That what becomes of a slot's memory is drawn anew with its place."""
+DIVIDED = 0.4
+"""That prompts get devices of their own where that may take less time."""
 
 
 class SlotPlaces:
     """Meshes and forms of a space, slot by slot; what is drawn is drawn from the caller's generator.
 
     meshes:  by slot, those on which it can be; known: the same as sets
-    by_ends: first rank, and the one behind the last → the legal mesh that has all between
     """
 
     def __init__(self, space: PlanSpace) -> None:
@@ -29,13 +30,12 @@ class SlotPlaces:
         slots = range(len(space.graph.slots))
         self.meshes = [[ranks for ranks in space.meshes if space.forms.of(slot, ranks)] for slot in slots]
         self.known = [frozenset(meshes) for meshes in self.meshes]
-        self.by_ends = {(ranks[0], ranks[-1] + 1): ranks for ranks in space.meshes}
         self._nearby: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
 
     def between(self, cuts: Sequence[int]) -> list[tuple[int, ...]]:
         """Legal meshes that begin and end at these."""
         ends = [(one, other) for n, one in enumerate(cuts) for other in cuts[n + 1 :]]
-        return [self.by_ends[end] for end in ends if end in self.by_ends]
+        return [self.space.by_ends[end] for end in ends if end in self.space.by_ends]
 
     def near_of(self, slot: int, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Neighbours of a mesh on which a slot can be."""
@@ -48,16 +48,18 @@ class SlotPlaces:
     def resized(self, place: Place, first: int, end: int) -> Place | None:
         """The slot of a place from one rank to another, cut as it is if it can be, else as fast as it can be there.
         None where it cannot be."""
-        ranks, sizes = self.by_ends.get((first, end)), place.layouts[0].parallelism
+        ranks, sizes = self.space.by_ends.get((first, end)), place.layouts[0].parallelism
         if ranks is None or ranks not in self.known[place.slot]:
             return None
+        if place.is_apart and (divisions := self.space.divisions.of(place.slot, ranks)):
+            return self.space.divisions.place(place.slot, ranks, divisions[0], after_of(place))
         forms = self.space.forms.of(place.slot, ranks)
         alike = (form for form in forms if (form.parallelism.tp, form.parallelism.pp) == (sizes.tp, sizes.pp))
         return self.space.place(place.slot, ranks, next(alike, forms[0]), after_of(place))
 
     def least_s(self, slot: int, first: int, end: int) -> float:
         """Seconds of a slot from one rank to another, as fast as it can be there; infinite where it cannot be."""
-        ranks = self.by_ends[first, end]
+        ranks = self.space.by_ends[first, end]
         return self.space.forms.of(slot, ranks)[0].seconds if ranks in self.known[slot] else inf
 
     def in_layout(self, place: Place, ranks: tuple[int, ...], sizes: Parallelism) -> Place | None:
@@ -79,6 +81,9 @@ class SlotPlaces:
             return None
         if rng.random() < ANOTHER_WORD:
             after = rng.choice(self.space.afters(slot))
+        divisions = self.space.divisions.of(slot, ranks)
+        if divisions and rng.random() < DIVIDED:
+            return self.space.divisions.place(slot, ranks, divisions[passed_over(rng) % len(divisions)], after)
         number = 0
         if otherwise or rng.random() < 0.5:
             number = passed_over(rng)
@@ -98,6 +103,11 @@ def passed_over(rng: Random) -> int:
 def after_of(place: Place) -> After:
     """What becomes of its memory."""
     return place.placements[0].after
+
+
+def ranks_of(place: Place) -> tuple[int, ...]:
+    """All of its ranks, in the order of its layout where it has one; else those that follow each other."""
+    return place.placements[0].ranks if len(place.placements) == 1 else tuple(range(*ends_of(place)))
 
 
 def ends_of(place: Place) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from plait.schedule.training_order import is_by_rule
 from plait.simulator.places import Place
 from plait.simulator.step_graph import NO_MODEL, StepGraph
-from plait.simulator.step_program import IDLE
+from plait.simulator.step_program import idle_s
 from plait.simulator.tails import LAST_SHARE
 
 ROUNDING = 1e-9
@@ -103,8 +103,8 @@ class StepBound:
                 if mode == "decode" and self._graph.fuses and (tails := place.tails(number)):
                     own_s += min(tail.end_s for tail in tails) - tails[0].end_s
                 is_filled = mode == "train" and not is_by_rule(place.placements[0].schedule)
-                idle_s = cost.terms.get(IDLE, 0.0) if is_filled else 0.0
-                known.append((own_s, own_s - idle_s, own_s + cost.in_parts_s))
+                filled_s = idle_s(cost) if is_filled else 0.0
+                known.append((own_s, own_s - filled_s, own_s + cost.in_parts_s))
         return known
 
     def _spare_s(self, place: Place) -> float:
@@ -112,7 +112,7 @@ class StepBound:
         if place not in self._spare:
             tails = [tail for number in range(len(place.seconds)) for tail in place.tails(number)]
             most_s = max((tail.idle_s for tail in tails), default=0.0)
-            self._spare[place] = most_s / sum(p.dp for p in place.placements)
+            self._spare[place] = most_s / place.num_instances
         return self._spare[place]
 
 

@@ -87,8 +87,8 @@ def frozen_adapters(models: Sequence[RoleModel], recipe: Recipe) -> dict[str, Lo
 
 
 def unchanging(models: Sequence[RoleModel]) -> tuple[str, ...]:
-    """Roles whose weights are the same in every step; without rewards, which functions may give a part of."""
-    return tuple(model.role for model in models if not (model.changes or model.reward))
+    """Roles whose weights are the same in every step."""
+    return tuple(model.role for model in models if not model.changes)
 
 
 def draft_model(name: str, key: str) -> RoleModel:

@@ -34,7 +34,7 @@ def early_scores(flow: Dataflow, needs: Mapping[int, frozenset[int]], frozen: Co
     these calls wait for rollouts and each other alone.
 
     Args:
-        frozen: roles of models that are neither trained nor brought towards a trained one.
+        frozen: roles of models that are neither trained nor brought towards a trained one, those of rewards among them.
     """
     early: set[int] = set()
     for node in flow.nodes:

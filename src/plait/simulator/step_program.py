@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from plait.cost.costs import CallCost
+from plait.cost.pipelines import IDLE
 from plait.schedule.dispatch import Key, Task
 from plait.schedule.work import Done, Work, nothing
 from plait.simulator.atoms import atoms_of
@@ -21,8 +22,10 @@ KIND = {"decode": "DECODE", "prefill": "PREFILL", "score": "SCORE", "train": "TR
 MOVE, LOAD, LEAVE, FUNCTIONS = "MOVE", "ONLOAD", "OFFLOAD", "FUNCTIONS"
 _DONE = {kind: Done(kind, kind) for kind in (*KIND.values(), MOVE, LOAD, LEAVE, FUNCTIONS)}
 
-IDLE = "filling and draining"
-"""The cost model's name for the idle seconds of a pipeline, which another role that trains with it may use."""
+
+def idle_s(cost: CallCost) -> float:
+    """Idle seconds of a pipeline, which another role that trains with it may use."""
+    return sum(cost.terms.get(name, 0.0) for name in IDLE)
 
 
 class Action(NamedTuple):
@@ -141,7 +144,7 @@ class StepProgram:
             for number in numbers:
                 yield from self._room(step, number, self.places[self.graph.calls[number].slot].mask, slots)
         costs = [self._cost(number) for number in numbers]
-        busy = sum(cost.seconds - cost.terms.get(IDLE, 0.0) for cost in costs)
+        busy = sum(cost.seconds - idle_s(cost) for cost in costs)
         now = self.clock.now_s
         end = now + max(busy, *(cost.seconds for cost in costs))
         for number, cost in zip(numbers, costs, strict=True):

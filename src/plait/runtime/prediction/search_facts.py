@@ -14,6 +14,7 @@ from plait.layout.params import Parameters
 from plait.layout.shards import layer_sizes, most_tp
 from plait.models.shape import ModelShape
 from plait.planner.plan_problem import MOST_STAGES, RoleFacts
+from plait.recipes.engine_checks import abilities
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel, optimizer_of
 from plait.schedule.joint_training import check_calls
@@ -43,6 +44,7 @@ def facts_of_roles(
             whole_layers=recipe.sampling.exact,
             trains_whole=recipe.sequence_parallel and model.trained and needs_all_tokens(model) != "",
             may_drop=recipe.lora.rank == 0,
+            prompts_apart=recipe.update_rule.waits and not shape.recurrent and abilities(recipe).moves,
         )
     return facts
 

@@ -54,6 +54,12 @@ class Batches:
                         lengths.setdefault(uid, {})[index] = tokens
         return lengths
 
+    def asked(self, key: Key) -> bool:
+        """Whether a reward model has scored all samples of a batch for a call, before the call begins: as they were
+        drawn."""
+        state = self._open.get(key[0])
+        return state is not None and key[1] in state.model_scores
+
     def at(self, step: int) -> StepState:
         """The batch that `step` trains on; one that was not open gets the next prompts of the run."""
         if step not in self._open:

@@ -89,8 +89,7 @@ class Calls:
 
     def scores_where_free(self, node: Node, step: int) -> bool:
         """Whether a call scores parts of a rollout on the ranks that generate, once they have no samples left: if the
-        recipe says so, or the gate of the run for this step. The parts do not depend on it
-        (`free_copies.where_free`)."""
+        recipe says so, or the run's gate for this step. Parts do not depend on it (`free_copies.where_free`)."""
         trainer = self.trainer(node)
         if trainer is None or not may_stream(node, self._flow) or self.streams(node):
             return False
@@ -101,12 +100,13 @@ class Calls:
             return False
         return self.rollout.gate.early(step, source.call, self.rollout.size_of(source, engine)).pays
 
-    def work(self, node: Node, state: StepState, draw: Draw, task: Task) -> Work[Any]:
+    def work(self, node: Node, state: StepState, draw: Draw, task: Task, *, is_ahead: bool = False) -> Work[Any]:
         """The actions of a call whose weights are already where it needs them. For a TRAIN node the result is its
         metrics, or None if it does nothing in this step.
 
         Args:
             task: of the call; its mesh changes while the call takes and frees ranks.
+            is_ahead: a later step trains on the batch: of a reward its model is asked alone.
 
         Raises:
             RunError: a carried value would change its shape; and what the engine that is asked raises.
@@ -117,7 +117,8 @@ class Calls:
                 is_fused = any(self.scores_where_free(other, state.step) for other in readers)
                 return self.rollout.work(node, self._engine(node), state, draw, task if is_fused else None)
             case CallKind.SCORE if str(node.role) not in self._models:
-                return self.rewarding.work(node, state, self._spread(node, state, task), task.release)
+                spread = lambda call, name: self._spread(node, state, task)(call, name)
+                return self.rewarding.work(node, state, spread, task.release, is_ahead=is_ahead)
             case CallKind.SCORE:
                 return self._scored(node, state, self._spread(node, state, task))
             case CallKind.TRAIN:
@@ -190,8 +191,7 @@ class Calls:
 
     def partners(self, node: Node, step: int) -> tuple[Node, ...]:
         """All calls that one schedule computes together with this one in a step, itself included, in the order of the
-        flow: training calls of roles that train together by the plan. A call that does nothing in this step is alone.
-        """
+        flow: training calls of roles that train together by the plan. One that does nothing in this step is alone."""
         if node.id not in self._groups or step < node.training.after:
             return (node,)
         return tuple(partner for partner in self._groups[node.id] if step >= partner.training.after)

@@ -141,13 +141,19 @@ class _StepProgram:
     def mesh(self, key: Key) -> frozenset[int]:
         if self.open.halts(self.step, key):
             return frozenset()  # it begins at once, and shares the ranks of the step's own rollout
-        return self.calls.mesh(self.flow.nodes[key[1]], key[0], begins=True)
+        return self._takes(key, begins=True)
+
+    def _takes(self, key: Key, *, begins: bool = False) -> frozenset[int]:
+        """See `Calls.mesh`; none for a call that adds up what its model has said."""
+        return (
+            frozenset() if self.batches.asked(key) else self.calls.mesh(self.flow.nodes[key[1]], key[0], begins=begins)
+        )
 
     def _busy(self, key: Key) -> frozenset[int]:
         """The ranks that a call keeps busy once its weights are there: no other call begins on them."""
         node = self.flow.nodes[key[1]]
         beside = self.open.beside if self.open.halts(self.step, key) else None
-        return frozenset() if beside is not None and beside(node) else self.calls.mesh(node, key[0])
+        return frozenset() if beside is not None and beside(node) else self._takes(key)
 
     def begin(self, keys: tuple[Key, ...]) -> Task:
         """A task that first moves the weights to where the calls need them, then does the calls: one alone, or training
@@ -156,7 +162,8 @@ class _StepProgram:
         nodes = [self.flow.nodes[number] for _, number in keys]
         mesh = frozenset(rank for key in keys for rank in self.mesh(key))
         task = Task(keys, " + ".join(node.call for node in nodes), nothing(), mesh, nodes[0].role or "")
-        trainers = [(node, trainer) for node in nodes if (trainer := self.calls.trainer(node)) is not None]
+        asks = [node for node in nodes if not self.batches.asked((state.step, node.id))]
+        trainers = [(node, trainer) for node in asks if (trainer := self.calls.trainer(node)) is not None]
         self.recorder.step = state.step + 1
         moves = [trainer.syncing_weights(node.kind) for node, trainer in trainers]
         task.work = self.recorder.as_of(state.step + 1, self._work(nodes, state, moves, task))
@@ -167,13 +174,14 @@ class _StepProgram:
             yield from move
         # The weights are there: ranks that only sent them are free.
         task.mesh = frozenset(rank for key in task.keys for rank in self._busy(key))
-        task.shares = frozenset(rank for node in nodes for rank in self.calls.mesh(node, state.step)) - task.mesh
+        task.shares = frozenset(rank for key in task.keys for rank in self._takes(key)) - task.mesh
         self.is_training |= any(node.kind is CallKind.TRAIN and state.step >= node.training.after for node in nodes)
         order = self.order(state)
         if len(nodes) > 1:
             yield from self._together(nodes, state, order)
         else:
-            work = self.calls.work(nodes[0], state, partial(self.batches.draw, state), task)
+            is_ahead = state.step > self.step
+            work = self.calls.work(nodes[0], state, partial(self.batches.draw, state), task, is_ahead=is_ahead)
             yield from order.ascribing(nodes[0], work)
         if self.beside is not None:
             self.beside.ended.update(task.keys)

@@ -78,21 +78,24 @@ class RewardCalls:
         by_sample = self._with_models(totals, node, state)
         return [np.array([by_sample[sample.uid] for sample in group]) for group in groups]
 
-    def work(self, node: Node, state: StepState, spread: Spread, model_is_done: Callable[[], None]) -> Work[None]:
+    def work(
+        self, node: Node, state: StepState, spread: Spread, model_is_done: Callable[[], None], *, is_ahead: bool = False
+    ) -> Work[None]:
         """Add the node's column; samples without a reward leave the table. A further model's call only has its model
         score: the call of the reward adds that up.
 
         Args:
             spread: scores the rows by a model, together or in parts.
             model_is_done: called when the model has scored all.
+            is_ahead: the batch is of a later step, which adds up: only the model scores. It is asked once.
 
         Raises:
             RunError: no sample has one, or a function failed and its policy is to stop.
         """
-        if node.id not in state.model_scores:  # else the rollout asked, and the model has scored all that it drew
+        if node.id not in state.model_scores:  # else the model has scored all, as it was drawn
             yield from self._of_model(spread, node, state)
         model_is_done()
-        if str(node.role) not in self._rewards:
+        if is_ahead or str(node.role) not in self._rewards:
             return
         while any(number not in state.model_scores for number in added_scores(node).values()):
             yield None
