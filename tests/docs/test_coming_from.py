@@ -380,6 +380,11 @@ def test_a_command_line_a_recipe_and_options_are_answered(tmp_path: Path) -> Non
     recipe.write_text("model: m\ndata:\n  source: s\n  train_files: f\n")
     with pytest.raises(ConfigError, match=r"^unknown key `data.train_files`: verl's is `data.source` here"):
         load_recipe(recipe)
+    recipe.write_text("model: {name: m}\n")
+    with pytest.raises(ConfigError, match=r"^`model` is no section of keys$"):
+        load_recipe(recipe)
+    with pytest.raises(ConfigError, match=r"^`critic.model` is no section of keys$"):
+        parse_overrides(["--critic.model.fsdp_config.param_offload", "true"])
     recipe.write_text("model: m\nalgorithm: {adv_estimator: grpo}\n")
     with pytest.raises(ConfigError, match=r"^`algorithm` is no section of keys: verl's `algorithm.adv_estimator` is"):
         load_recipe(recipe)
