@@ -81,6 +81,7 @@ def test_an_option_of_another_algorithm_is_said_to_be_that() -> None:
         ("dr-grpo", "; it is `grpo` with other options"),
         ("orpo", "; it is `dpo` with other options"),
         ("CISPO", "; it is `examples/newer_losses.py:newer`"),
+        ("pass_k", "; it is `examples/newer_advantages.py:newer`"),
         ("online_dpo", "; it is `examples/online_dpo.py:online_dpo`"),
         ("reinforce_baseline", "; OpenRLHF's `reinforce_baseline` is"),
         ("gpro", " (did you mean `grpo`?); give one of"),
