@@ -568,7 +568,7 @@ def test_bad_examples_are_named(tmp_path, row, said):
                 "chosen": [{"role": "assistant", "content": "b"}],
                 "rejected": [{"role": "assistant", "content": "c"}],
             },
-            ["the prompt is a text, but", "do not begin alike", "make the prompt a list"],
+            ["the prompt is a text, the completions are messages", "do not begin alike", "make it a list"],
         ),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, ["rows.jsonl:1", "the same", "data.overlong_prompts: drop"]),
     ],

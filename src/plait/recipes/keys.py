@@ -186,7 +186,7 @@ def unknown_key(key: str, value: Any = None) -> ConfigError:
 
 
 def no_section(key: str, said: str = "") -> ConfigError:
-    """Of a key that holds a value, where a map of keys is given; `said`: what other systems mean by it."""
+    """The error of a key that holds a value, where a map of keys is given; `said`: what other systems mean by it."""
     return ConfigError(f"`{key}` is no section of keys{said}")
 
 
