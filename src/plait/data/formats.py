@@ -90,9 +90,7 @@ def text_of(prompt: str | Messages | tuple[str | Messages, ...]) -> str:
 
 _CONVERSATIONS = 'make of `conversations` a column `{}`, lists of {{"role": "user" or "assistant", "content": …}}'
 _NO_PROMPT = "no `prompt`, and `chosen` and `rejected` do not begin alike; give the prompt a column of its own"
-_BESIDE_MESSAGES = (
-    "the prompt is a text, the completions are messages that do not begin alike; make it a list of messages"
-)
+_BESIDE_MESSAGES = "the prompt is a text, the completions are messages that do not begin alike; make it a list, too"
 
 
 def make_row(value: dict[str, Any], kind: RowKind, prompt_column: str, place: str) -> Row:
