@@ -328,6 +328,7 @@ def test_messages_are_one_line(tmp_path: Path) -> None:
         (["--steps", "[1"], "`--steps`: `\\[1` is not valid YAML"),
         (["--prompts_per_step", "1000000"], "key `prompts_per_step`: expected at most 131,072 in size"),
         (["--steps.more", "1"], "`steps` is no section of keys"),
+        (["--device", "cuda:1"], "^key `device`: expected cpu or cuda, found 'cuda:1'; the variable CUDA_VISIBLE_DEV"),
     ],
 )
 def test_malformed_options(tokens: list[str], message: str) -> None:
