@@ -39,10 +39,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_tilde_is_the_home_and_nothing_else_is_replaced(home: Path) -> None:
     assert at_home("~/a/~b", None) == f"{home}/a/~b"
     assert at_home(Path("~/a"), None) == home / "a"
-    for name in ("a/~", "hf:org/name", "~nobody-of-that-name/a", "$HOME/a", "{x}"):
+    for name in ("a/~", "hf:org/name", "~nobody-of-that-name/a", "a$b", "cost_in_$", "5$/x", "{x}"):
         assert at_home(name, None) == name
-    with pytest.raises(ConfigError, match=r"^expected a path as it is.*, found `runs/\$\{NAME\}`"):
-        at_home("runs/${NAME}", None)
+
+
+@pytest.mark.parametrize("name", ["runs/${NAME}", "$HOME/a", "runs/$user", "runs/job-$SLURM_JOB_ID"])
+def test_what_a_shell_would_replace_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        at_home(name, None)
+    assert str(error.value).startswith("expected a path as it is, in which nothing but a `~`")
+    assert str(error.value).endswith(f"found `{name}`; write out what it stands for")
 
 
 def lengths_in(folder: str) -> object:
@@ -73,7 +79,9 @@ def lengths_in(folder: str) -> object:
     ],
 )
 def test_what_is_refused_is_named(called: str, use: Callable[[str], object]) -> None:
-    with pytest.raises(ConfigError, match=rf"^{called}: expected a path as it is.*, found `\$\{{X\}}/a`$"):
+    with pytest.raises(
+        ConfigError, match=rf"^{called}: expected a path as it is.*, found `\$\{{X\}}/a`; write out what it stands for$"
+    ):
         use("${X}/a")
 
 

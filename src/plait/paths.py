@@ -4,12 +4,15 @@ folder from which they go on."""
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
 from plait.errors import ConfigError
 
 AnyPath = TypeVar("AnyPath", bound=str | Path)
+_VARIABLE = re.compile(r"\$\{|(^|/)\$[A-Za-z_]|\$[A-Z][A-Z_]")
+"""What a shell replaces: not every `$` in a name."""
 
 
 def at_home(path: AnyPath, name: str | None) -> AnyPath:
@@ -20,12 +23,14 @@ def at_home(path: AnyPath, name: str | None) -> AnyPath:
             says it.
 
     Raises:
-        ConfigError: it has `${…}`, which other programs' recipes replace, and which would become the name of a folder.
+        ConfigError: it has `${…}` or `$NAME`, which shells and other programs' recipes replace, and which would become
+            the name of a folder.
     """
-    if "${" in str(path):
+    if _VARIABLE.search(str(path)):
         begin = "" if name is None else f"{name}: "
         raise ConfigError(
-            f"{begin}expected a path as it is, in which nothing but a `~` at its beginning is replaced, found `{path}`"
+            f"{begin}expected a path as it is, in which nothing but a `~` at its beginning is replaced, found "
+            f"`{path}`; write out what it stands for"
         )
     return type(path)(os.path.expanduser(path))
 

@@ -48,7 +48,7 @@ def plait(*argv: str) -> subprocess.CompletedProcess[str]:
         (
             ["export", "run", "--out", "o/${X}"],
             "error: `--out`: expected a path as it is, in which nothing but a `~` at its beginning is replaced, "
-            "found `o/${X}`\n",
+            "found `o/${X}`; write out what it stands for\n",
         ),
         pytest.param(
             ["export", "run", "--out", "o", "--dtype", "int8"],

@@ -561,7 +561,15 @@ def test_bad_examples_are_named(tmp_path, row, said):
         ({"prompt": "a", "chosen": "b", "rejcted": "c"}, ["; rename `rejcted` to `rejected`"]),
         ({"prompt": "a", "chosen": "b", "rejected": ""}, ["`rejected` is empty"]),
         ({"prompt": "a", "chosen": "b", "rejected": [assistant("c")]}, ["both be texts or both messages"]),
-        ({"chosen": "a b", "rejected": "c d"}, ["do not begin alike"]),
+        ({"chosen": "a b", "rejected": "c d"}, ["no `prompt`", "do not begin alike"]),
+        (
+            {
+                "prompt": "a",
+                "chosen": [{"role": "assistant", "content": "b"}],
+                "rejected": [{"role": "assistant", "content": "c"}],
+            },
+            ["the prompt is a text, the completions are messages", "do not begin alike", "make it a list"],
+        ),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, ["rows.jsonl:1", "the same", "data.overlong_prompts: drop"]),
     ],
 )

@@ -86,6 +86,13 @@ def test_a_chat_template_that_refuses_the_prompt_is_said_with_its_place():
         rendered([{"role": "user", "content": [{"type": "text", "text": "hi"}]}], tokenizer=tokenizer)
 
 
+def test_a_chat_template_that_is_none_is_said_to_be_that():
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = "{% for message in messages %}\n{{ message['content'] "
+    with pytest.raises(DataError, match=r"^the chat template of the model is none of Jinja: line 2: unexpected end"):
+        rendered("hi", tokenizer=tokenizer)
+
+
 def test_template_and_system_prompt_go_around_the_question():
     text = rendered("2+2?", prompt_template="Q: {question} {x} A:", system_prompt="be brief")
     assert text == (
@@ -235,6 +242,10 @@ def test_over_long_prompts_fail_or_are_dropped_and_never_cut():
 def test_an_empty_prompt_is_named():
     with pytest.raises(DataError, match=r"x\.jsonl:2: the prompt is empty"):
         prompt_set(source("a", ""), tiny_tokenizer(), keys(chat_template=False), 10)
+    silent = copy.deepcopy(tiny_tokenizer())
+    silent.chat_template = "{{ messages[0].text }}"
+    with pytest.raises(DataError, match=r"^x\.jsonl:1: the chat template of the model writes nothing for it; remove"):
+        prompt_set(source("a"), silent, keys(), 10)
 
 
 # -- the stream

@@ -70,3 +70,25 @@ def test_an_option_of_another_algorithm_is_said_to_be_that() -> None:
         trace_algorithm(load_flow("grpo"), {"gamma": 0.9}, ROLES)
     with pytest.raises(ConfigError, match=r"^unknown key `options.ofset`; did you mean `options.offset`\?$"):
         trace_algorithm(flow, {"ofset": 1.0}, ROLES)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("GRPO", "; it is `grpo`; give one of"),
+        ("DPOTrainer", "; it is `dpo`; give one of"),
+        ("reinforce++", "; it is `reinforce_pp`; give one of"),
+        ("dr-grpo", "; it is `grpo` with other options"),
+        ("orpo", "; it is `dpo` with other options"),
+        ("CISPO", "; it is `examples/newer_losses.py:newer`"),
+        ("pass_k", "; it is `examples/newer_advantages.py:newer`"),
+        ("online_dpo", "; it is `examples/online_dpo.py:online_dpo`"),
+        ("reinforce_baseline", "; OpenRLHF's `reinforce_baseline` is"),
+        ("gpro", " (did you mean `grpo`?); give one of"),
+        ("nothing", "; give one of"),
+    ],
+)
+def test_what_others_call_an_algorithm_is_answered(name: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_flow(name)
+    assert str(error.value).startswith(f"key `algorithm`: no algorithm `{name}`{said}")

@@ -365,6 +365,20 @@ def test_a_reward_model_cannot_speak_and_a_language_model_cannot_score(tmp_path:
         checks.check_models([replace(critic, trained=False)], {})
 
 
+def test_of_several_wrong_reward_models_the_first_is_named(tmp_path: Path) -> None:
+    """Though a graph asks it last."""
+    name = model_folder(tmp_path, "LlamaForCausalLM")
+    first, *others = (
+        RoleModel(role, name, scalar=True, trained=False, key=f"reward.model[{place}]", reward="reward")
+        for place, role in enumerate(("reward", *(f"reward_{number}" for number in range(2, 11))))
+    )
+    for models in ([*others, first], [*reversed(others), first]):
+        with pytest.raises(ConfigError, match=r"^key `reward.model\[0\]`"):
+            checks.check_models(models, {})
+    with pytest.raises(ConfigError, match=r"^key `reward.model\[1\]`"):
+        checks.check_models([*reversed(others)], {})
+
+
 def test_a_model_that_is_still_to_be_made_is_what_its_stage_makes() -> None:
     reward = RoleModel("reward", "@judge", scalar=True, trained=False, key="reward.model")
     checks.check_models([reward], {"reward.model": ToCome("@judge", scalar=True)})

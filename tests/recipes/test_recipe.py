@@ -248,7 +248,7 @@ def test_a_tilde_is_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
     "key", ["run_dir", "plan", "model", "data.source", "reward.functions", "algorithm", "sampling.draft_model"]
 )
 def test_what_other_programs_replace_in_a_path_is_refused(key: str) -> None:
-    said = f"^key `{key}`: expected a path as it is, in which nothing but .*, found `runs/\\$\\{{oc.env:X\\}}/a`$"
+    said = f"^key `{key}`: expected a path as it is, in which .*, found `runs/\\$\\{{oc.env:X\\}}/a`; write out"
     with pytest.raises(ConfigError, match=said):
         override(f"--{key}", "runs/${oc.env:X}/a")
 
@@ -327,7 +327,8 @@ def test_messages_are_one_line(tmp_path: Path) -> None:
         (["--dry-rum"], "unknown option `--dry-rum`; did you mean `--dry-run`"),
         (["--steps", "[1"], "`--steps`: `\\[1` is not valid YAML"),
         (["--prompts_per_step", "1000000"], "key `prompts_per_step`: expected at most 131,072 in size"),
-        (["--steps.more", "1"], "key `steps`: input should be a valid integer"),
+        (["--steps.more", "1"], "`steps` is no section of keys"),
+        (["--device", "cuda:1"], "^key `device`: expected cpu or cuda, found 'cuda:1'; the variable CUDA_VISIBLE_DEV"),
     ],
 )
 def test_malformed_options(tokens: list[str], message: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 
 from plait.data.formats import Messages, Row
 from plait.data.time_limit import OverTime, time_limit
@@ -84,7 +84,7 @@ def render(
         remedy: what to change where the template refuses the messages.
 
     Raises:
-        DataError: the chat template raises on these messages.
+        DataError: the chat template is none, or raises on these messages.
     """
     extra = row.columns.get(TEMPLATE_COLUMN) or {}
     if not isinstance(extra, Mapping):
@@ -101,6 +101,11 @@ def render(
             f"{row.place}: the chat template of the model took more than {RENDER_LIMIT_S} s to write the prompt; mend "
             f"the template, or change {remedy}"
         ) from None
+    except TemplateSyntaxError as error:
+        raise DataError(
+            f"the chat template of the model is none of Jinja: line {error.lineno}: {error.message}; mend it in the "
+            "folder of `model` (chat_template.jinja, or tokenizer_config.json)"
+        ) from error
     except _OF_TEMPLATES as error:
         raise DataError(
             f"{row.place}: the chat template of the model refuses the prompt: "

@@ -88,6 +88,11 @@ def text_of(prompt: str | Messages | tuple[str | Messages, ...]) -> str:
     return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
 
 
+_CONVERSATIONS = 'make of `conversations` a column `{}`, lists of {{"role": "user" or "assistant", "content": …}}'
+_NO_PROMPT = "no `prompt`, and `chosen` and `rejected` do not begin alike; give the prompt a column of its own"
+_BESIDE_MESSAGES = "the prompt is a text, the completions are messages that do not begin alike; make it a list, too"
+
+
 def make_row(value: dict[str, Any], kind: RowKind, prompt_column: str, place: str) -> Row:
     """A record as a row of that kind, its columns checked.
 
@@ -97,10 +102,9 @@ def make_row(value: dict[str, Any], kind: RowKind, prompt_column: str, place: st
     if seen := next((name for name in ("images", "image") if value.get(name)), None):
         raise DataError(f"{place}: column `{seen}`: only text models are trained; remove the column")
     if prompt_column not in value and (kind is RowKind.PROMPTS or prompt_column != "prompt"):
-        raise DataError(
-            f"{place}: no column `{prompt_column}`{nearest(prompt_column, list(value))}; found "
-            f"{', '.join(f'`{name}`' for name in value) or 'no column'}; set `data.prompt_column`"
-        )
+        missing = f"no column `{prompt_column}`{nearest(prompt_column, list(value))}"
+        mend = _CONVERSATIONS.format("prompt") if "conversations" in value else "set `data.prompt_column`"
+        raise DataError(f"{place}: {missing}; found {', '.join(f'`{name}`' for name in value) or 'no column'}; {mend}")
     columns = dict(value)
     if prompt_column in value:
         prompt = _checked(value[prompt_column], prompt_column, place, may_be_none=kind is not RowKind.PROMPTS)
@@ -114,7 +118,8 @@ def make_row(value: dict[str, Any], kind: RowKind, prompt_column: str, place: st
         if columns.get(name) is not None:
             columns[name] = _checked(columns[name], name, place)
     margin = columns.get("margin")
-    if kind is RowKind.PAIRS and margin is not None and not _is_number(margin):
+    is_number = isinstance(margin, int | float) and not isinstance(margin, bool) and math.isfinite(margin)
+    if kind is RowKind.PAIRS and margin is not None and not is_number:
         raise DataError(f"{place}: `margin` must be a finite number (by how much `chosen` is better), found {margin!r}")
     parts = parts_of(columns, kind, place)
     completion = parts.completions[0]
@@ -135,7 +140,8 @@ def parts_of(columns: Mapping[str, Any], kind: RowKind, place: str) -> Parts:
             raise DataError(f"{place}: `chosen` and `rejected` must both be texts or both messages; make them alike")
         # A text beside messages that hold it again, as some data sets have it: TRL's `maybe_extract_prompt`.
         if prompt is None or (isinstance(prompt, str) and not isinstance(chosen, str)):
-            prompt, chosen, rejected = _split_off_prompt(chosen, rejected, place)
+            unlike = _NO_PROMPT if prompt is None else _BESIDE_MESSAGES
+            prompt, chosen, rejected = _split_off_prompt(chosen, rejected, f"{place}: {unlike}")
         parts = Parts(prompt, (chosen, rejected))
         names = ("chosen", "rejected")
     elif {"prompt", "completion"} <= present and (
@@ -167,7 +173,7 @@ def _wanting(kind: RowKind, columns: Mapping[str, Any], place: str) -> DataError
     missing = [name for name in needed if name not in present]
     misspelt = [(near[0], name) for name in missing if (near := difflib.get_close_matches(name, others, n=1))]
     if "conversations" in present and kind is RowKind.EXAMPLES:  # as ShareGPT names them
-        mend = 'make of `conversations` a column `messages`, lists of {"role": "user" or "assistant", "content": …}'
+        mend = _CONVERSATIONS.format("messages")
     elif absent := [name for name in missing if name in columns]:
         mend = f"`{absent[0]}` is null; give it a value, or remove the row"
     else:
@@ -176,7 +182,8 @@ def _wanting(kind: RowKind, columns: Mapping[str, Any], place: str) -> DataError
     return DataError(f"{place}: {kind.noun} need the columns {_WANTED[kind]}; found {names or 'no column'}; {mend}")
 
 
-def _split_off_prompt(chosen: Any, rejected: Any, place: str) -> tuple[Any, Any, Any]:
+def _split_off_prompt(chosen: Any, rejected: Any, unlike: str) -> tuple[Any, Any, Any]:
+    """What both begin with, and the rest of each; `unlike` is said where they do not begin alike."""
     shortest = min(len(chosen), len(rejected))
     cut = next((i for i in range(shortest) if chosen[i] != rejected[i]), shortest)
     if cut == shortest:
@@ -184,9 +191,7 @@ def _split_off_prompt(chosen: Any, rejected: Any, place: str) -> tuple[Any, Any,
     elif isinstance(chosen, str) and cut and chosen[cut - 1] == " ":
         cut -= 1  # the space belongs to the completion's first word
     if cut == 0:
-        raise DataError(
-            f"{place}: no `prompt`, and `chosen` and `rejected` do not begin alike; give the prompt a column of its own"
-        )
+        raise DataError(unlike)
     return chosen[:cut], chosen[cut:], rejected[cut:]
 
 
@@ -205,16 +210,11 @@ def _check_completion(prompt: str | Messages | None, completion: str | Messages,
         if not completion.strip():
             raise DataError(f"{place}: `{name}` is empty, so there is nothing to learn; remove the row")
         return
-    turns = [message for message in completion if message["role"] == "assistant"]
-    if not turns:
+    if not (turns := [message for message in completion if message["role"] == "assistant"]):
         raise DataError(f"{place}: `{name}` has no turn of the assistant, so there is nothing to learn; remove the row")
     for message in turns:
         if not message["content"] and not message.get("tool_calls"):
             raise DataError(f"{place}: a turn of the assistant in `{name}` is empty; remove the row")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _checked(column: Any, name: str, place: str, *, may_be_none: bool = False) -> Any:

@@ -202,7 +202,8 @@ def prompt_set(source: Source, tokenizer: Tokenizer, settings: DataSettings, max
             root = own if root is None else root[: common_length([root, own])]
     for row, length in zip(source.rows, lengths, strict=True):
         if length == 0:
-            raise DataError(f"{row.place}: the prompt is empty; remove the row from `data.source`")
+            empty = "the chat template of the model writes nothing for it" if encoder.is_chat else "the prompt is empty"
+            raise DataError(f"{row.place}: {empty}; remove the row from `data.source`")
     over = [index for index, length in enumerate(lengths) if length > max_prompt_tokens]
     if over and (settings.overlong_prompts is OverlongPrompts.FAIL or len(over) == len(lengths)):
         first = over[0]

@@ -13,6 +13,7 @@ from plait.dataflow.graph import VALUE, CallKind, Column, Grain, Level
 from plait.dataflow.options import BecomesOptions
 from plait.dataflow.tracer import Tracer
 from plait.errors import FlowError, NoAttribute
+from plait.metric_names import OF_DATA
 
 LABELLED, MISMATCHED = "labelled", "mismatched"
 """Given samples that a flow names, and those that are made of them: names of calls."""
@@ -137,10 +138,10 @@ class Samples:
         if name.startswith("_"):
             raise AttributeError(name)  # a protocol of Python's
         names = [name for cls in type(self).__mro__[:-1] for name in vars(cls) if not name.startswith("_")]
-        columns = [name for name in dict.fromkeys(names) if name not in ("rows", MISMATCHED)]
+        columns = [name for name in dict.fromkeys(names) if name not in ("rows", "data", MISMATCHED)]
         raise NoAttribute(
             f"samples have no column `{name}`{nearest(name, columns)}; theirs: {', '.join(columns)}; others are what "
-            "calls return, such as `reward.score(samples)`"
+            f'calls return, such as `reward.score(samples)`; a number of the data is `samples.data("{name}")`'
         )
 
     @property
@@ -148,6 +149,17 @@ class Samples:
         """Id of the node that makes them."""
         assert self._rows is not None, "only given samples are read late"
         return self._rows
+
+    def data(self, name: str) -> ColumnHandle:
+        """Per sample the number in the column `name` of its row of the data; true is 1, false 0. Both samples of a pair
+        have that of their row.
+
+        Raises:
+            FlowError: `name` is no name. (A run checks that every row has a number there.)
+        """
+        if not isinstance(name, str) or not name:
+            raise FlowError(f"samples.data takes the name of a column of the data, not {name!r:.80}")
+        return ColumnHandle(self._tracer, self._tracer.add_output(self.rows, f"{OF_DATA}{name}", Level.SAMPLE))
 
     def _column(self, place: int) -> ColumnHandle:
         return ColumnHandle(self._tracer, self._tracer.nodes[self.rows].outputs[place])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -34,9 +35,21 @@ BUILT_IN = {
     "distill": "plait.algorithms.distill:distill",
 }
 
-_OF_GRPO = "; it is `grpo` with other options (docs/algorithms.md, GRPO's relatives)"
-RELATIVES = {"dapo": _OF_GRPO, "dr_grpo": _OF_GRPO, "drgrpo": _OF_GRPO, "gspo": _OF_GRPO}
-"""What others have as an algorithm → what to say of it."""
+_OF_GRPO = "it is `grpo` with other options (docs/algorithms.md, GRPO's relatives)"
+_OF_DPO = "it is `dpo` with other options (docs/algorithms.md, DPO and its relatives)"
+_NEWER = "it is `examples/newer_losses.py:newer` with `options.loss` (docs/own-algorithm.md)"
+_ADVANTAGES = "it is `examples/newer_advantages.py:newer` with `options.advantage` (docs/own-algorithm.md)"
+RELATIVES = {
+    **dict.fromkeys(("dapo", "drgrpo", "gspo", "liteppo"), _OF_GRPO),
+    **dict.fromkeys(("rpo", "simpo", "cpo", "orpo", "ipo", "slic", "exo", "nca", "bco", "sppo", "apo"), _OF_DPO),
+    **dict.fromkeys(("cispo", "gmpo", "sapo"), _NEWER),
+    **dict.fromkeys(("maxrl", "passatk", "passk", "klcov", "raft", "rft", "spo"), _ADVANTAGES),
+    "onlinedpo": "it is `examples/online_dpo.py:online_dpo` (docs/own-algorithm.md)",
+    **dict.fromkeys(("gkd", "distillation"), "it is `distill` (docs/algorithms.md, From a teacher)"),
+    **dict.fromkeys(("rm", "reward", "rewardmodeling"), "it is `reward_model`"),
+    **{name.replace("_", ""): f"it is `{name}`" for name in BUILT_IN},
+}
+"""What others have as an algorithm, in small letters without signs → what to say of it."""
 
 
 def load_flow(name: str) -> Callable[..., Any]:
@@ -47,8 +60,9 @@ def load_flow(name: str) -> Callable[..., Any]:
     """
     if name in BUILT_IN:
         return load_function(BUILT_IN[name], key="algorithm")
-    if name.isidentifier():
-        near = RELATIVES.get(name) or answer_value("algorithm", name) or nearest(name, list(BUILT_IN))
+    if not re.search(r"[:/.\\]", name):
+        meant = RELATIVES.get(re.sub("[^a-z]", "", name.lower().replace("+", "p")).removesuffix("trainer"))
+        near = f"; {meant}" if meant else answer_value("algorithm", name) or nearest(name, list(BUILT_IN))
         raise ConfigError(
             f"key `algorithm`: no algorithm `{name}`{near}; give one of {', '.join(BUILT_IN)}, or FILE.py:FUNCTION"
         )

@@ -207,7 +207,8 @@ def check_models(models: Sequence[RoleModel], to_come: Mapping[str, ToCome]) -> 
     Args:
         to_come: key of the recipe → the model that will stand there.
     """
-    for model in models:
+    # The graph asks a reward's first model last.
+    for model in sorted(models, key=lambda model: (model.reward, len(model.role), model.role)):
         coming = to_come.get(model.key)
         if coming is None and is_shape(model.name):
             continue

@@ -87,8 +87,8 @@ def _annotation(key: str, stages: Sequence[str] = ()) -> Any:
         if info is None:
             raise unknown_key(key)
         section = section_of(info.annotation)
-        if rest and section is None and get_origin(info.annotation) is not dict and answer(key):
-            raise unknown_key(key)
+        if rest and section is None and get_origin(info.annotation) is not dict:
+            raise unknown_key(key) if answer(key) else no_section(key.removesuffix(f".{'.'.join(rest)}"))
         if section is None or not rest:
             return None if section or rest else info.annotation
         model, first, *rest = section, *rest
@@ -183,6 +183,11 @@ def unknown_key(key: str, value: Any = None) -> ConfigError:
     names = [name for name, _, _ in describe_keys()]
     near = _nested(key) or answer(key, value) or _meant(key, value, names) or LIST_HINT
     return ConfigError(f"unknown key `{key}`{near}")
+
+
+def no_section(key: str, said: str = "") -> ConfigError:
+    """The error of a key that holds a value, where a map of keys is given; `said`: what other systems mean by it."""
+    return ConfigError(f"`{key}` is no section of keys{said}")
 
 
 def _nested(key: str) -> str:

@@ -234,6 +234,16 @@ class Recipe(OpenKeys):
             raise ValueError(f"expected texts, numbers, lists and maps, as a file has them: {error}") from None
         return options
 
+    @field_validator("device", mode="before")
+    @classmethod
+    def _check_device(cls, device: Any) -> Any:
+        if isinstance(device, str) and device.startswith("cuda:"):
+            raise ValueError(
+                f"expected cpu or cuda, found {device!r}; the variable CUDA_VISIBLE_DEVICES says which GPUs there are, "
+                "`devices` how many are used"
+            )
+        return device
+
     @model_validator(mode="after")
     def _check_length(self) -> Self:
         if self.epochs is not None and "steps" in self.model_fields_set:

@@ -20,6 +20,7 @@ from plait.recipes.keys import (
     choices,
     element_of,
     nearest,
+    no_section,
     section_of,
     shown,
     takes_list,
@@ -174,9 +175,8 @@ def _checked(tree: Mapping[str, Any], model: type[BaseModel], prefix: str = "") 
                 _checked(item, element, f"{prefix}{name}.{place}.") if isinstance(item, Mapping) else item
                 for place, item in enumerate(value)
             ]
-        elif isinstance(value, Mapping) and get_origin(info.annotation) is not dict:
-            if said := answer(f"{prefix}{name}", value):
-                raise ConfigError(f"`{prefix}{name}` is no section of keys{said}")
+        elif isinstance(value, Mapping) and element is None and get_origin(info.annotation) is not dict:
+            raise no_section(f"{prefix}{name}", answer(f"{prefix}{name}", value))
         elif takes_list(info.annotation) and not isinstance(value, list | tuple | Mapping | None):
             value = value if value in choices(info.annotation) else [value]
         checked[name] = value

@@ -71,6 +71,19 @@ def test_a_folder_of_someone_else_is_never_used_or_cleared(tmp_path: Path, overw
     assert (tmp_path / "recipe.yaml").read_text() == "eggs: 3"
 
 
+def test_no_run_is_begun_in_what_another_one_clears(tmp_path: Path):
+    begun(tmp_path / "run", RECIPE).close()
+    for inside in ("checkpoints/x", "final", "final/a/b"):
+        with pytest.raises(
+            ConfigError, match=rf"^key `run_dir`: .*run/{inside} lies in `{inside.split('/')[0]}` of the"
+        ):
+            begun(tmp_path / "run" / inside, RECIPE)
+    begun(tmp_path / "run" / "mine", RECIPE).close()
+    begun(tmp_path / "final", RECIPE).close()
+    with begun(tmp_path / "run", RECIPE, overwrite=True):
+        assert (tmp_path / "run" / "mine" / "recipe.yaml").is_file(), "what no run writes is never cleared"
+
+
 def test_a_file_in_the_way_and_a_run_that_is_not_there(tmp_path: Path):
     (tmp_path / "file").write_text("")
     long = tmp_path / ("x" * 300)

@@ -66,13 +66,14 @@ class RunDirectory:
 
         Raises:
             ConfigError: the folder is not empty, is no run directory, holds a run and `overwrite`
-                is off, is held by another process, or cannot be written; names the keys `run_dir` and
-                `overwrite`, and RESUME.
+                is off, lies in what another run clears, is held by another process, or cannot be written; names
+                the keys `run_dir` and `overwrite`, and RESUME.
         """
         path = Path(path)
         try:
             if path.is_file():
                 raise ConfigError(f"key `run_dir`: {path} is a file; give a folder that is new or empty")
+            _check_outside(path)
             made = tuple(folder for folder in (path, *path.parents) if not folder.exists())
             path.mkdir(parents=True, exist_ok=True)
             names = _names(path)
@@ -245,6 +246,18 @@ class RunDirectory:
             file.truncate(0)
             file.seek(0)
             file.write(new)
+
+
+def _check_outside(path: Path) -> None:
+    """Raises ConfigError where a folder lies in what a run would clear, with all that is in it."""
+    place = path.absolute()
+    for run in place.parents:
+        inside = place.relative_to(run).parts[0]
+        if inside in _CLEARED and (run / LOCK).is_file():
+            raise ConfigError(
+                f"key `run_dir`: {path} lies in `{inside}` of the run in {run}, which is cleared with it; give a "
+                "folder outside"
+            )
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

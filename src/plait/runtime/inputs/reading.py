@@ -14,6 +14,7 @@ from plait.data.examples import ExampleSet, Given, evaluation_samples, example_s
 from plait.data.formats import RowKind
 from plait.data.mismatched import mismatched
 from plait.data.mixture import Mixed
+from plait.data.numbers import check_numbers, names_asked
 from plait.data.prompts import PromptSet, evaluation_prompts, prompt_set
 from plait.data.records import EVALUATION_UID, Prompt
 from plait.data.settings import DataSettings
@@ -52,7 +53,8 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
         raise ConfigError(f"the flow `{dataflow.name}` reads {' and '.join(given_names)}; one of them is its data")
     train_set, held_out, columns, questions = None, (), (), frozenset[str]()
     if generates:
-        train_set, held_out, columns, questions = _prompts(recipe, tokenizer, prompt_limit(recipe, shape))
+        asked = names_asked(dataflow.of_kind(CallKind.GENERATE))
+        train_set, held_out, columns, questions = _prompts(recipe, tokenizer, prompt_limit(recipe, shape), asked)
     given: dict[str, Mixed[ExampleSet]] = {}
     held_out_given: dict[str, tuple[Given, ...]] = {}
     for name in given_names:
@@ -60,6 +62,8 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
             settings = _settings_of(name, generates, recipe)
             loading(f"data {settings.title}")
             opened = open_sources(settings, 0 if generates else recipe.evaluation.items, RowKind(name), questions)
+            read = (name, MISMATCHED) if name == LABELLED else (name,)
+            _check_numbers(opened, names_asked(node for node in dataflow.of_kind(CallKind.READ) if node.call in read))
             given[name], items = _given(settings, opened, tokenizer, shape.max_positions)
         if name == LABELLED and isinstance(dataflow.options, KTOOptions):
             _say_of_labels(given[name], settings.title, dataflow.options)
@@ -83,7 +87,7 @@ def _say_of_repeats(data: RunData, per_step: int) -> None:
 
 
 def _prompts(
-    recipe: Recipe, tokenizer: Any, limit: int
+    recipe: Recipe, tokenizer: Any, limit: int, asked: Sequence[str]
 ) -> tuple[Mixed[PromptSet], tuple[Prompt, ...], tuple[str, ...], frozenset[str]]:
     """(training prompts, held-out ones, columns of the data, questions that are held out)."""
     loading(f"data {recipe.data.title}")
@@ -91,6 +95,7 @@ def _prompts(
     held_out: list[Prompt] = []
     columns: tuple[str, ...] = ()
     opened = open_sources(recipe.data, recipe.evaluation.items)
+    _check_numbers(opened, asked)
     for settings, splits in zip(recipe.data.sources, opened, strict=True):
         sets.append(prompt_set(splits.train, tokenizer, settings, limit))
         _say_of(sets[-1], settings)
@@ -100,6 +105,13 @@ def _prompts(
             _say_of_held_out(items)
             held_out += evaluation_prompts(items, EVALUATION_UID + len(held_out))
     return _mixed(recipe.data, sets), tuple(held_out), columns, questions_held_out(opened)
+
+
+def _check_numbers(opened: Sequence[Splits], names: Sequence[str]) -> None:
+    """Whether every row has the numbers that the flow reads; also those that a loss is measured on."""
+    for splits in opened:
+        for source in (splits.train, *(() if splits.evaluation is None else (splits.evaluation,))):
+            check_numbers(source.rows, names)
 
 
 def _given(

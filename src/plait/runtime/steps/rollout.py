@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from plait.data.numbers import is_of_data, number_of
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.dataflow import CallKind, Dataflow, Node
@@ -271,12 +272,16 @@ def _rows_of(groups: Sequence[Sequence[Sample]]) -> Rows:
 
 
 def _with_generated_columns(rows: Rows, node: Node, max_response_tokens: int) -> Rows:
-    """Add the columns that `Generated` offers to a flow: sampling log-probs, finished, tokens left; the turn of each
-    token where the flow asks for it."""
+    """Add the columns that `Generated` offers to a flow: sampling log-probs, finished, tokens left; numbers of the data
+    and the turn of each token where the flow asks for them."""
     logprobs, finished, tokens_left, *further = node.outputs
     lengths = np.array([sample.num_tokens for sample in rows.samples])
     for column in further:
-        rows = rows.with_column(column, [turn for sample in rows.samples for turn in sample.token_turns])
+        if is_of_data(column):
+            values: list[float] = [number_of(sample.prompt, column) for sample in rows.samples]
+        else:
+            values = [turn for sample in rows.samples for turn in sample.token_turns]
+        rows = rows.with_column(column, values)
     return (
         rows.with_column(logprobs, rows.sampling_logprobs)
         .with_column(finished, [sample.finish_reason is FinishReason.STOP for sample in rows.samples])
