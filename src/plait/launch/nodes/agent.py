@@ -101,7 +101,8 @@ class Agent:
         """A handler of signals that ask to stop: the first asks the leader to stop the run, the second ends this."""
         self._signals += 1
         if self._signals == 1:
-            self._jobs.put(self._wish)
+            # From a thread: the signal may have come in the middle of a message.
+            threading.Thread(target=self._wish, name="plait-wish", daemon=True).start()
         else:
             raise KeyboardInterrupt
 
