@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from plait.launch.nodes.introduction import worker_key
 from plait.launch.nodes.relay import Cut, Relay
 from plait.launch.process import WorkerProcess
 from plait.launch.wire import Channel
+from plait.temporary_folder import TemporaryFolder
 
 TICK_S = 0.1
 BEAT_S = 1.0
@@ -62,7 +61,7 @@ class Agent:
         self._silent_after_s = _WELCOME_S
         self._say = say
         self._own: Own | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix="plait-node-"))
+        self._folder = TemporaryFolder("node")
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._signals = 0
         self._beat = time.monotonic()
@@ -95,7 +94,7 @@ class Agent:
             with contextlib.suppress(OSError):
                 relay.flush(_LAST_WORDS_S)
             relay.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
 
     def signalled(self, number: int, frame: object) -> None:
         """A handler of signals that ask to stop: the first asks the leader to stop the run, the second ends this."""
@@ -162,7 +161,7 @@ class Agent:
     def _launched(self, order: messages.Launch) -> messages.Answer:
         self._end_ranks()
         key = worker_key(self._key, order.group)
-        status = self._folder / f"status-{order.group}"
+        status = self._folder.path / f"status-{order.group}"
         processes: dict[int, WorkerProcess] = {}
         try:
             environment = {**interface_variables(self._joined.address, os.environ), **dict(order.environment)}
