@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -28,20 +29,12 @@ class TemporaryFolder:
         beginning = f"plait.{purpose}."
         for left in _left_behind(beginning):
             shutil.rmtree(left, ignore_errors=True)
-        while True:
-            self.path = Path(tempfile.mkdtemp(prefix=beginning))
-            with contextlib.suppress(FileNotFoundError):  # taken for one that was left behind, before it was held
-                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-                if _is_held(self._descriptor, self.path):
-                    return
-                os.close(self._descriptor)
+        self.path, descriptor = _held(beginning)
+        self._end = weakref.finalize(self, _end, self.path, descriptor, os.getpid())
 
     def close(self) -> None:
-        """Remove it. Harmless when done before."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Remove it, as is done at the latest when its maker leaves. Harmless when done before."""
+        self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -50,14 +43,27 @@ class TemporaryFolder:
         self.close()
 
 
-def _is_held(descriptor: int, path: Path) -> bool:
-    """Whether this process has the folder from now on. Where files cannot be locked, nobody takes it for left."""
-    try:
-        return is_taken(descriptor, path)
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        return True
+def _held(beginning: str) -> tuple[Path, int]:
+    """A new folder, and the descriptor by which this process has its lock."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=beginning))
+        with contextlib.suppress(FileNotFoundError):  # taken for one that was left behind, before it was held
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                held = is_taken(descriptor, path)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+                held = True  # nobody can take it for one that was left
+            if held:
+                return path, descriptor
+            os.close(descriptor)
+
+
+def _end(path: Path, descriptor: int, maker: int) -> None:
+    if os.getpid() == maker:  # not a child that it has forked
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
 
 
 def _left_behind(beginning: str) -> Iterator[Path]:

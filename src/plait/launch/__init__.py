@@ -28,6 +28,6 @@ message carries a tag made with the group's key, and nothing untagged is unpickl
 `torch.distributed` goes over these connections too, so a group of the launcher listens nowhere. What its workers open
 by `torch.distributed` is their own: gloo's pairs listen on loopback, and do not authenticate who connects.
 
-Imports `errors`, `memory_limits`, `orphan_guard`, `temporary_folder` and the standard library; torch only inside workers
-that ask for the store.
+Imports `errors`, `memory_limits`, `orphan_guard`, `temporary_folder` and the standard library; torch only inside
+workers that ask for the store.
 """
