@@ -6,6 +6,7 @@
 
 * `interface`: what a group, a handle and a worker are; a worker's context (rank, rendezvous).
 * `local`: one process per rank on this machine; `process` is one of them, `worker` its other side, `wire` between them.
+* `watch`: when a rank counts as lost, by which `monitor` looks after a group; `stall`: which ranks stand still.
 * `keys`: the rendezvous of `torch.distributed`, which the controller keeps; `store` is how a worker asks for it.
 * `failures`: the one error that a rank's death, freeze, exception or lateness becomes.
 

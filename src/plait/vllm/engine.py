@@ -22,6 +22,7 @@ from plait.launch.failures import Ended as HowEnded
 from plait.launch.failures import WorkerError
 from plait.launch.interface import Group, Handle
 from plait.launch.local import LocalNode, LocalProcesses
+from plait.launch.watch import Watch
 from plait.policy.step import Key
 from plait.schedule.work import Done
 from plait.temporary_folder import TemporaryFolder
@@ -52,9 +53,9 @@ def start_vllm(device: str, threads: int, freeze_after_s: float) -> Start:
     def start(loading: Loading, folder: Path) -> Group:
         launcher = LocalProcesses(
             threads=threads,
-            freeze_after_s=freeze_after_s,
             environment={**ENVIRONMENT, "TMPDIR": str(folder)},
             nodes=[LocalNode(python=python)],
+            watch=Watch(freeze_after_s),
         )
         return launcher.start(VllmServer, 1, arguments=(loading,), deadline_s=START_S)
 

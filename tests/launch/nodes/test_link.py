@@ -16,8 +16,9 @@ from plait.launch.failures import NodeLost
 from plait.launch.interface import Place
 from plait.launch.node import Order
 from plait.launch.nodes import messages
+from plait.launch.nodes.echoes import ECHOES
 from plait.launch.nodes.introduction import worker_key
-from plait.launch.nodes.link import ECHOES, NodeLink
+from plait.launch.nodes.link import NodeLink
 from plait.launch.nodes.relay import Cut, Relay
 from plait.launch.wire import Channel
 

@@ -27,6 +27,7 @@ from plait.launch.nodes.agent import BEAT_S, TICK_S
 from plait.launch.nodes.gathered import Gathered
 from plait.launch.nodes.gathering import NodeRendezvous
 from plait.launch.nodes.introduction import Stranger, dialled, introduced, listening
+from plait.launch.watch import Watch
 from tests.launch.nodes.agents import KEY, agent, end, joined, me
 from tests.launch.test_strangers import listened_on
 from tests.launch.workers import Echo, Summing, waiter
@@ -71,7 +72,7 @@ def test_a_dead_worker_of_another_node_is_named_with_its_cause_and_its_output(tm
 def test_a_frozen_worker_of_another_node_is_named_with_where_it_was() -> None:
     with (
         joined(2) as (gathered, _),
-        LocalProcesses(nodes=gathered.nodes, freeze_after_s=1.0).start(Echo, 2) as group,
+        LocalProcesses(nodes=gathered.nodes, watch=Watch(1.0)).start(Echo, 2) as group,
     ):
         handle = group.submit(1, "stop_self")
         with pytest.raises(WorkerError) as caught:
