@@ -61,7 +61,8 @@ class Agent:
         self._silent_after_s = _WELCOME_S
         self._say = say
         self._own: Own | None = None
-        self._folder = TemporaryFolder("node")
+        self._folder: TemporaryFolder | None = None
+        """Has the status files of its groups, once it has been asked for one."""
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._signals = 0
         self._beat = time.monotonic()
@@ -94,7 +95,8 @@ class Agent:
             with contextlib.suppress(OSError):
                 relay.flush(_LAST_WORDS_S)
             relay.close()
-            self._folder.close()
+            if self._folder is not None:
+                self._folder.close()
 
     def signalled(self, number: int, frame: object) -> None:
         """A handler of signals that ask to stop: the first asks the leader to stop the run, the second ends this."""
@@ -161,9 +163,10 @@ class Agent:
     def _launched(self, order: messages.Launch) -> messages.Answer:
         self._end_ranks()
         key = worker_key(self._key, order.group)
-        status = self._folder.path / f"status-{order.group}"
         processes: dict[int, WorkerProcess] = {}
         try:
+            self._folder = self._folder or TemporaryFolder("node")
+            status = self._folder.path / f"status-{order.group}"
             environment = {**interface_variables(self._joined.address, os.environ), **dict(order.environment)}
             status.write_bytes(b"\0" * (order.num_ranks * order.line_bytes))
             folder = None if order.output_dir is None else Path(order.output_dir)

@@ -37,6 +37,7 @@ class NodeRendezvous:
         silent_after_s: without a word of a node, or of its leader there, after which it counts as lost.
         told: is told who has come.
         wished: is called when one of them is asked by a signal to stop the run.
+        missed: is told by a thread which of them is lost while it has no ranks.
     """
 
     listener: socket.socket
@@ -46,6 +47,7 @@ class NodeRendezvous:
     silent_after_s: float = NODE_SILENT_S
     told: Callable[[str], None] = lambda text: None
     wished: Callable[[], None] | None = None
+    missed: Callable[[str], None] | None = None
     _come: queue.SimpleQueue[NodeLink] = field(default_factory=queue.SimpleQueue, init=False)
     """Those that have said who they are, and are not admitted yet."""
     _links: dict[int, NodeLink] = field(default_factory=dict, init=False)
@@ -133,6 +135,7 @@ class NodeRendezvous:
         self._links[task] = link
         link.send(Welcome(self.silent_after_s))
         link.on_wish(self.wished)
+        link.on_loss = self.missed
         self.told(f"{name} has joined ({len(self._links)} of {len(tasks)})")
         if unlike := link.joined.unlike(own):
             text = f"{name} was begun with another recipe than {own.label}, whose is used: {'; '.join(unlike)}"

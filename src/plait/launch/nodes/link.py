@@ -54,6 +54,8 @@ class NodeLink:
         self.joined = joined
         self.name, self.node = joined.label, joined.node
         self.cores, self.devices, self.own_devices = joined.cores, joined.devices, joined.own_devices
+        self.on_loss: Callable[[str], None] | None = None
+        """Told where the node is lost and has no ranks, whose loss would be told."""
         self._wished: Callable[[], None] | None = None
         self._unheard_wish = False
         self.explain = explain
@@ -206,6 +208,8 @@ class NodeLink:
             self.gone = "; ".join(filter(None, (why, self._full_memory(), more)))
             self.changed.notify_all()
         self._relay.close()
+        if self.on_loss is not None and not (self._running or self._ending):
+            self.on_loss(f"{self.name} is lost: {self.gone}")
 
     def _full_memory(self) -> str:
         """What is to be said where the node's memory was nearly all used when it was last heard; else nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from plait.launch.nodes.introduction import listening
 from plait.launch.nodes.place import Attached
 from plait.launch.nodes.room import Need
 from plait.launch.nodes.run_key import leaders_key
+from plait.observe.screen import say as say_to_user
 from plait.recipes.device_checks import ranks_on_ray
 from plait.recipes.plan_files import ranks_of
 from plait.recipes.recipe import Recipe
@@ -85,7 +87,9 @@ def commands_joined(
         )
         me = who(0, 0, own, own_devices=attached.own_devices, **given(recipes)._asdict())
         tasks, silent_after_s = range(1, attached.tasks), _silent_after_s(list(recipes.values()))
-        coming = NodeRendezvous(listener, key, tasks, me, silent_after_s, say, wished=interrupt_command)
+        coming = NodeRendezvous(
+            listener, key, tasks, me, silent_after_s, say, wished=interrupt_command, missed=said_at_once
+        )
         with _ended(coming.wait(place)) as gathered:
             for path in dict.fromkeys((folder.resolve(), folder.absolute())):  # ranks work in this command's folder
                 gathered.check_folder(path)
@@ -103,6 +107,11 @@ def _ended(gathered: Gathered) -> Iterator[Gathered]:
         gathered.end(*ended_by(error))
         raise
     gathered.end(0)
+
+
+def said_at_once(text: str) -> None:
+    """Say it from any thread: what is being prepared may take minutes, and ends for it only then."""
+    say_to_user(text, file=sys.stderr)
 
 
 def interrupt_command() -> None:
