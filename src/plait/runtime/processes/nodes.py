@@ -6,7 +6,6 @@ import os
 import secrets
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,7 +117,7 @@ def interrupt_command() -> None:
     """Interrupt what this command does, as Ctrl-C would."""
     heeded = [number for number in STOP_SIGNALS if callable(signal.getsignal(number))]
     if heeded:
-        signal.pthread_kill(threading.main_thread().ident or 0, heeded[0])
+        os.kill(os.getpid(), heeded[0])
 
 
 def _silent_after_s(recipes: Sequence[Recipe]) -> float:
