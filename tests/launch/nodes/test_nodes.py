@@ -301,7 +301,7 @@ def test_a_signal_to_one_that_has_come_while_others_are_waited_for_ends_the_wait
         process.send_signal(signal.SIGINT)
 
     def wished() -> None:
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
 
     try:
         with pytest.raises(KeyboardInterrupt):
