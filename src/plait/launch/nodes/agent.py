@@ -108,8 +108,9 @@ class Agent:
             raise KeyboardInterrupt
 
     def _wish(self) -> None:
-        self._relay.send(messages.Wish())
+        # Said first: what node 0 says of it comes behind.
         self._say("node 0 is asked to stop the run; once more to end the ranks of this node at once")
+        self._relay.send(messages.Wish())
 
     # -- what the leader says
 
