@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +18,7 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from tests.cli.recipes import write_recipe
 from tests.models.tiny import save_tiny
+from tests.processes import gone, until
 
 
 def test_eval_is_greedy_whatever_the_recipe_samples(
@@ -144,3 +149,34 @@ def test_eval_on_several_devices_says_what_went_wrong_as_one_does(
         said.append(re.sub(r"sample \d+\.0 \(item \d", "sample", error))  # each device numbers those it has
     assert said[0] == said[1]
     assert "no such answer" in said[0]
+
+
+@pytest.mark.slow
+def test_what_a_killed_eval_has_left_is_removed_by_the_next(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks end with it."""
+    (tmp_path / "slow.py").write_text(
+        "import os, pathlib, time\n"
+        "def slow(completions, **columns):\n"
+        "    busy = pathlib.Path(__file__).with_name('busy')\n"
+        "    if not busy.exists():\n"
+        "        busy.write_text(str(os.getpid()))\n"
+        "        time.sleep(600)\n"
+        "    return [0.0] * len(completions)\n"
+    )
+    place, busy = tmp_path / "tmp", tmp_path / "busy"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    keys = {"evaluation.items": 2, "devices": 2, "reward.functions": [f"{tmp_path}/slow.py:slow"]}
+    path = write_recipe(make_recipe(**keys), tmp_path / "recipe.json")
+    command = [sys.executable, "-m", "plait", "eval", str(path)]
+    with subprocess.Popen(
+        command, env=os.environ | {"TMPDIR": str(place), "COLD": "1"}, stdout=subprocess.DEVNULL
+    ) as process:
+        assert until(lambda: busy.exists() and busy.read_text(), 300.0)
+        process.kill()
+    assert gone(int(busy.read_text()))
+    assert len(list(place.glob("plait.eval.*"))) == 1
+    assert main(["eval", str(path)]) == 0
+    assert list(place.glob("plait.*")) == []

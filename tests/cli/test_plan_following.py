@@ -42,10 +42,8 @@ class Known:
 
 
 def told(known: Known, plan: Plan, out: str | None = "p.json", stage: str | None = None, keys: tuple[str, ...] = ()):
-    """What is to be done beside, and the words behind `plait train r.yaml`; None: nothing is said."""
+    """What is to be done beside, and the words behind `plait train r.yaml`."""
     found = following(cast(Planning, known), plan, Path("r.yaml"), keys, None if out is None else Path(out), stage)
-    if found is None:
-        return None
     words = shlex.split(found.command)
     assert words[:3] == ["plait", "train", "r.yaml"]
     return found.beside, words[3:]
@@ -64,16 +62,12 @@ def test_of_one_node_it_is_the_recipe_with_its_keys_and_the_plan() -> None:
 
 @pytest.mark.parametrize(("stage", "option"), [(None, "--devices"), ("second", "--second.devices")])
 def test_devices_are_the_plans(stage: str | None, option: str) -> None:
-    found = told(Known(2), on(4), stage=stage)
-    assert found is not None
-    assert found[1][2:] == [option, "4"]
+    assert told(Known(2), on(4), stage=stage)[1][2:] == [option, "4"]
 
 
 @pytest.mark.parametrize("launcher", ["auto", "attach", "local", "ray"])
 def test_on_several_nodes_train_takes_the_options(launcher: str, tmp_path: Path) -> None:
-    found = told(Known(launcher=launcher), on(8, 2))
-    assert found is not None
-    beside, words = found
+    beside, words = told(Known(launcher=launcher), on(8, 2))
     rest, place = node_options(["0" if word == "I" else word.replace("PORT", "4000") for word in words])
     overrides = dict(read_recipe("train", rest, FLAGS)[1])
     assert place.nodes == 2
@@ -85,7 +79,8 @@ def test_on_several_nodes_train_takes_the_options(launcher: str, tmp_path: Path)
         assert beside == "on each node, I from 0 on"
         assert attached is not None
         assert (attached.num_nodes, attached.leads) == (2, True)
-    assert told(Known(launcher=launcher), on(8, 2), stage="first") is None
+    of_stage = told(Known(launcher=launcher), on(8, 2), stage="first")
+    assert of_stage == (beside, [word.replace("--plan", "--first.plan") for word in words]), "all stages run there"
 
 
 def test_shapes_are_named_that_weights_have_to_stand_for() -> None:
@@ -107,12 +102,8 @@ def test_gpus_that_are_not_here_are_said(
     ranks: int, nodes: int, here: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_following, "visible_devices", lambda: here)
-    found = told(Known(device="cuda"), on(ranks, nodes))
-    assert found is not None
-    assert found[0] == said
-    on_cpu = told(Known(), on(ranks, nodes))
-    assert on_cpu is not None
-    assert "GPU" not in on_cpu[0], "a CPU has as many devices as a run asks for"
+    assert told(Known(device="cuda"), on(ranks, nodes))[0] == said
+    assert "GPU" not in told(Known(), on(ranks, nodes))[0], "a CPU has as many devices as a run asks for"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +153,7 @@ def test_a_dry_run_takes_the_command(
     assert "device" in out
 
 
-def test_of_a_stage_on_several_nodes_nothing_is_said(
+def test_of_a_stage_the_command_is_that_of_all_stages(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -172,8 +163,8 @@ def test_of_a_stage_on_several_nodes_nothing_is_said(
     del common["algorithm"]
     (tmp_path / "stages.yaml").write_text(yaml.safe_dump(common))
     place = ("--lengths", "64:128", "--stage", "first", "--evaluations", 5)
-    for cluster, is_said in (("8xH100", True), ("16xH100", False)):
+    for cluster, options in (("8xH100", ""), ("16xH100", " --nodes 2 --node I --leader HOST:PORT")):
         code, out, err = run(capsys, "plan", "stages.yaml", "--cluster", cluster, *place)
         assert code == 0, err
-        assert ("to follow it" in out) is is_said
-        assert ("--first.plan FILE" in out) is is_said
+        assert "to follow it" in out
+        assert f"plait train stages.yaml --first.plan FILE{options}\n" in out

@@ -13,6 +13,7 @@ import pytest
 from plait.errors import RunError
 from plait.launch.failures import Ended, WorkerError
 from plait.launch.local import LocalProcesses
+from plait.launch.watch import Watch
 from tests.launch.nodes.agents import joined
 from tests.launch.nodes.ray_nodes import placed_by_ray
 from tests.launch.workers import Closing, Echo, Place, Summing, Unbuildable
@@ -232,7 +233,7 @@ def test_a_constructor_that_raises_fails_the_start(launcher):
 def test_what_a_worker_tells_is_heard_in_order_before_its_answer(name):
     heard = []
     with (
-        EVERY[name](heard=lambda rank, text: heard.append((rank, text))) as launcher,
+        EVERY[name](watch=Watch(heard=lambda rank, text: heard.append((rank, text)))) as launcher,
         launcher.start(Echo, 2) as group,
     ):
         for rank in range(2):

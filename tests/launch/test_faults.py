@@ -15,6 +15,7 @@ import pytest
 from plait.launch import monitor
 from plait.launch.failures import Ended, WorkerError
 from plait.launch.local import LocalProcesses
+from plait.launch.watch import Watch
 from tests.launch.workers import Echo, Summing, Unbuildable, waiter
 from tests.processes import alive, gone, until
 
@@ -128,7 +129,7 @@ def test_an_exception_is_held_back_for_the_death_that_may_have_caused_it(pair, m
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["itself", "controller"])
 def test_a_stopped_process_is_found_by_its_silence(by, tmp_path):
-    with LocalProcesses(freeze_after_s=FREEZE_S).start(Echo, 2) as group:
+    with LocalProcesses(watch=Watch(FREEZE_S)).start(Echo, 2) as group:
         waiting = waiter(group, 0, 1, tmp_path)
         if by == "itself":
             action = "stop_self"
@@ -149,12 +150,12 @@ def test_a_stopped_process_is_found_by_its_silence(by, tmp_path):
 
 
 def test_a_long_action_is_no_freeze():
-    with LocalProcesses(freeze_after_s=FREEZE_S).start(Echo, 1) as group:
+    with LocalProcesses(watch=Watch(FREEZE_S)).start(Echo, 1) as group:
         assert group.submit(0, "nap", 1.4 * FREEZE_S).result(LIMIT_S)
 
 
 def test_sending_to_a_stopped_process_does_not_block():
-    with LocalProcesses(freeze_after_s=FREEZE_S / 2).start(Echo, 1) as group:
+    with LocalProcesses(watch=Watch(FREEZE_S / 2)).start(Echo, 1) as group:
         os.kill(group.pids[0], signal.SIGSTOP)
         handle = group.submit(0, "back", bytes(20_000_000))
         assert failure_of(handle, limit_s=FREEZE_S + 20.0).ended is Ended.FROZEN
@@ -162,7 +163,7 @@ def test_sending_to_a_stopped_process_does_not_block():
 
 @pytest.mark.slow
 def test_a_machine_that_was_held_up_does_not_take_that_for_silence():
-    with LocalProcesses(freeze_after_s=FREEZE_S).start(Echo, 1) as group:
+    with LocalProcesses(watch=Watch(FREEZE_S)).start(Echo, 1) as group:
         with group._monitor.changed:  # controller and worker alike stand still
             os.kill(group.pids[0], signal.SIGSTOP)
             time.sleep(1.2 * FREEZE_S)

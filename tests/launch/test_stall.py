@@ -11,6 +11,7 @@ from plait.launch import monitor
 from plait.launch.failures import Ended, WorkerError
 from plait.launch.local import LocalProcesses
 from plait.launch.stall import Stillness, stalled_of
+from plait.launch.watch import Watch
 from tests.launch.workers import Echo, until_there, waiter
 
 LIMIT_S = 60.0
@@ -72,7 +73,9 @@ def test_ranks_on_devices_are_excused_as_long_as_one_goes_on():
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_a_rank_that_waits_on_its_device_is_not_stalled_while_another_goes_on(goes_on):
     numbers = itertools.count(1) if goes_on else itertools.repeat(3)
-    launcher = LocalProcesses(progress=lambda: [3, next(numbers)], stalled_after_s=STALLED_S, on_devices=True)
+    launcher = LocalProcesses(
+        watch=Watch(progress=lambda: [3, next(numbers)], stalled_after_s=STALLED_S, on_devices=True)
+    )
     with launcher.start(Echo, 2) as group:
         waiting = group.submit(0, "nap", 4 * STALLED_S)
         group.submit(1, "nap", 4 * STALLED_S)
@@ -84,7 +87,7 @@ def test_a_rank_that_waits_on_its_device_is_not_stalled_while_another_goes_on(go
 
 
 def test_a_rank_that_hangs_is_found_and_who_waited_for_it(tmp_path):
-    with LocalProcesses(progress=lambda: [3, 5], stalled_after_s=STALLED_S).start(Echo, 2) as group:
+    with LocalProcesses(watch=Watch(progress=lambda: [3, 5], stalled_after_s=STALLED_S)).start(Echo, 2) as group:
         waiting = waiter(group, 0, 1, tmp_path)
         group.submit(1, "hang_in_python")
         with pytest.raises(WorkerError, match=r"rank 1 stalled: no progress for .* s in `hang_in_python`") as caught:
@@ -99,7 +102,9 @@ def test_a_rank_may_wait_for_one_that_goes_on(tmp_path, monkeypatch):
     """It is asked for whom again and again."""
     monkeypatch.setattr(monitor, "LOOK_S", 0.1)
     numbers = itertools.count(1)
-    with LocalProcesses(progress=lambda: [3, next(numbers)], stalled_after_s=STALLED_S).start(Echo, 2) as group:
+    with LocalProcesses(watch=Watch(progress=lambda: [3, next(numbers)], stalled_after_s=STALLED_S)).start(
+        Echo, 2
+    ) as group:
         waiting = waiter(group, 0, 1, tmp_path)
         assert group.submit(1, "nap", 3 * STALLED_S).result(LIMIT_S)
         assert not waiting.done
@@ -117,7 +122,7 @@ def test_what_a_rank_waited_for_before_it_stood_still_is_nothing(tmp_path):
         return tuple(numbers)
 
     go, waits = tmp_path / "go", tmp_path / "rank 1 waits"
-    with LocalProcesses(progress=progress, stalled_after_s=STALLED_S).start(Echo, 3) as group:
+    with LocalProcesses(watch=Watch(progress=progress, stalled_after_s=STALLED_S)).start(Echo, 3) as group:
         other = group.submit(1, "wait_for_two", 0, str(go), 2, str(waits))
         time.sleep(3 * STALLED_S)
         going = {0, 1, 2}

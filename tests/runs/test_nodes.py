@@ -144,10 +144,48 @@ def test_a_signal_to_another_node_ends_the_step_and_saves(place: Path, placed: C
     for pid in (*ranks, *(command.pid for command in reversed(commands))):  # as Slurm does: all processes of a job
         os.kill(pid, signal.SIGTERM)
     leader, other = ends(commands)
-    assert (leader.code, other.code) == (130, 0), leader.text + other.text
+    assert (leader.code, other.code) == (130, 130), leader.text + other.text
     assert "node 0 is asked to stop the run; once more to end the ranks of this node at once" in other.text
     assert "--resume" in leader.text
+    assert "node 0: the run was stopped" in other.text
     assert list((recipe.run_dir / "checkpoints").glob("step-*"))
+    assert left_of(recipe.run_dir) == []
+
+
+@pytest.mark.slow
+def test_a_signal_to_another_node_while_data_are_read_ends_the_run(place: Path, placed: Callable[..., Recipe]) -> None:
+    """As one while a plan is searched: no rank is there to hear of it. `test_a_signal_to_one_that_has_come_…` of
+    `launch/nodes/test_nodes.py` is about the wait for others."""
+    (flow, keys), plan = PLANS["grpo-split-2"]
+    recipe = placed(flow, "asked first", **keys, **where(place, "asked first", plan), steps=2000)
+    commands = begin_nodes(recipe, 2)
+    assert commands[0].stdout is not None
+    assert any("loading tokenizer" in line for line in iter(commands[0].stdout.readline, ""))
+    os.kill(commands[1].pid, signal.SIGINT)
+    leader, other = ends(commands, limit_s=60)
+    assert (leader.code, other.code) == (130, 130), leader.text + other.text
+    assert leader.text.splitlines()[-1] == "interrupted"
+    assert other.text.splitlines()[-1] == "node 0: interrupted"
+    assert not recipe.run_dir.exists()
+    assert left_of(recipe.run_dir) == []
+
+
+@pytest.mark.slow
+def test_a_node_lost_before_ranks_are_started_is_told_and_the_run_goes_on_without_it(
+    place: Path, placed: Callable[..., Recipe]
+) -> None:
+    """Its ranks are not left to the others without a word."""
+    recipe = placed("grpo", "lost first", plan="colocated", devices=2, steps=2, restarts=1)
+    commands = begin_nodes(recipe, 2)
+    assert commands[0].stdout is not None
+    assert any("loading tokenizer" in line for line in iter(commands[0].stdout.readline, ""))
+    commands[1].kill()
+    leader = ends(commands)[0]
+    assert leader.code == 0, leader.text
+    lost = r"node 1 \(\S+\) is lost: its connection was closed"
+    told = [line for line in leader.text.splitlines() if re.search(lost, line)]
+    assert [line.startswith("error: ") for line in told] == [False, True], leader.text
+    assert "restart 1 of 1: the run goes on from the beginning: no step is saved, on 1 rank of 1 node" in leader.text
     assert left_of(recipe.run_dir) == []
 
 

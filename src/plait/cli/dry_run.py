@@ -57,15 +57,14 @@ def dry_run(recipe: Recipe, *, resume: bool = False, nodes: int = 1) -> int:
     """
     if recipe.launcher == "ray":
         ranks_on_ray(recipe)
-    if nodes > 1 and recipe.devices == 0 and ranks_of(recipe.plan) == 0:
-        recipe = recipe.model_copy(update={"devices": nodes * num_devices(recipe)})
+    recipe, machines = on_machines(recipe, nodes)
     with claim(recipe, resume=resume) as directory:
         if resume:
             recipe = as_begun(directory.files.recipe, recipe)
         if (shape := shape_of(recipe)) is not None:
             print_shape(outline(recipe), shape, nodes)
             return 0
-        prepared = prepare(recipe, machines=Machines(nodes, measures=False))
+        prepared = prepare(recipe, machines=machines)
         if resume:
             is_over = partial(has_all_steps, directory.files.checkpoints, prepared.recipe.steps)
             check_left(directory.files.recipe, prepared.recipe, is_over)
@@ -74,6 +73,14 @@ def dry_run(recipe: Recipe, *, resume: bool = False, nodes: int = 1) -> int:
             open_pools(prepared, stack)
     print_plan(prepared, nodes)
     return 0
+
+
+def on_machines(recipe: Recipe, nodes: int) -> tuple[Recipe, Machines]:
+    """A recipe that says on how many devices of so many machines it would run, and these machines: no other is asked,
+    and nothing is measured."""
+    if nodes > 1 and recipe.devices == 0 and ranks_of(recipe.plan) == 0:
+        recipe = recipe.model_copy(update={"devices": nodes * num_devices(recipe)})
+    return recipe, Machines(nodes, measures=False)
 
 
 def shape_of(recipe: Recipe) -> str | None:

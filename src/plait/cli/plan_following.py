@@ -24,16 +24,13 @@ class Following:
 
 def following(
     planning: Planning, plan: Plan, recipe: Path, keys: Sequence[str], out: Path | None, stage: str | None
-) -> Following | None:
-    """None where no command does: a recipe with stages runs on one machine.
-
+) -> Following:
+    """
     Args:
         keys: of the recipe, as they were given.
         out: the file that has the plan; None: it is not kept.
         stage: of the recipe, that the plan is for; None: it has none.
     """
-    if stage is not None and plan.nodes > 1:
-        return None
     of_stage = "--" if stage is None else f"--{stage}."
     words = ["plait", "train", str(recipe), *keys, f"{of_stage}plan", "FILE" if out is None else _as_file(out)]
     if planning.recipe.devices not in (0, plan.num_ranks):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,14 +52,15 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
     if path is not None and stage_names(path):
         from plait.cli.train_stages import train_stages
 
-        _check_one_node(place)
-        return train_stages(path, overrides, dry_run="--dry-run" in flags, resume="--resume" in flags, trust=trust)
+        return train_stages(path, overrides, place, flags)
     loaded = user_recipe(path, overrides, trust_run_code=trust, trains=True)
     if "--resume" not in flags:
         check_flow(loaded)
     attached = attached_by(loaded, place)
     if attached is not None and not attached.leads:
-        return 0 if "--dry-run" in flags else _serve(attached, loaded)
+        from plait.runtime.folder.node_files import ALONE
+
+        return 0 if "--dry-run" in flags else serve(attached, loaded.run_dir, {ALONE: loaded})
     if "--resume" not in flags:
         from plait.runtime.inputs.reading import check_files
 
@@ -114,21 +115,17 @@ def attached_by(recipe: Recipe, place: NodeOptions) -> Attached | None:
     return attached(recipe.launcher, place, os.environ)
 
 
-def _check_one_node(place: NodeOptions) -> None:
-    if place.given:
-        raise ConfigError(
-            f"{place.given[0]}: a recipe with several stages runs on one machine; give each stage a recipe of its own"
-        )
+def serve(attached: Attached, folder: Path, recipes: Mapping[str, Recipe]) -> int:
+    """Serve the run that node 0 leads; what is to be trained it says.
 
-
-def _serve(attached: Attached, recipe: Recipe) -> int:
-    """Serve the run that node 0 leads; what is to be trained it says."""
+    Args:
+        folder: of the run; of several stages that of them all.
+        recipes: as of `node_files.given`.
+    """
     from plait.launch.nodes.joining import join
-    from plait.runtime.folder.node_files import said_files
-    from plait.runtime.folder.stored_recipe import said_keys
+    from plait.runtime.folder.node_files import given
 
-    tell = lambda text: say(text, file=sys.stderr)
-    return join(attached, recipe.run_dir, tell, keys=said_keys(recipe), files=said_files(recipe))
+    return join(attached, folder, lambda text: say(text, file=sys.stderr), **given(recipes)._asdict())
 
 
 def _run(recipe: Recipe, path: Path | None, attached: Attached | None, num_nodes: int, *, resume: bool) -> int:

@@ -2,56 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.cli import train
 from plait.cli.opening import opening, stages_facts, title_of
+from plait.errors import ConfigError
 
 if TYPE_CHECKING:
+    from plait.launch.nodes.place import Attached, NodeOptions
     from plait.recipes.stages import Stages
 
 
-def train_stages(path: Path, overrides: Sequence[tuple[str, Any]], *, dry_run: bool, resume: bool, trust: bool) -> int:
-    """Run every stage, or print what each will do. All of them are checked before the first begins.
+def train_stages(path: Path, overrides: Sequence[tuple[str, Any]], place: NodeOptions, flags: Collection[str]) -> int:
+    """Run every stage, or print what each will do. All of them are checked before the first begins. A command that does
+    not lead serves them all.
 
     Raises:
         UserError: a stage cannot be run; its name is given.
     """
     from plait.recipes.stages import load_stages
 
-    stages = load_stages(path, overrides, trust_run_code=trust)
-    flags = [flag for flag, given in (("--dry-run", dry_run), ("--resume", resume)) if given]
-    with opening(title_of("train", path, *flags), stages_facts(stages)):
-        return _print_plans(stages, resume=resume) if dry_run else _run(stages, resume=resume)
+    stages = load_stages(path, overrides, trust_run_code="--trust-run-code" in flags)
+    attached = attached_by(stages, place)
+    dry_run, resume = "--dry-run" in flags, "--resume" in flags
+    if attached is not None and not attached.leads:
+        return 0 if dry_run else train.serve(attached, stages.folder, stages.recipes)
+    num_nodes = place.nodes or 0
+    shown = [flag for flag in ("--dry-run", "--resume") if flag in flags]
+    with opening(title_of("train", path, *shown), stages_facts(stages)):
+        if dry_run:
+            return _print_plans(stages, attached.num_nodes if attached else max(1, num_nodes), resume=resume)
+        return _run(stages, attached, num_nodes, resume=resume)
 
 
-def _print_plans(stages: Stages, *, resume: bool) -> int:
-    from plait.cli.dry_run import print_plan
+def attached_by(stages: Stages, place: NodeOptions) -> Attached | None:
+    """The part of this command in a run of all stages on several nodes; None where they run on this machine alone, or
+    on nodes that a launcher starts.
+
+    Raises:
+        ConfigError: as of `train.attached_by`; or it is another one for some stages than for others.
+    """
+    parts = {name: train.attached_by(recipe, place) for name, recipe in stages.recipes.items()}
+    first, *others = parts
+    for name in others:
+        if parts[name] != parts[first]:
+            one, other = (f"{stages.recipes[stage].launcher} for stage `{stage}`" for stage in (first, name))
+            raise ConfigError(
+                f"`launcher`: the commands of several nodes stay for all stages, but it is {one} and {other}; give one "
+                "beside `stages`"
+            )
+    return parts[first]
+
+
+def _print_plans(stages: Stages, nodes: int, *, resume: bool) -> int:
+    from plait.cli.dry_run import on_machines, print_plan
     from plait.observe.console import SafeConsole
     from plait.runtime.stage_runs import check_stages
 
-    for name, prepared in check_stages(stages, resume=resume):
+    for name, prepared in check_stages(stages, resume=resume, placing=partial(on_machines, nodes=nodes)):
         SafeConsole().rule(name)
-        print_plan(prepared)
+        print_plan(prepared, nodes)
     return 0
 
 
-def _run(stages: Stages, *, resume: bool) -> int:
+def _run(stages: Stages, attached: Attached | None, num_nodes: int, *, resume: bool) -> int:
     from plait.cli.report import print_outcome
     from plait.observe.console import SafeConsole
     from plait.recipes.stages import final_folder
-    from plait.runtime.stage_runs import check_stages, run_stages
+    from plait.runtime.processes.nodes import placed_on
+    from plait.runtime.stage_runs import check_stages, nodes_of_stages, run_stages
 
-    for _ in check_stages(stages, resume=resume):
-        pass
     console = SafeConsole()
-    for name, recipe, outcome in run_stages(stages, resume=resume):
-        console.rule(name)
-        if outcome is None:
-            console.print(f"done before: {final_folder(recipe)}")
-            continue
-        print_outcome(recipe, outcome)
-        if not outcome.finished:
-            return 130
+    with nodes_of_stages(stages, attached, resume=resume) as nodes:
+        for _ in check_stages(stages, resume=resume, placing=partial(placed_on, nodes=nodes)):
+            pass
+        for name, recipe, outcome in run_stages(stages, resume=resume, nodes=nodes, num_nodes=num_nodes):
+            console.rule(name)
+            if outcome is None:
+                console.print(f"done before: {final_folder(recipe)}")
+                continue
+            print_outcome(recipe, outcome)
+            if not outcome.finished:
+                return 130
     return 0

@@ -6,6 +6,7 @@
 
 * `interface`: what a group, a handle and a worker are; a worker's context (rank, rendezvous).
 * `local`: one process per rank on this machine; `process` is one of them, `worker` its other side, `wire` between them.
+* `watch`: when a rank counts as lost, by which `monitor` looks after a group; `stall`: which ranks stand still.
 * `keys`: the rendezvous of `torch.distributed`, which the controller keeps; `store` is how a worker asks for it.
 * `failures`: the one error that a rank's death, freeze, exception or lateness becomes.
 
@@ -28,6 +29,6 @@ message carries a tag made with the group's key, and nothing untagged is unpickl
 `torch.distributed` goes over these connections too, so a group of the launcher listens nowhere. What its workers open
 by `torch.distributed` is their own: gloo's pairs listen on loopback, and do not authenticate who connects.
 
-Imports `errors`, `memory_limits`, `orphan_guard` and the standard library; torch only inside workers that ask for the
-store.
+Imports `errors`, `memory_limits`, `orphan_guard`, `temporary_folder` and the standard library; torch only inside
+workers that ask for the store.
 """

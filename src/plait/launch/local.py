@@ -19,15 +19,13 @@ from plait.launch.local_group import LocalGroup
 from plait.launch.machine import usable_cores, visible_devices
 from plait.launch.node import Began, Node, Order
 from plait.launch.process import WorkerProcess
-from plait.launch.stall import Stillness
+from plait.launch.watch import Watch
 from plait.launch.watched_rank import Rank
 from plait.launch.wire import KEY_BYTES, Channel, Start, pickled_arguments
 from plait.launch.worker import SCRIPT_MODULE
 
 START_DEADLINE_S = 180.0
 """For all workers of a group to import what they need and be constructed."""
-_BEATS_PER_FREEZE = 6
-_LONGEST_BEAT_S = 1.0
 _LOOPBACK_INTERFACE = "lo" if sys.platform == "linux" else "lo0"
 _GROUPS = itertools.count()
 
@@ -86,46 +84,29 @@ class LocalProcesses:
 
     Args:
         threads: of OpenMP and the BLAS libraries in each process.
-        output_dir: gets the stdout and stderr of rank R, appended to `rankR.log`; None keeps only what errors quote.
-        freeze_after_s: silence after which a rank counts as frozen; more than any action holds the interpreter lock.
         environment: further variables of the processes.
-        doing: says what each rank does within its action, for the error of a rank that died or froze.
-        progress: a number of each rank that changes with all that it does.
-        stalled_after_s: a rank whose number stays as it is for so long, and which waits for no rank whose number
-            changes, counts as stalled; 0: none does.
-        on_devices: ranks may wait for each other on devices, which they cannot say: while any rank's number changes,
-            only such as say for whom they wait count as stalled.
-        heard: called with (rank, text) of what workers tell (`WorkerContext.tell`); returns at once.
+        output_dir: gets the stdout and stderr of rank R, appended to `rankR.log`; None keeps only what errors quote.
         status: (file of this machine, bytes of a line) in which each rank has a line: `Place.status` is that file, or
             one of the rank's own machine whose lines are copied here.
         nodes: the places of the ranks, each of which gets as many, in order; by default this machine alone.
+        watch: how they are looked after.
     """
 
     def __init__(
         self,
         *,
         threads: int = 1,
-        output_dir: Path | None = None,
-        freeze_after_s: float = 30.0,
         environment: Mapping[str, str] | None = None,
-        doing: Callable[[], Sequence[str]] = tuple,
-        progress: Callable[[], Sequence[int]] = tuple,
-        stalled_after_s: float = 0.0,
-        on_devices: bool = False,
-        heard: Callable[[int, str], None] = lambda rank, text: None,
+        output_dir: Path | None = None,
         status: tuple[Path, int] | None = None,
         nodes: Sequence[Node] | None = None,
+        watch: Watch | None = None,
     ) -> None:
         assert threads >= 1, f"threads must be at least 1, got {threads}"
-        assert freeze_after_s > 0, f"freeze_after_s must be positive, got {freeze_after_s}"
         self._output_dir = output_dir
-        self._freeze_after_s = freeze_after_s
-        self._doing = doing
-        self._progress = progress
-        self._stalled_after_s, self._on_devices = stalled_after_s, on_devices
-        self._heard = heard
         self._status = status
         self._nodes = tuple(nodes or (LocalNode(),))
+        self._watch = watch or Watch()
         self._environment = {
             **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads)),
             "PYTHONHASHSEED": "0",  # a set has the same order on each rank
@@ -165,14 +146,11 @@ class LocalProcesses:
         if self._output_dir is not None:
             self._output_dir.mkdir(parents=True, exist_ok=True)
         ranks, places = self._begun(num_ranks)
-        beat_s = min(_LONGEST_BEAT_S, self._freeze_after_s / _BEATS_PER_FREEZE)
         starts = [
-            Start(pickled, main_file, main_module, tuple(sys.argv), rank, num_ranks, beat_s, place)
+            Start(pickled, main_file, main_module, tuple(sys.argv), rank, num_ranks, self._watch.beat_s, place)
             for rank, place in enumerate(places)
         ]
-        limit_s, of_devices = self._stalled_after_s, self._on_devices
-        stillness = Stillness(num_ranks, self._progress, limit_s, on_devices=of_devices) if limit_s > 0 else None
-        group = LocalGroup(ranks, self._freeze_after_s, self._doing, stillness, self._heard)
+        group = LocalGroup(ranks, self._watch)
         try:
             group.construct(starts, deadline_s)
         except BaseException:

@@ -6,13 +6,13 @@ import itertools
 import math
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 from plait.launch.failures import Ended, Failure, WorkerError
 from plait.launch.interface import Handle
 from plait.launch.monitor import Monitor
-from plait.launch.stall import Stillness
+from plait.launch.watch import Watch
 from plait.launch.watched_rank import Pending, Rank
 from plait.launch.wire import Call, Raised, Reply, Start, Stop, pickled_arguments
 
@@ -20,21 +20,14 @@ from plait.launch.wire import Call, Raised, Reply, Start, Stop, pickled_argument
 class LocalGroup:
     """See `Group`. Made by `LocalProcesses.start`."""
 
-    def __init__(
-        self,
-        ranks: list[Rank],
-        freeze_after_s: float,
-        doing: Callable[[], Sequence[str]] = tuple,
-        stillness: Stillness | None = None,
-        heard: Callable[[int, str], None] = lambda rank, text: None,
-    ) -> None:
+    def __init__(self, ranks: list[Rank], watch: Watch) -> None:
         self._ranks = ranks
         self.pids = tuple(rank.process.pid for rank in ranks)
         self._handles: dict[int, LocalHandle] = {}
         self._numbers = itertools.count()
         self._untold: list[tuple[LocalHandle, int]] = []
         """(handle, place) of exceptions that nobody has been told."""
-        self._monitor = Monitor(self._ranks, freeze_after_s, self._deliver, doing, stillness, heard)
+        self._monitor = Monitor(self._ranks, self._deliver, watch)
 
     @property
     def num_ranks(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import platform
 import sys
@@ -77,4 +78,14 @@ def versions() -> tuple[tuple[str, str], ...]:
             installed.append((name, version(name)))
         except PackageNotFoundError:
             installed.append((name, "nothing"))
-    return tuple(installed)
+    return (*installed, ("the source of plait with digest", source_digest()))
+
+
+def source_digest() -> str:
+    """Twelve hexadecimal digits that are others where a file of plait's code is: a checkout that is worked on keeps its
+    version."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

@@ -12,7 +12,8 @@ from dataclasses import replace
 from plait.launch.bell import Bell
 from plait.launch.failures import Ended, Failure, PeerState, as_said
 from plait.launch.keys import Keys
-from plait.launch.stall import Stillness, stalled_of
+from plait.launch.stall import stalled_of
+from plait.launch.watch import Watch
 from plait.launch.watched_rank import Held, Pending, Rank
 from plait.launch.wire import Ask, Beat, Forged, Raised, Remark, Reply, Seen, StoreAnswer
 
@@ -36,33 +37,19 @@ class Monitor:
 
     Args:
         ranks: of the group.
-        freeze_after_s: silence of a rank after which it counts as frozen.
         deliver: called with (rank, pending action, its reply), `changed` held.
-        doing: says what each rank does within its action, empty where it says nothing; asked when a rank is found dead
-            or frozen, before the others, or a stopped one that is woken for its stack, go on.
-        stillness: finds ranks that live and do nothing; None: they may.
-        heard: called with (rank, text) of what workers tell; returns at once.
+        watch: when one counts as lost, and who hears what it tells.
     """
 
-    def __init__(
-        self,
-        ranks: list[Rank],
-        freeze_after_s: float,
-        deliver: Callable[[int, Pending, Reply], None],
-        doing: Callable[[], Sequence[str]] = tuple,
-        stillness: Stillness | None = None,
-        heard: Callable[[int, str], None] = lambda rank, text: None,
-    ):
+    def __init__(self, ranks: list[Rank], deliver: Callable[[int, Pending, Reply], None], watch: Watch) -> None:
         self.changed = threading.Condition(threading.RLock())
         self.failure: Failure | None = None
         """What became of the whole group: a rank that died or froze. All processes are gone when it is set."""
         self.closing = False
         self._ranks = ranks
-        self._freeze_after_s = freeze_after_s
         self._deliver = deliver
-        self._doing = doing
-        self._stillness = stillness
-        self._heard = heard
+        self._watch = watch
+        self._stillness = watch.stillness(len(ranks))
         self._keys = Keys()
         self._asked: set[int] = set()
         """Ranks that have been asked for whom they wait since they stand still."""
@@ -126,7 +113,7 @@ class Monitor:
 
     def _run(self) -> None:
         try:
-            self._watch()
+            self._look_on()
         except BaseException as error:
             # A defect of ours: whoever waits must not wait for a thread that is gone.
             with self.changed:
@@ -135,7 +122,7 @@ class Monitor:
                 self.failure = Failure(Ended.DIED, 0, "", 0.0, cause, traceback.format_exc())
                 self.changed.notify_all()
 
-    def _watch(self) -> None:
+    def _look_on(self) -> None:
         looked = time.monotonic()
         while True:
             events = self._selector.select(_TICK_S)
@@ -178,7 +165,7 @@ class Monitor:
                 case Beat():
                     pass
                 case Remark(text):
-                    self._heard(rank.rank, text)
+                    self._watch.heard(rank.rank, text)
                 case Seen():
                     if message.number == rank.look:
                         rank.seen = message
@@ -225,7 +212,7 @@ class Monitor:
                 self._receive(rank)
                 if not rank.dead:
                     self._died(rank)
-            elif rank.ever_heard and rank.silence_s > self._freeze_after_s:
+            elif rank.ever_heard and rank.silence_s > self._watch.freeze_after_s:
                 self._froze(rank)
         self._look_for_stalls(elapsed, now)
         if self._failing is not None:
@@ -278,7 +265,7 @@ class Monitor:
         if self._failing is not None:  # the first is the root
             return
         method, seconds = rank.under_way
-        self._did = self._doing()
+        self._did = self._watch.doing()
         failure = Failure(ended, rank.rank, method, seconds, cause, stack, waits_for, node=rank.node)
         self._failing = (rank, as_said(self._did, failure), time.monotonic() + LOOK_S)
         self.ask([other for other in self._ranks if other is not rank])

@@ -33,6 +33,11 @@ class Stages:
     file: Path | None = None
     """That they were read from."""
 
+    @property
+    def folder(self) -> Path:
+        """That of all stages' folders."""
+        return next(iter(self.recipes.values())).run_dir.parent
+
     def resolved(self, name: str) -> Recipe:
         """The recipe of a stage as it runs, after those before it: `@NAME` is the folder of NAME's final weights."""
         return _replaced(

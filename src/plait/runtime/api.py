@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,13 +12,12 @@ from typing import Any
 
 from plait.cost.placement import num_devices
 from plait.errors import ConfigError, DataError
-from plait.launch.nodes.gathering import Gathered
+from plait.launch.nodes.gathered import STOPPED_CODE, Gathered
 from plait.launch.nodes.place import Attached
 from plait.observe.loading import loading
 from plait.observe.progress import Progress
 from plait.observe.screen import say
 from plait.paths import at_home
-from plait.recipes.plan_files import ranks_of
 from plait.recipes.recipe import Recipe
 from plait.recipes.stages import stage_names
 from plait.recipes.trust import user_recipe
@@ -33,15 +33,15 @@ from plait.runtime.inputs.keys_from_python import overrides_of
 from plait.runtime.inputs.prepared import Kept, Prepared
 from plait.runtime.prediction.conclusion import conclude
 from plait.runtime.prediction.disk_room import check_disk
-from plait.runtime.prediction.network import NOT_MEASURED, Machines
 from plait.runtime.prediction.room import warn_of_room
 from plait.runtime.prediction.run_planning import with_prediction
 from plait.runtime.prediction.spending import is_searched
 from plait.runtime.prepare import prepare
 from plait.runtime.process import as_in_new_process, set_up
 from plait.runtime.processes.alone import Alone
+from plait.runtime.processes.left_places import begun_on
 from plait.runtime.processes.measured import for_measuring, measured, of_asked
-from plait.runtime.processes.nodes import devices_of, gathered_nodes, network_of, said_of_kinds
+from plait.runtime.processes.nodes import gathered_nodes, placed_on, said_of_kinds
 from plait.runtime.session import Session
 from plait.schedule.plan import Plan
 from plait.user_code import refuse_while_importing
@@ -104,6 +104,7 @@ def run(
     recipe_file: Path | None = None,
     attached: Attached | None = None,
     num_nodes: int = 0,
+    joined: Gathered | None = None,
 ) -> Outcome:
     """Claim the folder, wait for other nodes if there are to be some, prepare, open, train, close.
 
@@ -111,6 +112,7 @@ def run(
         recipe_file: that the recipe was read from, of which the folder gets a copy.
         attached: the part of this command in a run on several nodes, which it leads; None: there is no other.
         num_nodes: on which the recipe's launcher ray is to start the ranks; 0: as few as have room.
+        joined: the nodes, which stay when the run has ended; None: none is there yet.
 
     Raises:
         UserError: something in the input cannot be used; nothing was started.
@@ -120,13 +122,22 @@ def run(
     with (
         as_in_new_process(recipe.threads),
         claim(recipe, resume=resume) as directory,
-        gathered_nodes(recipe, attached, num_nodes, directory.path, loading) as nodes,
+        _nodes_of(recipe, attached, num_nodes, directory, joined) as nodes,
     ):
         if resume:
             recipe = as_begun(directory.files.recipe, recipe)
-        if nodes is not None and recipe.devices == 0 and ranks_of(recipe.plan) == 0:
-            recipe = recipe.model_copy(update={"devices": devices_of(recipe, nodes.nodes)})
-        return _run_claimed(recipe, directory, resume, origin, nodes)
+        outcome = _run_claimed(recipe, directory, resume, origin, nodes)
+        if nodes is not None and not outcome.finished:
+            nodes.end(STOPPED_CODE, "node 0: the run was stopped")
+        return outcome
+
+
+def _nodes_of(
+    recipe: Recipe, attached: Attached | None, num_nodes: int, directory: RunDirectory, joined: Gathered | None
+) -> AbstractContextManager[Gathered | None]:
+    if joined is not None:
+        return nullcontext(joined)
+    return gathered_nodes(recipe, attached, num_nodes, directory.path, loading)
 
 
 def _run_claimed(
@@ -137,18 +148,16 @@ def _run_claimed(
     nodes: Gathered | None,
 ) -> Outcome:
     def prepared_for(recipe: Recipe) -> Prepared:
-        num_nodes = 1 if nodes is None else nodes.num_nodes
+        recipe, machines = placed_on(recipe, nodes)
         # Else the plan that is there is that of a run to be replaced.
-        plan = kept_plan(recipe, directory.files, num_nodes) if directory.begun else None
+        plan = kept_plan(recipe, directory.files, machines.count) if directory.begun else None
         earlier = _plan_in(directory.files.plan) if directory.begun else None
-        network = network_of(nodes) if plan is None and is_searched(recipe) else NOT_MEASURED
-        machines = Machines(num_nodes, network, alike=nodes is None or said_of_kinds(nodes, recipe.device) is None)
         prepared = prepare(recipe, kept=Kept(plan, earlier), machines=machines)
         return replace(prepared, plan=with_prediction(prepared, machines, earlier))
 
     if nodes is not None and is_searched(recipe) and (unlike := said_of_kinds(nodes, recipe.device)) is not None:
         say(unlike, file=sys.stderr)
-    prepared = prepared_for(recipe)
+    prepared = begun_on(recipe, prepared_for, nodes)
     check_disk(prepared, directory.files, resume=resume)
     warn_of_room(prepared, prepared.plan, prepared.lengths, {} if nodes is None else nodes.joined_bytes)
     if prepared.plan.num_ranks > 1 or nodes is not None or recipe.restarts > 0:

@@ -1,14 +1,20 @@
-"""Runs the stages of a recipe, one after the other: all are checked before the first begins."""
+"""Runs the stages of a recipe, one after the other: all are checked before the first begins.
+
+Where they run on several nodes, the commands of these join once, before the checks, and stay for all stages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from plait.errors import ConfigError, UserError
+from plait.launch.nodes.gathered import Gathered
+from plait.launch.nodes.place import Attached
+from plait.observe.loading import loading
 from plait.observe.run_log import read_steps
 from plait.output import marked
 from plait.recipes.recipe import Recipe
@@ -21,11 +27,61 @@ from plait.runtime.folder.progressed import has_all_steps
 from plait.runtime.folder.run_files import CHECKPOINTS, METRICS, RECIPE
 from plait.runtime.folder.stored_recipe import as_begun, check_left
 from plait.runtime.inputs.prepared import Prepared
+from plait.runtime.prediction.network import Machines
 from plait.runtime.prepare import prepare
+from plait.runtime.processes.nodes import commands_joined, placed_on
 from plait.runtime.steps.reward_pools import open_pools
 
 
-def check_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str, Prepared]]:
+@contextmanager
+def nodes_of_stages(stages: Stages, attached: Attached | None, *, resume: bool) -> Iterator[Gathered | None]:
+    """The nodes on which all stages run, while inside; at the end they are told how it ended, and leave. None: this
+    machine alone, or those that the launcher of each stage starts.
+
+    Args:
+        attached: the part of this command in a run on several nodes, which it leads.
+
+    Raises:
+        UserError: the folder of a stage cannot be taken, or as of `commands_joined`.
+        RunError: nodes have not come in time.
+    """
+    if attached is None:
+        yield None
+        return
+    folder = stages.folder
+    with ExitStack() as stack, ExitStack() as waiting:
+        stack.enter_context(_made(folder))
+        for name in stages.recipes:  # held while the others come: no other command takes one
+            with _named(name):
+                recipe = stages.resolved(name)
+                waiting.enter_context(claim(recipe, resume=resume and _has_begun(recipe)))
+        nodes = stack.enter_context(commands_joined(stages.recipes, attached, folder, loading))
+        waiting.close()
+        yield nodes
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """A folder is there while inside; behind it only if it was before, or something is in it."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            for path in made:
+                path.rmdir()
+
+
+Placing = Callable[[Recipe], tuple[Recipe, Machines]]
+"""The recipe of a stage → the same with the devices that it runs on, and the machines of these."""
+UNJOINED: Placing = partial(placed_on, nodes=None)
+"""Where no command of another node has joined."""
+
+
+def check_stages(
+    stages: Stages, *, resume: bool = False, placing: Placing = UNJOINED
+) -> Iterator[tuple[str, Prepared]]:
     """Check the stages one by one as a run of each would, each (name, what it will do). Their models need not be there
     yet, and nothing is left behind.
 
@@ -33,7 +89,7 @@ def check_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str,
         UserError: a stage cannot be run, or with `resume` was begun with another recipe; its name is given.
     """
     for name in stages.recipes:
-        try:
+        with _named(name):
             recipe = stages.resolved(name)
             begun = resume and _has_begun(recipe)
             if begun:
@@ -44,25 +100,42 @@ def check_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str,
             foreseen = stages.foreseen(name)
             if begun:
                 foreseen = as_begun(recipe.run_dir / RECIPE, foreseen)
-            prepared = prepare(foreseen, to_come=stages.to_come(name))
+            foreseen, machines = placing(foreseen)
+            prepared = prepare(foreseen, to_come=stages.to_come(name), machines=machines)
             with ExitStack() as stack:
                 open_pools(prepared, stack)
-        except UserError as error:
-            raise type(error)(f"stage `{name}`: {error}") from error
         yield name, prepared
 
 
-def run_stages(stages: Stages, *, resume: bool) -> Iterator[tuple[str, Recipe, Outcome | None]]:
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """What a user can mend in a stage is said with its name."""
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(f"stage `{name}`: {error}") from error
+
+
+def run_stages(
+    stages: Stages, *, resume: bool, nodes: Gathered | None = None, num_nodes: int = 0
+) -> Iterator[tuple[str, Recipe, Outcome | None]]:
     """Run the stages in order, each (name, recipe, outcome) as it ends; stop after one that was stopped.
 
     With `resume`, stages that are done are left as they are (outcome None), and one that was begun goes on.
+
+    Args:
+        nodes: as of `nodes_of_stages`.
+        num_nodes: as of `api.run`.
     """
-    for name in stages.recipes:
+    for number, name in enumerate(stages.recipes, start=1):
         recipe = stages.resolved(name)
         if resume and _is_done(stages, name):
             yield name, recipe, None
             continue
-        outcome = run(recipe, resume=resume and _has_begun(recipe), recipe_file=stages.file)
+        if nodes is not None:
+            nodes.tell(f"stage `{name}` ({number} of {len(stages.recipes)}) begins")
+        begun = resume and _has_begun(recipe)
+        outcome = run(recipe, resume=begun, recipe_file=stages.file, joined=nodes, num_nodes=num_nodes)
         if outcome.finished and recipe.lora.rank > 0:  # later stages begin with whole weights
             export_whole(recipe.run_dir, final_folder(recipe))
         yield name, recipe, outcome

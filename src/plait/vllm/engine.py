@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,8 +22,10 @@ from plait.launch.failures import Ended as HowEnded
 from plait.launch.failures import WorkerError
 from plait.launch.interface import Group, Handle
 from plait.launch.local import LocalNode, LocalProcesses
+from plait.launch.watch import Watch
 from plait.policy.step import Key
 from plait.schedule.work import Done
+from plait.temporary_folder import TemporaryFolder
 from plait.vllm.environment import checked_environment
 from plait.vllm.messages import Ended, Loading, Wanted
 from plait.vllm.server import ENVIRONMENT, VllmServer
@@ -52,9 +53,9 @@ def start_vllm(device: str, threads: int, freeze_after_s: float) -> Start:
     def start(loading: Loading, folder: Path) -> Group:
         launcher = LocalProcesses(
             threads=threads,
-            freeze_after_s=freeze_after_s,
             environment={**ENVIRONMENT, "TMPDIR": str(folder)},
             nodes=[LocalNode(python=python)],
+            watch=Watch(freeze_after_s),
         )
         return launcher.start(VllmServer, 1, arguments=(loading,), deadline_s=START_S)
 
@@ -111,12 +112,12 @@ class VllmEngine:
         """That vLLM computes now."""
         self._in_turns = False
         """Samples that have ended may go on: vLLM finds their keys and values again."""
-        self._folder = tempfile.TemporaryDirectory(prefix="plait-vllm-")
+        self._folder = TemporaryFolder("vllm")
         try:
-            self.group = start(loading, Path(self._folder.name))
+            self.group = start(loading, self._folder.path)
             """vLLM's process, a group of one."""
         except WorkerError as error:
-            self._folder.cleanup()
+            self._folder.close()
             if error.failure.ended is HowEnded.RAISED:
                 what = cause_of(error.__cause__) if error.__cause__ is not None else error.failure.cause
                 raise ConfigError(
@@ -212,7 +213,7 @@ class VllmEngine:
     def close(self) -> None:
         """End vLLM's process. Harmless when done before."""
         self.group.close(grace_s=CLOSE_S)
-        self._folder.cleanup()
+        self._folder.close()
 
     # -- what is said to vLLM
 

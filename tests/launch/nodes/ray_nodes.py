@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from plait.launch.nodes.gathering import Gathered
+from plait.launch.nodes.gathered import Gathered
 from plait.launch.nodes.room import Need
 from tests.launch.nodes.agents import KEY
 

@@ -8,7 +8,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from plait.launch.nodes import messages
+import pytest
+
+from plait.launch import machine
+from plait.launch.machine import versions
+from plait.launch.nodes import agent, messages
 from plait.launch.nodes.agent import Agent, who
 from plait.launch.nodes.relay import Relay
 from plait.launch.wire import Channel
@@ -21,8 +25,8 @@ def answers_of(me: messages.Joined, *asked: messages.Launch | messages.Echo) -> 
     """What an agent answers, in the order in which it is asked."""
     ours, theirs = socket.socketpair()
     said: list[str] = []
-    agent = Agent(Channel(theirs, KEY, controller=False), KEY, me, said.append)
-    thread = threading.Thread(target=agent.serve)
+    served = Agent(Channel(theirs, KEY, controller=False), KEY, me, said.append)
+    thread = threading.Thread(target=served.serve)
     thread.start()
     leader, answers = Relay(Channel(ours, KEY, controller=True)), []
     for number, what in enumerate(asked):
@@ -43,3 +47,25 @@ def test_an_address_that_is_gone_when_ranks_are_to_start_is_told_and_the_agent_g
     assert isinstance(launched, tuple)
     assert launched[0].startswith("cannot start its ranks: the address 203.0.113.7 is none of this machine's")
     assert isinstance(clock, messages.Clock)
+
+
+def test_a_node_without_room_for_files_says_so_to_the_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(purpose: str) -> None:
+        raise OSError(28, "No space left on device", "/tmp")
+
+    monkeypatch.setattr(agent, "TemporaryFolder", full)
+    me = who(1, 1, "127.0.0.1", own_devices=False)
+    [launched] = answers_of(me, messages.Launch(0, (1,), 2, (), None, str(tmp_path), 128))
+    assert launched == ("cannot start its ranks: [Errno 28] No space left on device: '/tmp'",)
+
+
+def test_code_of_plait_that_differs_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "plait" / "launch"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(machine, "__file__", str(package / "machine.py"))
+    digests = []
+    for text in ("a = 1", "a = 2", "a = 2"):
+        (package / "machine.py").write_text(text)
+        (package / "notes.txt").write_text(str(len(digests)))
+        digests.append(dict(versions())["the source of plait with digest"])
+    assert digests[0] != digests[1] == digests[2]

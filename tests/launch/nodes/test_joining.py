@@ -34,3 +34,15 @@ def test_why_it_has_not_joined_is_said_before_it_gives_up(tmp_path: Path, monkey
         "node 1 waits for the leader at 127.0.0.1:9",
         f"this node has not joined yet, and tries for 1 s more: {why}",
     ]
+
+
+def test_that_nobody_answers_is_said_before_it_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader has not begun to listen, or has all its nodes and listens no more."""
+    monkeypatch.setattr(joining, "SILENT_S", 0.3)
+    monkeypatch.setenv(VARIABLE, "correct horse battery")
+    said: list[str] = []
+    why = r"no leader answers at 127\.0\.0\.1:9 \(.*refused\); is the command of node 0 running"
+    with pytest.raises(RunError, match=f"^this node could not join: {why}"):
+        join(Attached(1, 2, 1, ("127.0.0.1", 9), None, "--node"), tmp_path, said.append, deadline_s=1.5)
+    assert len(said) == 2
+    assert said[1].startswith("this node has not joined yet, and tries for 1 s more: no leader answers at 127.0.0.1:9")

@@ -16,8 +16,9 @@ from plait.launch.failures import NodeLost
 from plait.launch.interface import Place
 from plait.launch.node import Order
 from plait.launch.nodes import messages
+from plait.launch.nodes.echoes import ECHOES
 from plait.launch.nodes.introduction import worker_key
-from plait.launch.nodes.link import ECHOES, NodeLink
+from plait.launch.nodes.link import NodeLink
 from plait.launch.nodes.relay import Cut, Relay
 from plait.launch.wire import Channel
 
@@ -223,3 +224,17 @@ def test_a_wish_that_nobody_hears_yet_is_kept_for_who_asks_next(joined) -> None:
     link.ask(messages.Echo(b""), LIMIT_S)
     link.on_wish(lambda: wishes.append(3))
     assert wishes == [1, 3]
+
+
+def test_a_loss_is_told_at_once_where_no_ranks_run(joined) -> None:
+    """Of ranks that run the loss is the error."""
+    for runs in (False, True):
+        said: list[str] = []
+        link, agent = joined()
+        link.on_loss = said.append
+        if runs:
+            link.begin(order())
+        agent.relay.send(messages.Leaving("it was interrupted twice"))
+        until(lambda link=link: link.gone)
+        link.end(0, "")  # and its thread is gone
+        assert said == ([] if runs else ["node 1 (host-b) is lost: it was interrupted twice"])

@@ -21,11 +21,13 @@ import pytest
 
 from plait.errors import ConfigError, RunError
 from plait.launch import monitor
-from plait.launch.failures import Ended, WorkerError
+from plait.launch.failures import Ended, NodeLost, WorkerError
 from plait.launch.local import LocalProcesses
 from plait.launch.nodes.agent import BEAT_S, TICK_S
-from plait.launch.nodes.gathering import Gathered, NodeRendezvous
+from plait.launch.nodes.gathered import Gathered
+from plait.launch.nodes.gathering import NodeRendezvous
 from plait.launch.nodes.introduction import Stranger, dialled, introduced, listening
+from plait.launch.watch import Watch
 from tests.launch.nodes.agents import KEY, agent, end, joined, me
 from tests.launch.test_strangers import listened_on
 from tests.launch.workers import Echo, Summing, waiter
@@ -70,7 +72,7 @@ def test_a_dead_worker_of_another_node_is_named_with_its_cause_and_its_output(tm
 def test_a_frozen_worker_of_another_node_is_named_with_where_it_was() -> None:
     with (
         joined(2) as (gathered, _),
-        LocalProcesses(nodes=gathered.nodes, freeze_after_s=1.0).start(Echo, 2) as group,
+        LocalProcesses(nodes=gathered.nodes, watch=Watch(1.0)).start(Echo, 2) as group,
     ):
         handle = group.submit(1, "stop_self")
         with pytest.raises(WorkerError) as caught:
@@ -135,6 +137,9 @@ def test_a_group_begins_again_on_the_nodes_that_are_left() -> None:
             handle = group.submit([0, 1, 2], "hang_in_python")
             agents[0].kill()
             assert f"rank 1 on node 1 ({HOST}) is lost with its node" in failure_of(group, handle, 1)
+        with pytest.raises(NodeLost, match=r"^node 1 \(.*\) is lost: its connection was closed"):
+            LocalProcesses(nodes=gathered.nodes).start(Echo, 3)
+        gathered.drop_lost()
         gathered.tell("node 0: it begins again")
         for _ in range(3):
             assert [node.node for node in gathered.nodes] == [0, 2]
@@ -151,9 +156,13 @@ def test_of_machines_with_several_commands_equally_many_go_on() -> None:
     three = Gathered(here, None)  # pyright: ignore[reportArgumentType]
     assert [link.node for link in three.nodes] == [0, 0, 1, 1, 2, 2]
     here[3].gone = "its connection was closed"
+    assert [link.node for link in three.nodes] == [0, 0, 1, 1, 2, 2], "whoever counts on it is told that it is lost"
+    three.drop_lost()
     assert [link.node for link in three.nodes] == [0, 0, 2, 2], "four of whole machines, not three of each one"
     here[5].gone = here[1].gone = "its connection was closed"
+    three.drop_lost()
     assert [link.node for link in three.nodes] == [0, 1, 2]
+    assert three.num_joined == 6
 
 
 SIX = [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (5, 2)]
@@ -169,6 +178,7 @@ def test_a_node_whose_process_dies_is_named_and_its_ranks_are_gone() -> None:
         assert time.monotonic() - started < 10
         assert f"rank 1 on node 1 ({HOST}) is lost with its node: its connection was closed" in text
         assert [link.name for link in gathered.links] == [f"node 2 ({HOST})"], "the others stay for another group"
+        gathered.drop_lost()
         with LocalProcesses(nodes=gathered.nodes).start(Echo, 2) as smaller:
             assert smaller.submit([0, 1], "back", 7).result(LIMIT_S) == [7, 7]
 
@@ -277,7 +287,32 @@ def test_nodes_that_do_not_come_are_counted() -> None:
         assert f"number 1 has not come, joined: node 2 ({HOST}). Are they" in str(caught.value)
         assert process.wait(LIMIT_S) == 1
     finally:
-        assert "node 0 gave up" in end(process)
+        assert "node 0: expected 2 more commands of this run" in end(process)
+
+
+def test_a_signal_to_one_that_has_come_while_others_are_waited_for_ends_the_wait() -> None:
+    """It is told, and leaves with the code of an interrupted command, as the leader does."""
+    listener = listening("127.0.0.1", 0)
+    process = agent(listener.getsockname()[1], 2)
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        process.send_signal(signal.SIGINT)
+
+    def wished() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            NodeRendezvous(listener, KEY, [1, 2], me(), told=tell, wished=wished).wait(None, deadline_s=LIMIT_S)
+        assert told == [f"node 2 ({HOST}) has joined (1 of 2)"]
+        text = process.communicate(timeout=LIMIT_S)[0]
+        assert process.returncode == 130
+        assert "node 0 is asked to stop the run" in text
+        assert text.splitlines()[-1] == "node 0: interrupted"
+    finally:
+        end(process)
 
 
 def test_who_has_another_key_is_named_by_its_address() -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from plait.launch import machine
 from plait.launch.machine import cpu_cores, cpu_flags, cpu_name, hardware
-from plait.launch.nodes.gathering import Gathered
+from plait.launch.nodes.gathered import Gathered
 from plait.launch.nodes.place import Attached
 from plait.recipes.recipe import Recipe
+from plait.runtime.folder.node_files import Given
 from plait.runtime.processes import nodes
 from plait.runtime.processes.nodes import gathered_nodes, said_of_kinds, threads_of
 
@@ -20,7 +21,9 @@ CPU = ("cpu", "a CPU")
 
 def gathered(*kinds: tuple[tuple[str, str], ...]) -> Gathered:
     links = [
-        SimpleNamespace(name=f"node {number} (host)", joined=SimpleNamespace(hardware=kind), gone="")
+        SimpleNamespace(
+            name=f"node {number} (host)", node=number, joined=SimpleNamespace(hardware=kind, task=number), gone=""
+        )
         for number, kind in enumerate(kinds, start=1)
     ]
     return Gathered(links, None)  # pyright: ignore[reportArgumentType]
@@ -40,9 +43,8 @@ def test_a_leader_that_has_only_a_name_of_its_own_for_itself_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    found = SimpleNamespace(check_folder=lambda _: None, end=lambda *_: None)
-    monkeypatch.setattr(nodes, "NodeRendezvous", lambda *_: SimpleNamespace(wait=lambda place: found))
-    monkeypatch.setattr(nodes, "said_files", lambda _: ())
+    monkeypatch.setattr(nodes, "NodeRendezvous", lambda *_, **__: SimpleNamespace(wait=lambda place: gathered()))
+    monkeypatch.setattr(nodes, "given", lambda _: Given((), ()))
     for host, count in (("node0", 2), ("node0", 1), ("localhost", 2), ("127.0.0.1", 2)):
         monkeypatch.setattr(nodes, "resolved", lambda _: "127.0.1.1")
         place = Attached(0, 2, 0, (host, 0), None, "--node", nodes=count)

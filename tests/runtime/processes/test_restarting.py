@@ -135,7 +135,16 @@ def test_the_plan_of_a_run_that_was_to_be_replaced_is_not_taken_for_the_places_t
         directory.begin("model: m\n")
         Plan("split", 2, (Placement("actor.train", "train", (0,)),)).save(directory.files.plan)
     place = SimpleNamespace(node=0, cores=1, devices=0, own_devices=False)
-    nodes: Any = SimpleNamespace(nodes=[place, place], num_nodes=1, links=[], joined_bytes={}, tell=lambda text: None)
+    nodes: Any = SimpleNamespace(
+        nodes=[place, place],
+        num_nodes=1,
+        num_joined=2,
+        links=[],
+        joined_bytes={},
+        tell=lambda text: None,
+        drop_lost=lambda: None,
+        reach=lambda: None,
+    )
     tried: list[Any] = []
 
     def supervise(prepared: Any, **_: Any) -> Any:

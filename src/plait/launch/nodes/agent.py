@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from plait.launch.nodes.introduction import worker_key
 from plait.launch.nodes.relay import Cut, Relay
 from plait.launch.process import WorkerProcess
 from plait.launch.wire import Channel
+from plait.temporary_folder import TemporaryFolder
 
 TICK_S = 0.1
 BEAT_S = 1.0
@@ -62,7 +61,8 @@ class Agent:
         self._silent_after_s = _WELCOME_S
         self._say = say
         self._own: Own | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix="plait-node-"))
+        self._folder: TemporaryFolder | None = None
+        """Has the status files of its groups, once it has been asked for one."""
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._signals = 0
         self._beat = time.monotonic()
@@ -95,19 +95,22 @@ class Agent:
             with contextlib.suppress(OSError):
                 relay.flush(_LAST_WORDS_S)
             relay.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            if self._folder is not None:
+                self._folder.close()
 
     def signalled(self, number: int, frame: object) -> None:
         """A handler of signals that ask to stop: the first asks the leader to stop the run, the second ends this."""
         self._signals += 1
         if self._signals == 1:
-            self._jobs.put(self._wish)
+            # From a thread: the signal may have come in the middle of a message.
+            threading.Thread(target=self._wish, name="plait-wish", daemon=True).start()
         else:
             raise KeyboardInterrupt
 
     def _wish(self) -> None:
-        self._relay.send(messages.Wish())
+        # Said first: what node 0 says of it comes behind.
         self._say("node 0 is asked to stop the run; once more to end the ranks of this node at once")
+        self._relay.send(messages.Wish())
 
     # -- what the leader says
 
@@ -161,9 +164,10 @@ class Agent:
     def _launched(self, order: messages.Launch) -> messages.Answer:
         self._end_ranks()
         key = worker_key(self._key, order.group)
-        status = self._folder / f"status-{order.group}"
         processes: dict[int, WorkerProcess] = {}
         try:
+            self._folder = self._folder or TemporaryFolder("node")
+            status = self._folder.path / f"status-{order.group}"
             environment = {**interface_variables(self._joined.address, os.environ), **dict(order.environment)}
             status.write_bytes(b"\0" * (order.num_ranks * order.line_bytes))
             folder = None if order.output_dir is None else Path(order.output_dir)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import secrets
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from plait.errors import ConfigError, RunError
 from plait.launch.node import Node
+from plait.launch.nodes.gathered import Gathered, ended_by
 from plait.launch.nodes.introduction import GREETING_S, Stranger, welcomed
-from plait.launch.nodes.link import NodeLink, Reach
+from plait.launch.nodes.link import NodeLink
 from plait.launch.nodes.messages import Joined, Note, Welcome
 from plait.launch.wire import Channel, Forged
 
@@ -25,109 +24,6 @@ JOIN_S = 180.0
 NODE_SILENT_S = 15.0
 """Without a word, after which a node, or its leader, counts as lost: half of what a rank has."""
 _MOST_GREETINGS = 64
-_SEEN_S = 10.0
-"""For a file that one node writes to be seen by another: a network's file systems may be slow in that."""
-
-
-class Gathered:
-    """The nodes of a run."""
-
-    def __init__(self, links: Sequence[NodeLink], own: Node | None) -> None:
-        self._links = list(links)
-        self._own = own
-        self._ended = False
-
-    @property
-    def nodes(self) -> list[Node]:
-        """Where ranks are started, in the order of their ranks: machine by machine. Where some were lost, the most of
-        the others that are equally many on each machine, as plans have them."""
-        machines = self._machines()
-        counts = {len(places) for places in machines}
-        sizes = {count: count * sum(len(places) >= count for places in machines) for count in counts}
-        best = max(sizes, key=lambda count: (sizes[count], count), default=0)
-        return [node for places in machines if len(places) >= best for node in places[:best]]
-
-    @property
-    def links(self) -> list[NodeLink]:
-        """Those that are not this process's own and are not lost."""
-        return [link for link in self._links if not link.gone]
-
-    @property
-    def num_nodes(self) -> int:
-        """Machines; several places may be on one."""
-        return len({node.node for node in self.nodes})
-
-    def check_equal(self) -> None:
-        """Raises ConfigError where machines have different numbers of commands: a plan is for equal ones."""
-        machines = self._machines()
-        if len({len(places) for places in machines}) > 1:
-            raise ConfigError(
-                "expected the same number of commands on each node, found "
-                + ", ".join(f"{len(places)} on node {places[0].node}" for places in machines)
-            )
-
-    def _machines(self) -> list[list[Node]]:
-        """All that are not lost: the places of each machine, this process's own first."""
-        own: list[Node] = [] if self._own is None else [self._own]
-        by_node: dict[int, list[Node]] = {}
-        for node in (*own, *sorted(self.links, key=_order)):
-            by_node.setdefault(node.node, []).append(node)
-        return [by_node[number] for number in sorted(by_node)]
-
-    def check_folder(self, folder: Path) -> None:
-        """See that all nodes share a folder: each writes a word there, which is read here.
-
-        Raises:
-            ConfigError: one does not; names the node.
-        """
-        for link in self.links:
-            path, word = folder / f".node-{link.joined.task}-{secrets.token_hex(4)}", secrets.token_hex(16)
-            try:
-                why = link.touch(path, word)
-                if not why and not _seen(path, word):
-                    why = "what it writes there is not seen by the leader"
-            finally:
-                path.unlink(missing_ok=True)
-            if why:
-                raise ConfigError(
-                    f"key `run_dir`: {folder} is not shared by all nodes: on {link.name}: {why}; give a folder on a "
-                    "file system that all nodes mount under the same path"
-                )
-
-    def reach(self) -> Reach | None:
-        """What messages between machines take, of the node that they take longest to; None: it is not known."""
-        own = None if self._own is None else self._own.node
-        measured = [reach for link in self.links if link.node != own and (reach := link.measure()) is not None]
-        if not measured:
-            return None
-        return Reach(min(reach.bytes_per_s for reach in measured), max(reach.latency_s for reach in measured))
-
-    @property
-    def joined_bytes(self) -> dict[str, int]:
-        """Name → memory of the machines that have joined."""
-        return {link.name: link.joined.memory_bytes for link in self.links}
-
-    @property
-    def least_memory(self) -> int | None:
-        """Bytes of the machine with least memory, of those that have joined; None: none has."""
-        return min(self.joined_bytes.values(), default=None)
-
-    def on_wish(self, wished: Callable[[], None] | None) -> None:
-        """Have it called when a node was asked by a signal to stop the run; see `NodeLink.on_wish`."""
-        for link in self._links:
-            link.on_wish(wished)
-
-    def tell(self, text: str) -> None:
-        """Have those who watch the other nodes read a text."""
-        for link in self.links:
-            link.send(Note(text))
-
-    def end(self, code: int, text: str = "") -> None:
-        """Let all nodes leave with an exit code; harmless when done before."""
-        if not self._ended:
-            self._ended = True
-            for link in self._links:
-                link.end(code, text)
 
 
 @dataclass
@@ -140,6 +36,8 @@ class NodeRendezvous:
         own: what this command would say of itself: versions must be equal.
         silent_after_s: without a word of a node, or of its leader there, after which it counts as lost.
         told: is told who has come.
+        wished: is called when one of them is asked by a signal to stop the run.
+        missed: is told by a thread which of them is lost while it has no ranks.
     """
 
     listener: socket.socket
@@ -148,6 +46,8 @@ class NodeRendezvous:
     own: Joined
     silent_after_s: float = NODE_SILENT_S
     told: Callable[[str], None] = lambda text: None
+    wished: Callable[[], None] | None = None
+    missed: Callable[[str], None] | None = None
     _come: queue.SimpleQueue[NodeLink] = field(default_factory=queue.SimpleQueue, init=False)
     """Those that have said who they are, and are not admitted yet."""
     _links: dict[int, NodeLink] = field(default_factory=dict, init=False)
@@ -183,7 +83,7 @@ class NodeRendezvous:
                         raise RunError(self._missing(why or f"not there after {deadline_s:g} s"))
         except BaseException as error:
             for link in self._links.values():
-                link.end(1, f"node 0 gave up: {error}")
+                link.end(*ended_by(error))
             raise
         gathered = Gathered(list(self._links.values()), place)
         try:
@@ -234,6 +134,8 @@ class NodeRendezvous:
             raise ConfigError(text)
         self._links[task] = link
         link.send(Welcome(self.silent_after_s))
+        link.on_wish(self.wished)
+        link.on_loss = self.missed
         self.told(f"{name} has joined ({len(self._links)} of {len(tasks)})")
         if unlike := link.joined.unlike(own):
             text = f"{name} was begun with another recipe than {own.label}, whose is used: {'; '.join(unlike)}"
@@ -270,17 +172,3 @@ def _first_word(channel: Channel) -> Joined:
         raise Stranger(f"it has another version of plait: {error!r}") from error
     channel.link.close()
     raise Stranger("it has not said who it is")
-
-
-def _seen(path: Path, word: str) -> bool:
-    end = time.monotonic() + _SEEN_S
-    while time.monotonic() < end:
-        with contextlib.suppress(OSError):
-            if path.read_text() == word:
-                return True
-        time.sleep(0.1)
-    return False
-
-
-def _order(link: NodeLink) -> tuple[int, int]:
-    return link.node, link.joined.task

@@ -79,9 +79,10 @@ def _met(address: tuple[str, int], folder: Path, deadline: float, say: Callable[
     while True:
         key = nodes_key(folder, os.environ)
         if key is not None:
-            link = dialled(address, deadline)
             try:
-                return introduced(link, key)
+                return introduced(dialled(address, min(silent_until, deadline)), key)
+            except RunError as error:
+                why = str(error)
             except Stranger as stranger:  # the key may be that of an earlier run, which the leader will replace
                 why = f"what listens at {address[0]}:{address[1]} is no leader of this run: {stranger}{_same_key()}"
         left_s = deadline - time.monotonic()

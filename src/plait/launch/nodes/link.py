@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from plait.errors import RunError
 from plait.launch.failures import NodeLost
@@ -17,29 +16,20 @@ from plait.launch.interface import Place
 from plait.launch.node import Began, Order
 from plait.launch.nodes import messages
 from plait.launch.nodes.agent import BEAT_S, TICK_S
+from plait.launch.nodes.echoes import Reach, clock_ahead_s, reach_of
 from plait.launch.nodes.introduction import worker_key
 from plait.launch.nodes.relay import Cut, Relay
+from plait.launch.nodes.remote_process import RemoteProcess
 from plait.launch.wire import Channel
 
 DOUBT_S = 2.5 * BEAT_S
 """Silence after which a node may be lost: an error of a rank may then have that as its cause."""
 _START_S = 60.0
 _ANSWER_S = 3.0
-_DEATH_S = 10.0
-"""To hear why a rank died: where its node is lost, whoever started that may be asked for some seconds."""
 _GONE_S = 12.0
 """For all processes of a node to be gone."""
 _FULL = 0.9
 """Share of a node's memory in use, at which its loss may be for want of more."""
-ECHOED_BYTES, ECHOES = 4 << 20, 3
-"""Size of a message that says how fast the network is, and how often it is sent."""
-
-
-class Reach(NamedTuple):
-    """How fast a node is reached: bytes per second, and seconds of a message without any."""
-
-    bytes_per_s: float
-    latency_s: float
 
 
 class NodeLink:
@@ -64,6 +54,8 @@ class NodeLink:
         self.joined = joined
         self.name, self.node = joined.label, joined.node
         self.cores, self.devices, self.own_devices = joined.cores, joined.devices, joined.own_devices
+        self.on_loss: Callable[[str], None] | None = None
+        """Told where the node is lost and has no ranks, whose loss would be told."""
         self._wished: Callable[[], None] | None = None
         self._unheard_wish = False
         self.explain = explain
@@ -117,7 +109,8 @@ class NodeLink:
             self._relay.attach(rank, theirs)
         folder = None if order.output_dir is None else str(order.output_dir)
         environment = tuple(order.environment.items())
-        ranks, working_folder, ahead_s = tuple(order.ranks), os.getcwd(), self._ahead_s()
+        ranks, working_folder = tuple(order.ranks), os.getcwd()
+        ahead_s = clock_ahead_s(lambda echo: self.ask(echo, _START_S))
         launched = self.ask(
             messages.Launch(order.group, ranks, order.num_ranks, environment, folder, working_folder, order.line_bytes),
             _START_S,
@@ -152,29 +145,8 @@ class NodeLink:
         return self.gone or ("".join(why) if isinstance(why, tuple) else "it did not answer")
 
     def measure(self) -> Reach | None:
-        """What messages to the node take, the shortest of a few; None: it does not answer."""
-        taken: dict[int, float] = {}
-        for size in (0, ECHOED_BYTES) * ECHOES:
-            if (echoed := self._echoed(size)) is None:
-                return None
-            taken[size] = min(taken.get(size, _ANSWER_S), echoed[0])
-        return Reach(ECHOED_BYTES / max(taken[ECHOED_BYTES] - taken[0], 1e-9), taken[0] / 2)
-
-    def _ahead_s(self) -> float:
-        """How far the node's clock is ahead of this process's, by the shortest of a few messages. 0 of a node that does
-        not answer: it starts no ranks either."""
-        echoes: list[tuple[float, float]] = []
-        while len(echoes) < ECHOES and (echoed := self._echoed(0, _START_S)) is not None:
-            echoes.append(echoed)
-        return min(echoes, default=(0.0, 0.0))[1]
-
-    def _echoed(self, size: int, seconds: float = _ANSWER_S) -> tuple[float, float] | None:
-        """(seconds that a message of so many bytes takes there and back, how far the node's clock is ahead if both ways
-        take equally long); None: no answer."""
-        began = time.perf_counter()
-        answer = self.ask(messages.Echo(bytes(size)), seconds)
-        ended = time.perf_counter()
-        return (ended - began, answer.now_s - (began + ended) / 2) if isinstance(answer, messages.Clock) else None
+        """What messages to the node take; None: it does not answer."""
+        return reach_of(lambda echo: self.ask(echo, _ANSWER_S))
 
     def send(self, message: object) -> None:
         self._relay.send(message)
@@ -236,6 +208,8 @@ class NodeLink:
             self.gone = "; ".join(filter(None, (why, self._full_memory(), more)))
             self.changed.notify_all()
         self._relay.close()
+        if self.on_loss is not None and not (self._running or self._ending):
+            self.on_loss(f"{self.name} is lost: {self.gone}")
 
     def _full_memory(self) -> str:
         """What is to be said where the node's memory was nearly all used when it was last heard; else nothing."""
@@ -284,71 +258,6 @@ class NodeLink:
             os.pwrite(file, data, start)
         finally:
             os.close(file)
-
-
-class RemoteProcess:
-    """A worker process of another node; see `process.WorkerProcess`, whose words these are."""
-
-    def __init__(self, node: NodeLink, rank: int, pid: int, link: socket.socket, output_file: Path | None) -> None:
-        self.pid = pid
-        self.link = link
-        self._output_file = output_file
-        self._node = node
-        self._rank = rank
-        self._killed = False
-
-    @property
-    def exited(self) -> bool:
-        return bool(self._node.gone) or self._rank in self._node.exited
-
-    @property
-    def doubtful(self) -> bool:
-        return self._node.doubtful
-
-    def wait(self, deadline: float) -> bool:
-        while not self.exited:
-            if (left_s := deadline - time.monotonic()) <= 0:
-                return False
-            with self._node.changed:
-                self._node.changed.wait(min(left_s, TICK_S))
-        return True
-
-    def state(self) -> str:
-        return self._asked(messages.About.STATE)
-
-    def dump_stack(self, *, stopped: bool = False) -> str:
-        return self._asked(messages.About.STACK_OF_STOPPED if stopped else messages.About.STACK)
-
-    def cause_of_death(self) -> tuple[str, str]:
-        answer = None
-        if not self._node.gone:
-            answer = self._node.ask(messages.Question(self._rank, messages.About.DEATH), _DEATH_S)
-        if self._node.gone or not isinstance(answer, tuple) or not answer:
-            why = self._node.gone or "its agent says nothing of it"
-            return f"is lost with its node: {why}", ""
-        return answer[0], answer[1]
-
-    def output(self) -> tuple[str, str]:
-        return self._asked(messages.About.OUTPUT), str(self._output_file or "")
-
-    def send_signal(self, number: int) -> None:
-        self._node.send(messages.Signal(self._rank, number))
-
-    def signal_group(self) -> None:
-        """Nothing: the agent kills the ranks of its node all at once, see `kill`."""
-
-    def kill(self) -> None:
-        if self._killed:
-            return
-        self._killed = True
-        self._node.kill()
-        self.link.close()
-
-    def _asked(self, about: messages.About) -> str:
-        if self._node.gone or self._killed:
-            return ""
-        answer = self._node.ask(messages.Question(self._rank, about))
-        return answer[0] if isinstance(answer, tuple) and answer else ""
 
 
 def _gib(count: int) -> str:

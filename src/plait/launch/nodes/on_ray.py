@@ -19,7 +19,8 @@ from typing import Any
 
 from plait.errors import ConfigError, RunError
 from plait.launch.nodes.agent import who
-from plait.launch.nodes.gathering import JOIN_S, Gathered, NodeRendezvous
+from plait.launch.nodes.gathered import Gathered
+from plait.launch.nodes.gathering import JOIN_S, NodeRendezvous
 from plait.launch.nodes.introduction import dialled, introduced, listening
 from plait.launch.nodes.joining import serve
 from plait.launch.nodes.messages import LEADS_ALONE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -97,13 +96,6 @@ def changed_keys(old: Path, new: Recipe) -> dict[str, tuple[Any, Any]]:
 def keys_of(recipe: Recipe) -> dict[str, Any]:
     """Dotted key → its value, of all keys."""
     return _flat(recipe.model_dump(mode="json"))
-
-
-def said_keys(recipe: Recipe) -> tuple[tuple[str, str], ...]:
-    """What the commands of a run on several nodes compare: all keys but the folder, of which each sees that it is the
-    same, and whether it may be overwritten, which the leader alone asks."""
-    left_out = ("run_dir", "overwrite")
-    return tuple((key, json.dumps(value)) for key, value in keys_of(recipe).items() if key not in left_out)
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -20,6 +20,7 @@ from plait.launch.interface import WorkerContext
 from plait.launch.local import LocalProcesses
 from plait.launch.local_group import LocalGroup, LocalHandle
 from plait.launch.machine import usable_cores, visible_devices
+from plait.launch.watch import Watch
 from plait.observe.loading import loading
 from plait.observe.progress import Progress
 from plait.runtime.evaluating.generate import answer, answer_alone
@@ -146,9 +147,8 @@ def _by_processes(
     done: Collection[tuple[int, int]],
 ) -> GenerationReport:
     told: queue.SimpleQueue[str | list[GenerationReport] | WorkerError] = queue.SimpleQueue()
-    launcher = LocalProcesses(
-        threads=job.threads, on_devices=job.device != "cpu", heard=lambda rank, text: told.put(text)
-    )
+    watch = Watch(on_devices=job.device != "cpu", heard=lambda rank, text: told.put(text))
+    launcher = LocalProcesses(threads=job.threads, watch=watch)
     ranks = range(len(parts))
     num_asked = sum((r.prompt.uid, i) not in done for part in parts for r in part for i in range(r.num_samples))
     loading(f"{len(parts)} processes, each with a copy of {job.model}")

@@ -11,6 +11,7 @@ from plait.errors import RunError, UserError
 from plait.launch.failures import WorkerError
 from plait.launch.local import LocalProcesses
 from plait.launch.node import Node
+from plait.launch.watch import Watch
 from plait.observe.progress import Progress
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.processes.progress_relay import ProgressRelay
@@ -45,18 +46,16 @@ def launcher_shown(
     with progress, ProgressRelay(progress, lambda: still_loading(read_status(status))) as relay:
         if recipe.device == "cpu" and len(nodes) == 1 and (note := crowding(num_ranks, threads, nodes[0].cores)):
             progress.message(note)
-        yield LocalProcesses(
-            threads=threads,
-            output_dir=output_dir,
+        watch = Watch(
             freeze_after_s=recipe.freeze_after_s,
             doing=lambda: read_status(status),
             progress=lambda: read_progress(status),
             stalled_after_s=recipe.stalled_after_s,
             on_devices=recipe.device != "cpu",
             heard=relay.hear,
-            status=(status, LINE_BYTES),
-            nodes=nodes,
         )
+        lines = (status, LINE_BYTES)
+        yield LocalProcesses(threads=threads, output_dir=output_dir, status=lines, nodes=nodes, watch=watch)
 
 
 def as_alone(error: WorkerError, *, peers: bool = True) -> Exception:

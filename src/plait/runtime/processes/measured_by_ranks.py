@@ -3,9 +3,6 @@ folder: what its ranks print goes when they have ended."""
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 from plait.launch.failures import WorkerError
 from plait.launch.local import LocalNode
 from plait.observe.loading import loading
@@ -17,6 +14,7 @@ from plait.runtime.processes.launching import RUN_S, as_alone, launcher_shown
 from plait.runtime.processes.nodes import threads_of
 from plait.runtime.processes.worker import Job, Worker
 from plait.runtime.processes.worker_output import STATUS
+from plait.temporary_folder import TemporaryFolder
 from plait.workers.ranks import LEADER
 
 
@@ -33,8 +31,8 @@ def measured_by_ranks(prepared: Prepared) -> Evaluation:
     recipe, num_ranks, node = prepared.recipe, prepared.plan.num_ranks, LocalNode()
     threads = threads_of(recipe, num_ranks, [node])
     loading(f"{num_ranks} processes, each with its part of {recipe.model}")
-    with tempfile.TemporaryDirectory(prefix="plait-eval-") as name:
-        folder = Path(name)
+    with TemporaryFolder("eval") as held:
+        folder = held.path
         job = Job(recipe, prepared.plan, prepared.models, folder, False, False, threads, Origin.here())
         with launcher_shown(prepared, threads, folder / STATUS, [node], Progress(0)) as launcher:
             try:

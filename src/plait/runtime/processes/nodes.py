@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from plait.cost.hardware import Link
-from plait.errors import UserError
 from plait.launch.local import LocalNode
 from plait.launch.machine import hardware
 from plait.launch.node import Node
 from plait.launch.nodes.agent import who
-from plait.launch.nodes.gathering import NODE_SILENT_S, Gathered, NodeRendezvous
+from plait.launch.nodes.gathered import Gathered, ended_by
+from plait.launch.nodes.gathering import NODE_SILENT_S, NodeRendezvous
 from plait.launch.nodes.interfaces import interface_variables, resolved
 from plait.launch.nodes.introduction import listening
-from plait.launch.nodes.messages import Joined
 from plait.launch.nodes.place import Attached
 from plait.launch.nodes.room import Need
 from plait.launch.nodes.run_key import leaders_key
+from plait.observe.screen import say as say_to_user
 from plait.recipes.device_checks import ranks_on_ray
+from plait.recipes.plan_files import ranks_of
 from plait.recipes.recipe import Recipe
-from plait.runtime.folder.node_files import said_files
-from plait.runtime.folder.stored_recipe import said_keys
-from plait.runtime.prediction.network import NOT_MEASURED, Network
+from plait.runtime.folder.node_files import ALONE, given
+from plait.runtime.prediction.network import NOT_MEASURED, THIS_ONE, Machines, Network
+from plait.runtime.prediction.spending import is_searched
+from plait.stop_signals import STOP_SIGNALS
 
 
 @contextmanager
@@ -45,27 +48,99 @@ def gathered_nodes(
             Ray is to start them, and cannot.
         RunError: nodes have not come in time.
     """
-    if attached is None and recipe.launcher != "ray":
+    if attached is not None:
+        with commands_joined({ALONE: recipe}, attached, folder, say) as gathered:
+            yield gathered
+        return
+    if recipe.launcher != "ray":
         yield None
         return
-    silent_after_s = min(NODE_SILENT_S, recipe.freeze_after_s)
-    with ExitStack() as stack:
-        if attached is not None:
-            key = stack.enter_context(leaders_key(folder, os.environ))
-            me = partial(who, 0, 0, keys=said_keys(recipe), files=said_files(recipe))
-            gathered = _attached(attached, key, silent_after_s, say, me)
-        else:
-            from plait.launch.nodes.on_ray import started_by_ray
+    from plait.launch.nodes.on_ray import started_by_ray
 
-            need, key = _need(recipe, num_nodes), secrets.token_bytes(32)
-            gathered = stack.enter_context(started_by_ray(need, key, silent_after_s=silent_after_s, say=say))
-        try:
-            gathered.check_folder(folder.resolve())
+    need, key, silent_after_s = _need(recipe, num_nodes), secrets.token_bytes(32), _silent_after_s([recipe])
+    with started_by_ray(need, key, silent_after_s=silent_after_s, say=say) as gathered, _ended(gathered):
+        gathered.check_folder(folder.resolve())
+        yield gathered
+
+
+@contextmanager
+def commands_joined(
+    recipes: Mapping[str, Recipe], attached: Attached, folder: Path, say: Callable[[str], None]
+) -> Iterator[Gathered]:
+    """The nodes of all commands of a run, of which this one leads, while inside; see `gathered_nodes`.
+
+    Args:
+        recipes: as of `node_files.given`.
+    """
+    address = resolved(attached.leader[0])
+    own = address if attached.address is None else resolved(attached.address)
+    variables = interface_variables(own, os.environ, "--leader" if attached.address is None else "--address")
+    place = LocalNode(own, variables, own_devices=attached.own_devices)
+    # Who listens there is alone: the key of another leader in the same folder stays as it is.
+    with listening(address, attached.leader[1]) as listener, leaders_key(folder, os.environ) as key:
+        if (unreached := said_of_loopback(attached.leader[0], address, attached.num_nodes)) is not None:
+            say(unreached)
+        say(
+            f"waiting for {attached.tasks - 1} more command{'s' * (attached.tasks > 2)} of this run (by {attached.by}) "
+            f"at {attached.leader[0]}:{attached.leader[1]}"
+        )
+        me = who(0, 0, own, own_devices=attached.own_devices, **given(recipes)._asdict())
+        tasks, silent_after_s = range(1, attached.tasks), _silent_after_s(list(recipes.values()))
+        coming = NodeRendezvous(
+            listener, key, tasks, me, silent_after_s, say, wished=interrupt_command, missed=said_at_once
+        )
+        with _ended(coming.wait(place)) as gathered:
+            for path in dict.fromkeys((folder.resolve(), folder.absolute())):  # ranks work in this command's folder
+                gathered.check_folder(path)
             yield gathered
-        except BaseException as error:
-            gathered.end(_code(error), f"node 0: {_said_of(error)}")
-            raise
-        gathered.end(0)
+
+
+@contextmanager
+def _ended(gathered: Gathered) -> Iterator[Gathered]:
+    """At the end the nodes are told how the run ended, and leave; where one is asked to stop the run meanwhile, and
+    nobody else hears of it, this command is interrupted."""
+    try:
+        with gathered.wishes_to(interrupt_command):
+            yield gathered
+    except BaseException as error:
+        gathered.end(*ended_by(error))
+        raise
+    gathered.end(0)
+
+
+def said_at_once(text: str) -> None:
+    """Say it from any thread: what is being prepared may take minutes, and ends for it only then."""
+    say_to_user(text, file=sys.stderr)
+
+
+def interrupt_command() -> None:
+    """Interrupt what this command does, as Ctrl-C would."""
+    heeded = [number for number in STOP_SIGNALS if callable(signal.getsignal(number))]
+    if heeded:
+        os.kill(os.getpid(), heeded[0])
+
+
+def _silent_after_s(recipes: Sequence[Recipe]) -> float:
+    return min(NODE_SILENT_S, *(recipe.freeze_after_s for recipe in recipes))
+
+
+def placed_on(recipe: Recipe, nodes: Gathered | None) -> tuple[Recipe, Machines]:
+    """A recipe that says on how many devices it runs, and the machines that these are of.
+
+    Args:
+        nodes: that have joined; None: none has, and Ray, if that is the launcher, is not asked yet.
+
+    Raises:
+        ConfigError: Ray is to be asked, and nothing says for how many devices.
+    """
+    if nodes is None:
+        if recipe.launcher == "ray":
+            ranks_on_ray(recipe)
+        return recipe, THIS_ONE
+    if recipe.devices == 0 and ranks_of(recipe.plan) == 0:
+        recipe = recipe.model_copy(update={"devices": devices_of(recipe, nodes.nodes)})
+    network = network_of(nodes) if is_searched(recipe) else NOT_MEASURED
+    return recipe, Machines(nodes.num_nodes, network, alike=said_of_kinds(nodes, recipe.device) is None)
 
 
 def network_of(nodes: Gathered | None) -> Network:
@@ -131,44 +206,7 @@ def threads_of(recipe: Recipe, num_ranks: int, nodes: Sequence[Node]) -> int:
     return max(1, min(node.cores // (share * count) for node, count in zip(nodes, places_beside, strict=True)))
 
 
-def _attached(
-    attached: Attached,
-    key: bytes,
-    silent_after_s: float,
-    say: Callable[[str], None],
-    me: Callable[..., Joined],
-) -> Gathered:
-    """
-    Args:
-        me: what this command says of itself, of its address and of whether its devices are its own.
-    """
-    address = resolved(attached.leader[0])
-    own = address if attached.address is None else resolved(attached.address)
-    variables = interface_variables(own, os.environ, "--leader" if attached.address is None else "--address")
-    place = LocalNode(own, variables, own_devices=attached.own_devices)
-    listener = listening(address, attached.leader[1])
-    if (unreached := said_of_loopback(attached.leader[0], address, attached.num_nodes)) is not None:
-        say(unreached)
-    say(
-        f"waiting for {attached.tasks - 1} more command{'s' * (attached.tasks > 2)} of this run (by {attached.by}) at "
-        f"{attached.leader[0]}:{attached.leader[1]}"
-    )
-    tasks = range(1, attached.tasks)
-    own_word = me(own, own_devices=attached.own_devices)
-    return NodeRendezvous(listener, key, tasks, own_word, silent_after_s, say).wait(place)
-
-
 def _need(recipe: Recipe, num_nodes: int) -> Need:
     """What a run asks of a Ray cluster. Raises ConfigError where nothing says how many ranks it has."""
     cores = {"CPU": float(recipe.threads or 1)}
     return Need(ranks_on_ray(recipe), {"GPU": 1.0, **cores} if recipe.device == "cuda" else cores, num_nodes)
-
-
-def _said_of(error: BaseException) -> str:
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
-
-
-def _code(error: BaseException) -> int:
-    if isinstance(error, KeyboardInterrupt):
-        return 130
-    return 2 if isinstance(error, UserError) else 1

@@ -8,7 +8,6 @@ in the same action of the same ranks, with no step saved in between.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,14 +15,12 @@ from plait.checkpoint.store import CheckpointStore
 from plait.errors import RunError, UserError
 from plait.launch.failures import Failure
 from plait.launch.machine import visible_devices
-from plait.launch.nodes.gathering import Gathered
+from plait.launch.nodes.gathered import Gathered
 from plait.observe.screen import say
-from plait.recipes.plan_files import ranks_of
-from plait.recipes.recipe import Recipe
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import Origin, Restart
 from plait.runtime.inputs.prepared import Prepared
-from plait.schedule.named_plans import AUTO
+from plait.runtime.processes.left_places import PreparedFor, fitted
 
 if TYPE_CHECKING:
     from plait.runtime.controller import Outcome
@@ -55,7 +52,7 @@ def supervised(
     supervise: Supervise,
     prepared: Prepared,
     directory: RunDirectory,
-    prepared_for: Callable[[Recipe], Prepared],
+    prepared_for: PreparedFor,
     *,
     resume: bool,
     origin: Origin,
@@ -77,6 +74,8 @@ def supervised(
         try:
             return supervise(prepared, resume=resume, origin=origin)
         except RanksLost as lost:
+            if nodes is not None:
+                nodes.drop_lost()
             # To see that a checkpoint is whole takes minutes of a large model's: once, and only for another start.
             saved = _saved(directory) if restarts.are_left and directory.begun else 0
             restarts.count(lost, saved, _places(nodes))
@@ -146,7 +145,7 @@ def _both(first: RanksLost, last: RanksLost, restarts: int) -> str:
 
 def _on_what_is_left(
     prepared: Prepared,
-    prepared_for: Callable[[Recipe], Prepared],
+    prepared_for: PreparedFor,
     lost: RanksLost,
     places: int,
     nodes: Gathered | None,
@@ -159,16 +158,11 @@ def _on_what_is_left(
         num_left = visible_devices()
     if num_left == had:
         return prepared
-    named = [] if ranks_of(recipe.plan) else [recipe.plan]
-    why: UserError | None = None
-    for plan in dict.fromkeys((*named, AUTO)):
-        try:
-            return prepared_for(recipe.reopened().model_copy(update={"devices": num_left, "plan": plan}))
-        except UserError as error:
-            why = error
-    raise RanksLost(
-        lost.what, f"{lost.how_to_resume}\nnot restarted: on what is left no plan fits: {why}", lost.failure
-    ) from why
+    try:
+        return fitted(recipe, num_left, prepared_for)
+    except UserError as why:
+        how_to_resume = f"{lost.how_to_resume}\nnot restarted: on what is left no plan fits: {why}"
+        raise RanksLost(lost.what, how_to_resume, lost.failure) from why
 
 
 def _told(number: int, most: int, saved: int, prepared: Prepared) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from plait.checkpoint.store import CheckpointStore
 from plait.errors import RESUME, RunError, UserError
 from plait.launch.failures import Ended, NodeLost, WorkerError, as_said
 from plait.launch.local import LocalNode, LocalProcesses
-from plait.launch.nodes.gathering import Gathered
+from plait.launch.nodes.gathered import Gathered
 from plait.observe.loading import loading
 from plait.observe.progress import Progress
 from plait.runtime.controller import Outcome
@@ -103,9 +104,11 @@ def _run(launcher: LocalProcesses, job: Job, directory: RunDirectory, nodes: Gat
     signals: HandedOnSignals | None = None
     num_ranks = job.plan.num_ranks
     try:
-        with launcher.start(Worker, num_ranks, arguments=(job,)) as group, handing_on_signals(group) as signals:
-            if nodes is not None:
-                nodes.on_wish(signals.wished)
+        with (
+            launcher.start(Worker, num_ranks, arguments=(job,)) as group,
+            handing_on_signals(group) as signals,
+            nullcontext() if nodes is None else nodes.wishes_to(signals.wished),
+        ):
             leader = group.submit(LEADER, "run")
             if num_ranks > 1:
                 group.submit(range(1, num_ranks), "run")
@@ -120,9 +123,6 @@ def _run(launcher: LocalProcesses, job: Job, directory: RunDirectory, nodes: Gat
         raise explained(error, job, directory, status) from error
     except NodeLost as error:
         raise RanksLost(str(error), how_to_resume(job, directory)) from error
-    finally:
-        if nodes is not None:
-            nodes.on_wish(None)
 
 
 def explained(error: WorkerError, job: Job, directory: RunDirectory, status: Path) -> Exception:
