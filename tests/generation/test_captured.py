@@ -378,7 +378,7 @@ def said(hidden_TH: Tensor, batch: RaggedBatch) -> Tensor:
     raise AssertionError("each row is read")
 
 
-POOL: Any = SimpleNamespace(spare=9, block_tokens=16, addresses=tuple)
+POOL: Any = SimpleNamespace(spare=9, block_tokens=16, addresses=tuple, keeps_experts=False)
 
 
 def played_peers(size: int, monkeypatch: pytest.MonkeyPatch, asked: list[Any]) -> Peers:

@@ -56,7 +56,12 @@ def sent(rows: Rows, ranks: int, *, trains: bool, tp: int = 1) -> int:
     layout = Layout.on(tuple(range(ranks)), dp=ranks // tp, tp=tp)
     place = RolePlacement("actor", train=layout, score=layout)
     state: Any = SimpleNamespace(
-        places={"actor": place}, recipe=SimpleNamespace(seed=0), copies={}, held_copies={}, pair_tokens={"actor": 0.0}
+        places={"actor": place},
+        flow=None,
+        recipe=SimpleNamespace(seed=0),
+        copies={},
+        held_copies={},
+        pair_tokens={"actor": 0.0},
     )
     inputs = {"advantages": ADVANTAGES, "ref_logprobs": LOGPROBS, "mask": MASK}
     node = Node(3, "actor.train", CallKind.TRAIN, Grain.BATCH, "actor", 0, inputs, options=TrainOptions())

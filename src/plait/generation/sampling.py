@@ -39,8 +39,6 @@ class Sampling:
     """Keep the k most probable tokens; 0 keeps all."""
     top_p: float = 1.0
     """Keep the fewest of these whose renormalised mass reaches top_p."""
-    keeps_experts: bool = False
-    """A sample has with it which experts its tokens went to (`Sample.experts`). Only of an engine that keeps them."""
     max_tokens: int = 256
     """Tokens of the response at most; the model's positions may allow fewer."""
     stop_token_ids: tuple[int, ...] | None = None
@@ -52,6 +50,8 @@ class Sampling:
     keeps_support: bool = False
     """Each token of a sample has with it what these left of the vocabulary (`Sample.supports`), and its log-prob is of
     that. Nothing is kept where greedy."""
+    keeps_experts: bool = False
+    """A sample has with it which experts its tokens went to (`Sample.experts`). Only of an engine that keeps them."""
 
     def __post_init__(self) -> None:
         for key, check in (("temperature", check_temperature), ("stop", check_stop)):

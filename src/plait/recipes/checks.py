@@ -207,8 +207,8 @@ def check_models(models: Sequence[RoleModel], to_come: Mapping[str, ToCome]) -> 
     Args:
         to_come: key of the recipe → the model that will stand there.
     """
-    # The graph asks a reward's first model last.
-    for model in sorted(models, key=lambda model: (model.reward, len(model.role), model.role)):
+    # Those of a reward come last, and in their order: the graph asks the first of them last.
+    for model in sorted(models, key=lambda model: (len(model.role), model.role) if model.reward else (0, "")):
         coming = to_come.get(model.key)
         if coming is None and is_shape(model.name):
             continue

@@ -23,7 +23,7 @@ NONE = -1
 
 def told_experts(rows: Rows, role: str, flow: Dataflow, recipe: Recipe) -> Rows:
     """Rows as ranks that score or train a role are told of them: where tokens went, only if the role asks for it."""
-    if replays_experts(role, flow, recipe) or all(sample.experts is None for sample in rows.samples):
+    if all(sample.experts is None for sample in rows.samples) or replays_experts(role, flow, recipe):
         return rows
     return replace(rows, samples=tuple(replace(sample, experts=None) for sample in rows.samples))
 

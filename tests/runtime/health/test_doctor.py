@@ -358,8 +358,8 @@ def test_an_engine_that_takes_the_end_token_away_is_named(
 ) -> None:
     sound = Response.sample
 
-    def strip(response: Response, tokenizer: Any, reason: FinishReason | None = None) -> Sample:
-        sample = sound(response, tokenizer, reason)
+    def strip(response: Response, tokenizer: Any, reason: FinishReason | None = None, **told: Any) -> Sample:
+        sample = sound(response, tokenizer, reason, **told)
         if sample.finish_reason is FinishReason.STOP and len(sample.token_ids) > 1:
             return dataclasses.replace(sample, token_ids=sample.token_ids[:-1], logprobs=sample.logprobs[:-1])
         return sample
