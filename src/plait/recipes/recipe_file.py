@@ -206,7 +206,7 @@ def _explain(error: ValidationError, *section: str) -> str:
 
 
 def _miscounted(key: str, number: int, found: Any) -> str:
-    """Of a key that takes a list of so many values."""
+    """What to say of a key that takes a list of so many values."""
     return f"key `{key}`: expected {number} values, found {shown(found)}"
 
 
