@@ -6,7 +6,7 @@ plait train examples/my_recipe.yaml --algorithm examples/newer_advantages.py:new
 `samples_per_prompt` out of its recipe.
 """
 
-from math import comb
+from math import ceil, comb
 from typing import Any, Literal
 
 import numpy as np
@@ -109,13 +109,15 @@ def tracked(tracker: np.ndarray, scores: np.ndarray, index: np.ndarray) -> np.nd
 
 
 def most_covariant(logprobs: list[np.ndarray], advantages: np.ndarray, share: float) -> list[np.ndarray]:
-    """1 at the tokens of the highest (log π − mean log π) · (A − mean A) of the batch, so many of all, else 0."""
+    """1 at the tokens of the highest (log π − mean log π) · (A − mean A) of the batch, so many of all, else 0. A part
+    of a token counts as one."""
     every = np.concatenate(logprobs)
     of_tokens = [np.full(len(part), advantage) for part, advantage in zip(logprobs, advantages, strict=True)]
     mean = np.concatenate(of_tokens).mean()
     products = [(part - every.mean()) * (a - mean) for part, a in zip(logprobs, of_tokens, strict=True)]
-    limit = np.quantile(np.concatenate(products), 1 - share)
-    return [(of_sample >= limit).astype(float) for of_sample in products]
+    held, highest = np.zeros(len(every)), np.argsort(-np.concatenate(products), kind="stable")
+    held[highest[: ceil(share * len(every))]] = 1.0
+    return np.split(held, np.cumsum([len(part) for part in logprobs])[:-1])
 
 
 def clipped(batch: Any, advantages: Any, old_logprobs: Any, held: Any = None) -> Any:

@@ -62,6 +62,8 @@ def test_tokens_that_are_held_are_the_most_covariant() -> None:
     assert [part.tolist() for part in held] == [[1.0, 0.0], [0.0]]
     held = EXAMPLE["most_covariant"](logprobs, advantages, share=0.5)
     assert [part.tolist() for part in held] == [[1.0, 0.0], [1.0]]
+    held = EXAMPLE["most_covariant"](logprobs, np.zeros(2), share=0.3)
+    assert [part.tolist() for part in held] == [[1.0, 0.0], [0.0]], "never more than the share, where all are alike"
 
 
 @pytest.mark.parametrize("cut", [0, 1])

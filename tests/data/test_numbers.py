@@ -63,7 +63,7 @@ def test_an_attribute_that_is_none_is_answered_with_how_data_are_read() -> None:
         ({"weight": True}, ""),
         (
             {"wieght": 1},
-            r"found no column of that name \(did you mean `wieght`\?\); give every row of `data\.source` one",
+            r"found no column of that name \(did you mean `wieght`\?\); give every row one$",
         ),
         ({"weight": None}, "found null"),
         ({"weight": "1"}, "found '1'"),

@@ -113,6 +113,13 @@ def test_held_out_samples_have_them_too(make: Callable[..., Recipe], tmp_path: P
     assert outcome.before.metrics()["eval/weight"] == 8.0
 
 
+def test_held_out_prompts_need_none_as_no_flow_reads_them(make: Callable[..., Recipe], tmp_path: Path) -> None:
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text('{"prompt": "7?"}\n{"prompt": "9?"}\n')
+    keys = {"data.evaluation_source": str(held_out), "evaluation.items": 2, "steps": 1}
+    assert run(make("of_prompts", "one", **keys)).after is not None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("flow", ["of_prompts", "of_examples", "of_pairs"])
 def test_a_plan_does_not_change_them(make: Callable[..., Recipe], flow: str) -> None:

@@ -37,8 +37,7 @@ def check_numbers(rows: Iterable[Row], names: Collection[str]) -> None:
             else:
                 continue
             raise DataError(
-                f"{row.place}: the flow reads a number in the column `{name}`, found {found}; give every row of "
-                "`data.source` one"
+                f"{row.place}: the flow reads a number in the column `{name}`, found {found}; give every row one"
             )
 
 

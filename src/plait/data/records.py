@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from plait.data.experts import Experts
+if TYPE_CHECKING:
+    from plait.data.experts import Experts
 
 SYSTEM_ROLES = ("system", "developer")
 """Roles of a message that may stand before all others, and says how the model is to behave."""

@@ -35,8 +35,8 @@ class RunLog(AppendedFile):
 
     def __init__(self, path: str | Path, *, resume: bool = False) -> None:
         path = Path(path)
-        if resume and path.exists():
-            with writing(path):
+        with writing(path):
+            if resume and path.exists():
                 cut_torn_line(path)
         super().__init__(path, keep=resume)
 

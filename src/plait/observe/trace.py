@@ -75,8 +75,8 @@ class TraceWriter(AppendedFile):
         path, keep = Path(path), False
         self._rows = _Rows()
         try:
-            if resume and path.exists():
-                with writing(path):
+            with writing(path):
+                if resume and path.exists():
                     self._rows.learn(_named_lines(path))
                     keep = path.stat().st_size > 0
         except (KeyError, TypeError) as error:

@@ -38,12 +38,16 @@ BUILT_IN = {
 _OF_GRPO = "it is `grpo` with other options (docs/algorithms.md, GRPO's relatives)"
 _OF_DPO = "it is `dpo` with other options (docs/algorithms.md, DPO and its relatives)"
 _NEWER = "it is `examples/newer_losses.py:newer` with `options.loss` (docs/own-algorithm.md)"
-_ADVANTAGES = "it is `examples/newer_advantages.py:newer` with `options.advantage` (docs/own-algorithm.md)"
+_ADVANTAGES = "it is `examples/newer_advantages.py:newer` with `options.{}` (docs/own-algorithm.md)"
 RELATIVES = {
     **dict.fromkeys(("dapo", "drgrpo", "gspo", "liteppo"), _OF_GRPO),
     **dict.fromkeys(("rpo", "simpo", "cpo", "orpo", "ipo", "slic", "exo", "nca", "bco", "sppo", "apo"), _OF_DPO),
     **dict.fromkeys(("cispo", "gmpo", "sapo"), _NEWER),
-    **dict.fromkeys(("maxrl", "passatk", "passk", "klcov", "raft", "rft", "spo"), _ADVANTAGES),
+    "maxrl": _ADVANTAGES.format("advantage: maxrl"),
+    **dict.fromkeys(("passatk", "passk"), _ADVANTAGES.format("advantage: pass_at_k")),
+    **dict.fromkeys(("raft", "rft"), _ADVANTAGES.format("advantage: best")),
+    "spo": _ADVANTAGES.format("advantage: tracked"),
+    "klcov": _ADVANTAGES.format("covariant"),
     "onlinedpo": "it is `examples/online_dpo.py:online_dpo` (docs/own-algorithm.md)",
     **dict.fromkeys(("gkd", "distillation"), "it is `distill` (docs/algorithms.md, From a teacher)"),
     **dict.fromkeys(("rm", "reward", "rewardmodeling"), "it is `reward_model`"),

@@ -188,10 +188,12 @@ def _explain(error: ValidationError, *section: str) -> str:
     for detail in error.errors():
         key = ".".join((*section, *map(str, detail["loc"])))
         found = detail["input"]
-        if detail["type"] == "missing" and isinstance(detail["loc"][-1], int):
+        if detail["type"] == "missing" and isinstance(detail["loc"][-1], int):  # the last one is told of last
             around, _, place = key.rpartition(".")
-            lines = [line for line in lines if not line.startswith(f"key `{around}`: expected at least")]
-            lines.append(f"key `{around}`: expected at least {int(place) + 1} values, found {shown(found)}")
+            lines = [line for line in lines if not line.startswith(f"key `{around}`: expected ")]
+            lines.append(_miscounted(around, int(place) + 1, found))
+        elif detail["type"] == "too_long" and detail["ctx"]["field_type"] == "Tuple":
+            lines.append(_miscounted(key, detail["ctx"]["max_length"], found))
         elif detail["type"] == "missing":
             lines.append(f"key `{key}` is missing; set it in the recipe or with --{_required_in(key)}")
         elif isinstance(cause := detail.get("ctx", {}).get("error"), ValueError):
@@ -201,6 +203,11 @@ def _explain(error: ValidationError, *section: str) -> str:
             expected = "expected a list" if detail["type"] == "tuple_type" else expected
             lines.append(f"key `{key}`: {expected}, found {shown(found)}{answer_value(key, found)}")
     return "; ".join(lines)
+
+
+def _miscounted(key: str, number: int, found: Any) -> str:
+    """What to say of a key that takes a list of so many values."""
+    return f"key `{key}`: expected {number} values, found {shown(found)}"
 
 
 def _required_in(key: str) -> str:

@@ -63,7 +63,9 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
             loading(f"data {settings.title}")
             opened = open_sources(settings, 0 if generates else recipe.evaluation.items, RowKind(name), questions)
             read = (name, MISMATCHED) if name == LABELLED else (name,)
-            _check_numbers(opened, names_asked(node for node in dataflow.of_kind(CallKind.READ) if node.call in read))
+            asked = names_asked(node for node in dataflow.of_kind(CallKind.READ) if node.call in read)
+            for source in (source for splits in opened for source in (splits.train, splits.evaluation) if source):
+                check_numbers(source.rows, asked)  # also those that a loss is measured on
             given[name], items = _given(settings, opened, tokenizer, shape.max_positions)
         if name == LABELLED and isinstance(dataflow.options, KTOOptions):
             _say_of_labels(given[name], settings.title, dataflow.options)
@@ -95,8 +97,8 @@ def _prompts(
     held_out: list[Prompt] = []
     columns: tuple[str, ...] = ()
     opened = open_sources(recipe.data, recipe.evaluation.items)
-    _check_numbers(opened, asked)
     for settings, splits in zip(recipe.data.sources, opened, strict=True):
+        check_numbers(splits.train.rows, asked)  # no flow reads those that are held out
         sets.append(prompt_set(splits.train, tokenizer, settings, limit))
         _say_of(sets[-1], settings)
         columns = splits.train.columns
@@ -105,13 +107,6 @@ def _prompts(
             _say_of_held_out(items)
             held_out += evaluation_prompts(items, EVALUATION_UID + len(held_out))
     return _mixed(recipe.data, sets), tuple(held_out), columns, questions_held_out(opened)
-
-
-def _check_numbers(opened: Sequence[Splits], names: Sequence[str]) -> None:
-    """Whether every row has the numbers that the flow reads; also those that a loss is measured on."""
-    for splits in opened:
-        for source in (splits.train, *(() if splits.evaluation is None else (splits.evaluation,))):
-            check_numbers(source.rows, names)
 
 
 def _given(
