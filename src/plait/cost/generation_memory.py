@@ -14,7 +14,7 @@ from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
 
 ROUTED_BYTES = 2
-"""Of the number of an expert in a pool."""
+"""Bytes of an expert's number in a pool."""
 
 
 @dataclass(frozen=True)
