@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from plait.data.experts import Experts
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows, evaluate, spread_to, trained_rows
 from plait.dataflow import Column, Dataflow, Level, Node, per_batch, per_group, per_sample, trace
@@ -41,6 +42,23 @@ def test_offsets_groups_and_order():
     assert [s.uid for s in ordered.samples] == ["4.0", "4.1", "4.2", "7.0", "7.1"]
     assert ordered.columns[SCORE].tolist() == [40, 41, 42, 70, 71]
     assert ordered.columns[LOGPROBS].tolist() == [10, 11, 12, 40, 41, 20, 21, 0]
+
+
+@pytest.mark.parametrize(
+    ("told", "root"),
+    [((), 50), ((99, 99), 50), ((40, 99), 40), ((32, 99), 32), ((31, 99), 0), ((99, None), 0)],
+)
+def test_what_prompts_begin_with_ends_where_their_tokens_went_to_other_experts(told, root):
+    """Prompts of 60 tokens, the first 50 alike, two numbers a token; those of one token of one prompt are others."""
+    samples = []
+    for uid, first in enumerate(told or (None, None)):
+        numbers = bytearray(120)
+        if first is not None and first < 60:
+            numbers[2 * first + 1] = 3
+        experts = None if first is None else Experts(bytes(numbers), b"")
+        tokens = (*range(50), *range(100 * uid, 100 * uid + 10))
+        samples.append(Sample(Prompt(uid, "", tokens), 0, (7,), (-1.0,), "", FinishReason.STOP, experts=experts))
+    assert Rows(tuple(samples)).with_root().root_tokens == root
 
 
 def test_select_takes_every_column_along():

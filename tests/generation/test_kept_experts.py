@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from plait.cost.generation_memory import routed_bytes_per_token
 from plait.data.packed import pack
 from plait.data.records import Prompt, Sample
 from plait.generation.engine import Engine, drain
@@ -19,6 +20,7 @@ from plait.generation.sampling import Sampling
 from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.language_model import LanguageModel
+from plait.models.shape import ModelShape, config_fields
 from tests.cases import slow_but
 from tests.models.tiny import tiny_model
 
@@ -168,6 +170,19 @@ def test_new_weights() -> None:
         else:
             assert (kept[:count] == old[:count]).all()
             assert (kept[:count] != expected(model, sample)[:count]).mean() > 0.5
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+def test_forecasts_count_them_in_a_pool(family: str) -> None:
+    """Of the layers that are mixtures: in the second family not the first."""
+    model = tiny_model(family)
+    engine = engine_of(model)
+    engine.add(request(2))
+    engine.step()
+    shape, pool = ModelShape.from_config(config_fields(model.config)), engine.state.pool
+    kept = {layer: blocks[0].nbytes // pool.block_tokens for layer, blocks in pool.experts.items()}
+    assert kept == {layer: routed_bytes_per_token(shape, layer, layer + 1) for layer in kept}
+    assert sum(kept.values()) == routed_bytes_per_token(shape, 0, shape.layers)
 
 
 def test_who_does_not_ask_has_none() -> None:

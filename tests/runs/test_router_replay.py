@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,25 @@ def test_turns(experts: MakeRecipe, tmp_path: Path) -> None:
     for row in logged(recipe):
         assert row["training/rollout_logprobs_diff_max"] < 1e-9
         assert row["actor/routed_otherwise"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+def test_prompts_that_begin_alike_and_were_read_by_several_versions(
+    experts: MakeRecipe, tmp_path: Path, on_update: str
+) -> None:
+    """Each group is trained by the experts that it was read with itself, whichever share a forward, on any plan."""
+    questions = [f"the quick brown fox jumps over the lazy dog and asks: what is {i} plus 4?" for i in range(12)]
+    (tmp_path / "alike.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in questions))
+    keys = UPDATES | {"steps": 5, "max_staleness": 2, "on_update": on_update, "tokens_per_version": 3}
+    keys |= {"data.source": str(tmp_path / "alike.jsonl"), "sampling.max_response_tokens": 12}
+    keys |= {"sampling.stop_token_ids": [*range(3, 300, 30)]}
+    alone, small = (planned(experts, tmp_path, f"of{n}", **keys, micro_batch_tokens=n) for n in (4096, 60))
+    apart = planned(experts, tmp_path, "apart", {"actor.generate": "1 | 2", "actor.train": "0,1 dp2"}, **keys)
+    for recipe in (alone, small, apart):
+        assert run(recipe).finished
+    for recipe in (small, apart):
+        assert_equal_runs(Path(recipe.run_dir), Path(alone.run_dir))
 
 
 PLANS: dict[str, dict[str, str]] = {

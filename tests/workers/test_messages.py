@@ -34,6 +34,7 @@ def samples_of() -> tuple[Sample, ...]:
         Sample(prompts[1], 1, (), (), "", FinishReason.ABORTED),
         Sample(prompts[1], 0, (8, 9), (-0.2, -0.3), "", FinishReason.STOP, replies=REPLIES, supports=(b"\0\x05", b"")),
         Sample(prompts[0], 1, (4, 5), (-0.2, -0.3), "", FinishReason.STOP, experts=Experts(b"\0\1\2", b"\7")),
+        Sample(prompts[0], 3, (), (), "", FinishReason.STOP, experts=Experts(b"\0\1\3", b"")),
     )
 
 
@@ -43,7 +44,7 @@ def test_rows_travel_bit_by_bit() -> None:
         samples_of(),
         {
             token: np.array([np.nan, -0.0, np.inf, 0, 1, 2, 3]),
-            sample: np.array([1 / 3, 2.0, -1e-320, 0, 1]),
+            sample: np.array([1 / 3, 2.0, -1e-320, 0, 1, 2]),
         },
     )
     body = Message({"a": [1, None, float("nan")]}, pack_rows(rows, [token, sample])).to_bytes()

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from plait.cost.draft_memory import draft_cache, drafts_on
 from plait.cost.estimate import Rows
-from plait.cost.generation_memory import asked_tokens, packed_stages, pool_tokens, state_bytes
+from plait.cost.generation_memory import (
+    asked_tokens,
+    packed_stages,
+    pool_tokens,
+    routed_bytes_per_token,
+    state_bytes,
+)
 from plait.cost.graph_memory import GRAPHS, first_context, graph_bytes, prompt_graph_bytes
 from plait.cost.kept_sets import NO_SETS, ROUTED, SETS_READ, KeptSets, reads_sets
 from plait.cost.layer_kinds import stage_counts
@@ -215,14 +221,18 @@ def plain_activations(rank: int, facts: Facts) -> int:
 
 
 def _cached_bytes(rank: int, facts: Facts, model: RoleModel, instance: Layout) -> int:
-    """Keys and values of a token on a rank of an instance: its layers, its heads."""
+    """Keys and values of a token on a rank of an instance, and its experts where they are kept: its layers, its
+    heads."""
     shape = facts.shapes[model.name]
     first, stop = Heads(shape.heads, shape.kv_heads, shared=True).part_range(
         instance.coordinates(rank).tp, instance.parallelism.tp
     )
     bounds, stage = stage_bounds(shape.layers, instance.parallelism), instance.coordinates(rank).pp
     attending = shape.attending_in(bounds[stage], bounds[stage + 1])
-    return 2 * attending * (stop - first) * shape.head_dim * BYTES[facts.recipe.dtype]
+    cached = 2 * attending * (stop - first) * shape.head_dim * BYTES[facts.recipe.dtype]
+    if not facts.recipe.sampling.router_replay:
+        return cached
+    return cached + routed_bytes_per_token(shape, bounds[stage], bounds[stage + 1])
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from plait.cost.generation_memory import (
     kv_bytes_per_token,
     packed_stages,
     pool_tokens,
+    routed_bytes_per_token,
     state_bytes,
     widened_bytes,
 )
@@ -99,13 +100,17 @@ class GenerationBytes:
         return packed_stages(self._shapes[role], workload.dtype, workload.lora, sizes)
 
     def of_token(self, role: str, layout: Layout) -> tuple[int, ...]:
-        """Keys and values of a token on a device of each stage."""
+        """Keys and values of a token on a device of each stage, and its experts where they are kept."""
         shape, sizes = self._shapes[role], layout.parallelism
+        routed = partial(routed_bytes_per_token, shape) if self._workload.replays else lambda *_: 0
         heads = Heads(shape.heads, shape.kv_heads, shared=True)
         most = max(stop - first for first, stop in (heads.part_range(i, sizes.tp) for i in range(sizes.tp)))
         bounds = stage_bounds(shape.layers, sizes)
         per_layer = 2 * most * shape.head_dim * BYTES[self._workload.dtype]
-        return tuple(shape.attending_in(start, stop) * per_layer for start, stop in itertools.pairwise(bounds))
+        return tuple(
+            shape.attending_in(start, stop) * per_layer + routed(start, stop)
+            for start, stop in itertools.pairwise(bounds)
+        )
 
     def _step_bytes(self, shape: ModelShape, layout: Layout, running: int) -> tuple[int, ...]:
         """What a step takes for a moment, on a GPU; `running` samples draw."""

@@ -13,6 +13,9 @@ from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
 
+ROUTED_BYTES = 2
+"""Bytes of an expert's number in a pool."""
+
 
 @dataclass(frozen=True)
 class EngineBytes:
@@ -26,6 +29,19 @@ class EngineBytes:
 
 def kv_bytes_per_token(shape: ModelShape, dtype: str) -> int:
     return 2 * shape.attending * shape.kv_heads * shape.head_dim * BYTES[dtype]
+
+
+def routed_bytes_per_token(shape: ModelShape, first: int, stop: int) -> int:
+    """What a pool keeps beside keys and values of the layers from `first` on, before `stop`, where samples say which
+    experts tokens went to: two bytes for each, on every rank of tensor parallelism."""
+    return _mixtures_in(shape, first, stop) * shape.experts_per_token * ROUTED_BYTES
+
+
+def _mixtures_in(shape: ModelShape, first: int, stop: int) -> int:
+    """Layers with experts among these."""
+    if not shape.mixtures:
+        return min(shape.expert_layers, stop - first)
+    return sum(first <= layer < stop for layer in shape.mixtures)
 
 
 def state_bytes(shape: ModelShape, dtype: str, running: int, sizes: Parallelism) -> tuple[int, ...]:
@@ -64,8 +80,7 @@ def packed_stages(shape: ModelShape, dtype: str, lora: LoraSettings, sizes: Para
     """`packed_bytes` of each stage, on the device that has most of it."""
     head, packed = shape.hidden * -(-shape.vocabulary // sizes.tp), []
     for first, stop in pairwise(stage_bounds(shape.layers, sizes)):
-        mixtures = [layer for layer in shape.mixtures if first <= layer < stop]
-        experts = len(mixtures) if shape.mixtures else min(shape.expert_layers, stop - first)
+        experts = _mixtures_in(shape, first, stop)
         states = tuple(layer - first for layer in shape.recurrent if first <= layer < stop)
         stage = replace(shape, layers=stop - first, expert_layers=experts, mixtures=(), windows=(), recurrent=states)
         linear = _linear_parameters(stage, sizes.tp) + packed_adapter_parameters(stage, lora)

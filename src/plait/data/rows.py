@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from plait.data.records import Sample
 from plait.dataflow.graph import CallKind, Column, Grain, Level, Node
 from plait.errors import RunError
-from plait.policy.packing import SampleSize, root_of
+from plait.policy.packing import LEAST_ROOT, SampleSize, common_length, root_of
 from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of
 
 FloatArray = NDArray[np.float64]
@@ -36,7 +36,8 @@ class Rows:
     samples: tuple[Sample, ...]
     columns: Mapping[Column, FloatArray] = field(default_factory=dict)
     root_tokens: int = 0
-    """First tokens of the prompts that are the same in all, as far as it was looked at (`with_root`)."""
+    """First tokens of the prompts that are the same in all, and were read alike, as far as it was looked at
+    (`with_root`)."""
 
     def __post_init__(self) -> None:
         ids = {(sample.prompt.uid, sample.index) for sample in self.samples}
@@ -87,9 +88,15 @@ class Rows:
 
     def with_root(self) -> Rows:
         """The same rows, of which it is known what all prompts begin with. It is computed once for each forward then
-        (`packed`)."""
+        (`packed`).
+
+        Where samples say which experts tokens went to, it ends before the first token of which they say others: weights
+        have changed between them, or roundings. What a group comes to then does not depend on who is beside it."""
         prompts = {sample.prompt.uid: sample.prompt.token_ids for sample in self.samples}
-        return replace(self, root_tokens=root_of(prompts.values()))
+        root = root_of(prompts.values())
+        if root and any(sample.experts is not None for sample in self.samples):
+            root = min(root, _read_alike(self.samples))
+        return replace(self, root_tokens=root if root >= LEAST_ROOT else 0)
 
     def token_places(self, positions: Sequence[int]) -> NDArray[np.int64]:
         """Places in a TOKEN column of the tokens of these samples, sample after sample: [their tokens]."""
@@ -112,6 +119,16 @@ class Rows:
     def ordered(self) -> Rows:
         """Rows in the order of `order`."""
         return self.select(self.order)
+
+
+def _read_alike(samples: Sequence[Sample]) -> int:
+    """First tokens of prompts that went to the same experts, as all samples say; 0 where one of them says none."""
+    told = {None if sample.experts is None else sample.experts.prompt for sample in samples}
+    prompts = [prompt for prompt in told if prompt is not None]
+    if len(prompts) < len(told):
+        return 0
+    width = max(map(len, prompts)) // max(len(sample.prompt.token_ids) for sample in samples)
+    return common_length(prompts) // width
 
 
 def evaluate(

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from plait.errors import DataError, LayoutError
 from plait.file_form import FileForm
 from plait.layout.atoms import TensorBox, demand
-from plait.layout.boxes import Box, Holding
+from plait.layout.boxes import Box, Holding, boxes_of_range, dense_strides
 from plait.layout.holdings import Holdings, packed
 from plait.layout.mesh import Cluster
 from plait.layout.params import Param
@@ -90,7 +91,7 @@ def from_manifest(text: str, params: tuple[Param, ...], cluster: Cluster, name: 
 
     Raises:
         DataError: the text is no manifest.
-        LayoutError: a parameter is missing, or differs in shape or in how it is cut.
+        LayoutError: a parameter is missing, or has another shape.
     """
     record = FORM.parse(text, name)
     try:
@@ -107,22 +108,40 @@ def _said(param: Param) -> list[Any]:
 
 
 def _read(record: Mapping[str, Any], params: tuple[Param, ...], cluster: Cluster, name: str) -> Holdings:
+    before: dict[str, Param] = {}
     for param in params:
-        mine = _said(param)
-        stored = record["params"].get(param.name)
-        if stored != mine:
+        shape, cut, sections = record["params"].get(param.name) or ("none", None, 1)
+        if shape != list(param.shape):
             raise LayoutError(
-                f"{name}: expected {param.name} with (shape, cut dim, sections) {mine}, found {stored or 'none'}: "
-                "it was saved from another model"
+                f"{name}: expected {param.name} with shape {list(param.shape)}, found {shape}: it was saved from "
+                "another model"
             )
+        before[param.name] = Param(param.name, param.shape, cut=cut, sections=sections)
     index = {param.name: number for number, param in enumerate(params)}
+
+    def held(stored: Sequence[Any]) -> Iterator[Holding]:
+        param, box, buffer, offset, strides = stored
+        if param in index:
+            holding = Holding(index[param], Box(*box), buffer, offset, tuple(strides))
+            yield from _cut_anew(holding, before[param], params[index[param]])
+
     ranks: dict[int, tuple[Holding, ...]] = {}
     buffers: dict[int, dict[str, int]] = {}
     for number, store in enumerate(record["stores"]):
-        ranks[cluster.store(number)] = tuple(
-            Holding(index[param], Box(*box), buffer, offset, tuple(strides))
-            for param, box, buffer, offset, strides in store["holdings"]
-            if param in index
-        )
+        ranks[cluster.store(number)] = tuple(chain.from_iterable(map(held, store["holdings"])))
         buffers[cluster.store(number)] = {key: int(size) for key, size in store["buffers"].items()}
     return Holdings(params, record["dtype"], ranks, buffers)
+
+
+def _cut_anew(holding: Holding, before: Param, now: Param) -> Iterator[Holding]:
+    """A box of a parameter, stored by itself, as boxes of it as it is cut now; itself where that is as it was."""
+    if _said(before) == _said(now):
+        yield holding
+        return
+    assert holding.strides == dense_strides(holding.box), f"{now.name}: a file has its boxes by themselves"
+    whole, other = (Box(0, outer, 0, length, 0, inner) for outer, length, inner in (before.grid, now.grid))
+    offset = holding.offset
+    for low, high in Holding(holding.param, whole, "", 0, dense_strides(whole)).at(holding.box).ranges():
+        for box in boxes_of_range(other, low, high):
+            yield Holding(holding.param, box, holding.buffer, offset, dense_strides(box))
+            offset += box.num_elements

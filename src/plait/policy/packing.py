@@ -73,7 +73,7 @@ def root_of(prompts: Collection[tuple[int, ...]]) -> int:
     return root if root >= LEAST_ROOT else 0
 
 
-def common_length(texts: Collection[tuple[int, ...]]) -> int:
+def common_length(texts: Collection[tuple[int, ...]] | Collection[bytes]) -> int:
     """How many tokens all of them begin with: those that the first and the last in order have in common."""
     first, last = min(texts), max(texts)
     shorter = min(len(first), len(last))

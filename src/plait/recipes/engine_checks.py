@@ -195,7 +195,7 @@ def check_engine(recipe: Recipe) -> None:
             "sampling.router_replay",
             sampling.router_replay,
             can.keeps_experts,
-            "does not say what routers chose",
+            _UNHEARD,
             "false",
         ),
         ("sampling.decode_groups", grouped, can.parts, "has no stages", "auto"),

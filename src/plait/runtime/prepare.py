@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from plait.cost.estimate import ModelShape, model_shape
-from plait.cost.generation_memory import kv_bytes_per_token
+from plait.cost.generation_memory import kv_bytes_per_token, routed_bytes_per_token
 from plait.cost.lengths import SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts
@@ -206,6 +206,8 @@ def outline(
         shape, device = shapes[recipe.model], recipe.device
         drawing = {recipe.model, *(m.name for m in models if "generate" in dataflow.call_kinds(m.role))}
         token_bytes = max(kv_bytes_per_token(shapes[name], recipe.dtype) for name in drawing)
+        if recipe.sampling.router_replay:
+            token_bytes += max(routed_bytes_per_token(shapes[name], 0, shapes[name].layers) for name in drawing)
         if drafts is not None:  # beside each of them, for as many tokens
             token_bytes += kv_bytes_per_token(shapes[drafts], recipe.dtype)
         room = lambda: device_bytes_if_here(recipe, num_devices(recipe)) if device_memory is None else device_memory

@@ -1,5 +1,5 @@
 """Which experts tokens went to (`Sample.experts`), in the form in which it travels between ranks: what is of a prompt
-goes once for all its samples that travel together."""
+goes once for all its samples that travel together and say the same."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NONE = -1
 
 
 def told_experts(rows: Rows, role: str, flow: Dataflow, recipe: Recipe) -> Rows:
-    """Rows as ranks that score or train a role are told of them: where tokens went, only if the role asks for it."""
-    if all(sample.experts is None for sample in rows.samples) or replays_experts(role, flow, recipe):
+    """Rows as a role is told of them: where their tokens went, only if the role asks for it."""
+    if replays_experts(role, flow, recipe) or all(sample.experts is None for sample in rows.samples):
         return rows
     return replace(rows, samples=tuple(replace(sample, experts=None) for sample in rows.samples))
 
@@ -37,8 +37,9 @@ def pack_experts(
         places: of each sample's prompt among those that travel.
 
     Returns:
-        int64 [prompts + samples], the bytes of each; and uint8 [all bytes], one after another. Both [0] where no sample
-        says any.
+        int64 [prompts + 2 samples], the bytes of each: the prompts, the responses, and for each sample its prompt where
+        that is another than the first one of the same place; and uint8 [all bytes], one after another. Both [0] where
+        no sample says any.
     """
     if all(sample.experts is None for sample in samples):
         return np.zeros(0, np.int64), np.zeros(0, np.uint8)
@@ -47,7 +48,10 @@ def pack_experts(
         if sample.experts is not None:
             prompts.setdefault(place, sample.experts.prompt)
     parts = [prompts.get(place) for place in range(num_prompts)]
-    parts += [None if sample.experts is None else sample.experts.response for sample in samples]
+    told = [sample.experts for sample in samples]
+    parts += [None if experts is None else experts.response for experts in told]
+    others = zip(told, map(prompts.get, places), strict=True)
+    parts += [None if experts is None or experts.prompt == first else experts.prompt for experts, first in others]
     sizes = [NONE if part is None else len(part) for part in parts]
     return np.array(sizes, dtype=np.int64), np.frombuffer(b"".join(part or b"" for part in parts), np.uint8)
 
@@ -62,8 +66,9 @@ def unpack_experts(arrays: Sequence[NDArray[Any]], places: Sequence[int]) -> lis
     for size in sizes:
         parts.append(None if size == NONE else joined[at : at + size])
         at += max(size, 0)
-    num_prompts = len(parts) - len(places)
+    num_prompts = len(parts) - 2 * len(places)
+    responses, others = parts[num_prompts:][: len(places)], parts[num_prompts + len(places) :]
     return [
-        None if response is None else Experts(parts[place] or b"", response)
-        for place, response in zip(places, parts[num_prompts:], strict=True)
+        None if response is None else Experts((parts[place] if other is None else other) or b"", response)
+        for place, response, other in zip(places, responses, others, strict=True)
     ]

@@ -11,6 +11,7 @@ from plait.schedule.named_plans import MODE_OF
 from plait.schedule.pipeline import micro_batches_of
 from plait.schedule.work import Work
 from plait.workers.announcer import Announcer
+from plait.workers.packed_experts import told_experts
 from plait.workers.score_call import ScoreCall
 from plait.workers.train_calls import EvaluateCall, LossOver, TrainCall, TrainTogetherCall
 
@@ -74,7 +75,7 @@ class RemoteTrainer:
     ) -> Work[FloatArray]:
         """See `Trainer.score`, and `TrainingEngine.score` for who computes."""
         name = call or f"{self.role}.{what}"
-        return self._announcer.calling(ScoreCall(self.role, what, name, rows.with_root(), temperature, by))
+        return self._announcer.calling(ScoreCall(self.role, what, name, self._read(rows), temperature, by))
 
     @property
     def trains_with(self) -> tuple[str, ...]:
@@ -83,11 +84,11 @@ class RemoteTrainer:
 
     def train(self, training: Training) -> Work[dict[str, float]]:
         """Train on rows as a TRAIN node of the flow says; the metrics of `Trainer.train`."""
-        return self._announcer.calling(_call(training))
+        return self._announcer.calling(self._call(training))
 
     def train_together(self, trainings: Sequence[Training]) -> Work[list[dict[str, float]]]:
         """See `training.together.train_together`."""
-        return self._announcer.calling(TrainTogetherCall(tuple(map(_call, trainings))))
+        return self._announcer.calling(TrainTogetherCall(tuple(map(self._call, trainings))))
 
     def evaluate(
         self,
@@ -98,9 +99,14 @@ class RemoteTrainer:
         batch_values: Mapping[Column, FloatArray] = NO_VALUES,
     ) -> Work[dict[str, float]]:
         """The metrics of `Trainer.evaluate` over rows, by the loss of a TRAIN node."""
-        return self._announcer.calling(EvaluateCall(LossOver(node, rows.with_root(), temperature, batch_values)))
+        return self._announcer.calling(EvaluateCall(LossOver(node, self._read(rows), temperature, batch_values)))
 
+    def _call(self, training: Training) -> TrainCall:
+        t = training
+        return TrainCall(LossOver(t.node, self._read(t.rows, str(t.node.role)), t.temperature, t.batch_values), t.step)
 
-def _call(training: Training) -> TrainCall:
-    t = training
-    return TrainCall(LossOver(t.node, t.rows.with_root(), t.temperature, t.batch_values), t.step)
+    def _read(self, rows: Rows, role: str | None = None) -> Rows:
+        """Rows as a role, this one, reads them: where tokens went only if it asks for that, and what all prompts begin
+        with."""
+        rank_state = self._announcer.rank_state
+        return told_experts(rows, role or self.role, rank_state.flow, rank_state.recipe).with_root()

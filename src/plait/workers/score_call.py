@@ -15,7 +15,6 @@ from plait.schedule.work import Work
 from plait.training.row_shares import shares_of
 from plait.workers.messages import RESULT, Message
 from plait.workers.offload_manager import Need
-from plait.workers.packed_experts import told_experts
 from plait.workers.rank_state import RankState
 from plait.workers.row_stubs import Arrays, by_rank, pack_shares, unpack_share
 
@@ -71,7 +70,6 @@ class ScoreCall:
         if self.what not in (Score.LOGPROBS, Score.ENTROPIES):
             samples = tuple(replace(sample, supports=None) for sample in samples)
         rows = Rows(samples, root_tokens=self.rows.root_tokens)
-        rows = told_experts(rows, self.role, rank_state.flow, rank_state.recipe)
 
         def arrays_of(ways: int) -> list[Arrays]:
             pair_tokens = rank_state.pair_tokens[self.role]

@@ -20,7 +20,6 @@ from plait.training.together import train_together
 from plait.training.trainer import BegunTraining, Trainer
 from plait.workers.messages import RESULT, Message
 from plait.workers.offload_manager import Need
-from plait.workers.packed_experts import told_experts
 from plait.workers.rank_state import RankState
 from plait.workers.row_stubs import Arrays, by_rank, pack_shares, unpack_share
 
@@ -70,7 +69,7 @@ class LossOver:
         fields = {"node": self.node.id, "temperature": self.temperature, "values": len(values), **header}
         mask = self.node.mask
         mask_of(self.rows, mask, self.role)
-        rows = told_experts(self.rows.ordered(), self.role, rank_state.flow, rank_state.recipe)
+        rows = self.rows.ordered()
 
         def arrays_of(ways: int) -> list[Arrays]:
             whole_groups, pair_tokens = self.node.training.whole_groups, rank_state.pair_tokens[self.role]

@@ -394,6 +394,8 @@ ADAPTED = [
     pytest.param("qwen3_next", sizes(tp=2), {"copied": True}, id="states, fused heads", marks=pytest.mark.slow),
     pytest.param("olmo_hybrid", sizes(tp=2), {}, id="states beside gathered heads", marks=pytest.mark.slow),
     pytest.param("lfm2", sizes(tp=2) | PARTED, {}, id="short convolutions", marks=pytest.mark.slow),
+    pytest.param("qwen3_5_text", sizes(tp=2) | PARTED, UNEVEN, id="unlike heads, parted", marks=pytest.mark.slow),
+    pytest.param("qwen3_next", sizes(tp=2), UNEVEN, id="unlike heads, fused", marks=pytest.mark.slow),
 ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from plait.data.records import Prompt, Sample
@@ -63,12 +63,12 @@ class PartialRollout:
     def take(self, sample: Sample) -> list[Sample] | None:
         """Add a finished sample; its group, by index, if it was the last of the group."""
         group = self.groups[sample.prompt.uid]
-        group.append(_with_prompt_of(sample, group))
+        group.append(sample)
         self.news += 1
         self.num_finished += 1
         if len(group) < self.count:
             return None
-        group.sort(key=lambda member: member.index)
+        group[:] = _with_one_prompt(sorted(group, key=lambda member: member.index))
         return group
 
     def hear(self, said: Mapping[Key, int]) -> None:
@@ -95,10 +95,14 @@ class PartialRollout:
         return [sample for sample in group if sample.index in piece.indices]
 
 
-def _with_prompt_of(sample: Sample, others: Iterable[Sample]) -> Sample:
-    """The sample with the prompt's experts of the first of others of its prompt that says any: where the prompt was
-    computed several times, roundings may have chosen others."""
-    prompt = next((other.experts.prompt for other in others if other.experts is not None), None)
-    if sample.experts is None or prompt is None:
-        return sample
-    return replace(sample, experts=replace(sample.experts, prompt=prompt))
+def _with_one_prompt(group: Sequence[Sample]) -> list[Sample]:
+    """The samples of a prompt, of which each has the prompt's experts of the first that says any: where the prompt was
+    computed several times, by other roundings or by other weights, those may differ. It is not the first that ended:
+    that may depend on the clock."""
+    prompt = next((sample.experts.prompt for sample in group if sample.experts is not None), None)
+    return [
+        sample
+        if sample.experts is None or prompt is None
+        else replace(sample, experts=replace(sample.experts, prompt=prompt))
+        for sample in group
+    ]
