@@ -57,7 +57,6 @@ def sent(rows: Rows, ranks: int, *, trains: bool, tp: int = 1) -> int:
     place = RolePlacement("actor", train=layout, score=layout)
     state: Any = SimpleNamespace(
         places={"actor": place},
-        flow=None,
         recipe=SimpleNamespace(seed=0),
         copies={},
         held_copies={},

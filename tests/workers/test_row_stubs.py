@@ -116,7 +116,7 @@ def test_each_rank_gets_its_share_of_a_call() -> None:
     layout = Layout.on((0, 1, 2, 3), dp=2, tp=2)
     place = RolePlacement("actor", train=layout, score=layout)
     recipe, pairs = SimpleNamespace(seed=0), {"actor": 0.0}
-    parts: Any = SimpleNamespace(places={"actor": place}, flow=None, recipe=recipe, pair_tokens=pairs)
+    parts: Any = SimpleNamespace(places={"actor": place}, recipe=recipe, pair_tokens=pairs)
     score = ScoreCall("actor", Score.LOGPROBS, "actor.logprobs", rows).messages(parts)
     assert sorted(score) == [1, 2, 3]
     whole = {
@@ -152,7 +152,7 @@ def test_to_evaluate_is_another_call_than_to_train() -> None:
     rows, layout = rows_of(), Layout.on((0, 1), dp=2)
     place = RolePlacement("actor", train=layout)
     recipe, pairs = SimpleNamespace(seed=0), {"actor": 0.0}
-    parts: Any = SimpleNamespace(places={"actor": place}, flow=None, recipe=recipe, pair_tokens=pairs)
+    parts: Any = SimpleNamespace(places={"actor": place}, recipe=recipe, pair_tokens=pairs)
     node = train_node(0, "actor.train#2", {})
     flow: Any = SimpleNamespace(nodes=[node])
     over = LossOver(node, rows, 0.5)
