@@ -3,7 +3,8 @@
 A token has K numbers for each layer that is a mixture of experts, in a byte each, or in two where there are more than
 256 experts. The prompt's are there once for all samples of a group (`PartialRollout.take`).
 
-Free of torch and numpy. Shapes: T tokens, L layers that are mixtures, K experts for each token, W = L K numbers of a token.
+Free of torch and numpy. Shapes: T tokens, L layers that are mixtures, K experts for each token, W = L K numbers of a
+token.
 """
 
 from __future__ import annotations
