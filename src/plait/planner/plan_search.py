@@ -212,9 +212,11 @@ class _Hunt:
         """All plans, if they are few; nothing else."""
         graph, space = self.space.graph, self.space
         slots = range(len(graph.slots))
-        forms = [sum(space.num_ways(slot, ranks) for ranks in space.meshes) for slot in slots]
-        if prod(count * len(space.afters(slot)) for slot, count in zip(slots, forms, strict=True)) > MOST_EXHAUSTIVE:
-            return
+        # Forms are looked up; to know divisions, some are played.
+        for num_ways in (lambda slot, ranks: len(space.forms.of(slot, ranks)), space.num_ways):
+            ways = [len(space.afters(slot)) * sum(num_ways(slot, ranks) for ranks in space.meshes) for slot in slots]
+            if prod(ways) > MOST_EXHAUSTIVE:
+                return
         choices: list[list[Place]] = []
         for slot in slots:
             afters: Sequence[After] = space.afters(slot)
