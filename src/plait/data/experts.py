@@ -38,5 +38,5 @@ class Experts:
 
 
 def bytes_of(num_experts: int) -> int:
-    """Of each number of so many experts, which is an unsigned integer."""
+    """Size of each number of so many experts, which is an unsigned integer."""
     return 1 if num_experts <= MOST_IN_BYTE else 2

@@ -22,10 +22,10 @@ LEAST_GAIN = 0.03
 MOST_PLAYED = 8
 """Divisions of a mesh that are played, the most promising by their bounds."""
 MOST_IN_VAIN = 2
-"""Of these one after another that gain too little; then no other of the mesh is played."""
+"""Divisions of a mesh, one after another, that gain too little: then no other of it is played."""
 MOST_INSTANCES = 256
-"""That draw in all divisions that are played, of all meshes: each takes some 20 ms, and on many devices a division has
-hundreds. What has more than are left is not played."""
+"""Instances that draw in all divisions that are played, of all meshes: each takes some 20 ms, and on many devices a
+division has hundreds. What has more than are left is not played."""
 MOST_KEPT = 3
 """Divisions of a mesh that may be proposed."""
 
