@@ -46,7 +46,8 @@ def test_each_command_is_run_by_a_test_here() -> None:
 
 @pytest.fixture
 def folder(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Path:
-    (tmp_path / "recipe.yaml").write_text(recipe_text(make_recipe()))
+    """With a plan that is stated: before one is searched the machine is measured, which takes minutes if it is busy."""
+    (tmp_path / "recipe.yaml").write_text(recipe_text(make_recipe(plan="colocated")))
     return tmp_path
 
 

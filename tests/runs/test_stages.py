@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from plait.errors import ConfigError
 from plait.observe.run_log import read_rows
 from plait.recipes.keys import parse_overrides
 from plait.recipes.stages import load_stages
+from plait.runtime.session import Session
 from tests.runs.plans import assert_equal_runs, write_plan
 
 WORDS = ["seven", "plus", "four", "is", "eleven", "and", "two", "makes", "nine"]
@@ -106,6 +109,23 @@ def test_stages_from_python(recipe: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="stage `policy`: "):
         plait.train(recipe, run_dir=str(tmp_path / "other"), policy={"options": {"no_such": 1}})
     assert not (tmp_path / "other").exists()
+
+
+def test_a_wish_to_stop_at_the_end_of_a_stage_leaves_the_next_alone(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps are all done, so it finishes; what comes behind could take hours."""
+    export = Session.export_final
+
+    def signalled(session: Session) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        export(session)
+
+    monkeypatch.setattr(Session, "export_final", signalled)
+    assert main(["train", str(recipe)]) == 130
+    assert "stopped behind stage `sft`, as was asked; go on with --resume" in capsys.readouterr().out
+    assert (tmp_path / "run" / "sft" / "final" / "config.json").is_file()
+    assert not (tmp_path / "run" / "reward_model").exists()
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli import train
 from plait.cli.opening import opening, stages_facts, title_of
-from plait.errors import ConfigError
+from plait.errors import RESUME, ConfigError
 
 if TYPE_CHECKING:
     from plait.launch.nodes.place import Attached, NodeOptions
@@ -70,12 +70,13 @@ def _print_plans(stages: Stages, nodes: int, *, resume: bool) -> int:
 
 def _run(stages: Stages, attached: Attached | None, num_nodes: int, *, resume: bool) -> int:
     from plait.cli.report import print_outcome
+    from plait.launch.nodes.gathered import STOPPED_CODE
     from plait.observe.console import SafeConsole
     from plait.recipes.stages import final_folder
     from plait.runtime.processes.nodes import placed_on
     from plait.runtime.stage_runs import check_stages, nodes_of_stages, run_stages
 
-    console = SafeConsole()
+    console, last = SafeConsole(), [*stages.recipes][-1]
     with nodes_of_stages(stages, attached, resume=resume) as nodes:
         for _ in check_stages(stages, resume=resume, placing=partial(placed_on, nodes=nodes)):
             pass
@@ -86,5 +87,8 @@ def _run(stages: Stages, attached: Attached | None, num_nodes: int, *, resume: b
                 continue
             print_outcome(recipe, outcome)
             if not outcome.finished:
-                return 130
+                return STOPPED_CODE
+            if outcome.asked_to_stop and name != last:
+                console.print(f"stopped behind stage `{name}`, as was asked; go on with {RESUME}")
+                return STOPPED_CODE
     return 0

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, exp
 
-from plait.data.experts import dtype_of
+from plait.data.experts import bytes_of
 from plait.dataflow import CallKind, Dataflow, Node, Score
 from plait.generation.settings import SamplingSettings
 from plait.models.shape import ModelShape
@@ -144,7 +144,7 @@ def sets_of(
 
 def expert_bytes(shape: ModelShape) -> int:
     """What the experts of one token take."""
-    return shape.expert_layers * shape.experts_per_token * dtype_of(shape.experts).itemsize
+    return shape.expert_layers * shape.experts_per_token * bytes_of(shape.experts)
 
 
 def held_set_bytes(sets: KeptSets, samples: int, longest: int, prompts: int = 0) -> int:

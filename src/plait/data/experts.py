@@ -3,16 +3,18 @@
 A token has K numbers for each layer that is a mixture of experts, in a byte each, or in two where there are more than
 256 experts. The prompt's are there once for all samples of a group (`PartialRollout.take`).
 
-Torch-free. Shapes: T tokens, L layers that are mixtures, K experts for each token, W = L K numbers of a token.
+Free of torch and numpy. Shapes: T tokens, L layers that are mixtures, K experts for each token, W = L K numbers of a
+token.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MOST_IN_BYTE = 256
 """Experts of a layer whose numbers go into a byte."""
@@ -31,10 +33,10 @@ class Experts:
 
     @classmethod
     def of(cls, numbers_TW: NDArray[np.unsignedinteger], prompt_tokens: int) -> Self:
-        """Those of the tokens of prompt and response, as `dtype_of` has them."""
+        """Those of the tokens of prompt and response, `bytes_of` each number."""
         return cls(numbers_TW[:prompt_tokens].tobytes(), numbers_TW[prompt_tokens:].tobytes())
 
 
-def dtype_of(num_experts: int) -> np.dtype[np.unsignedinteger]:
-    """That numbers of so many experts are kept in."""
-    return np.dtype(np.uint8 if num_experts <= MOST_IN_BYTE else np.uint16)
+def bytes_of(num_experts: int) -> int:
+    """Size of each number of so many experts, which is an unsigned integer."""
+    return 1 if num_experts <= MOST_IN_BYTE else 2

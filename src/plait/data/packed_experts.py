@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.data.experts import Experts, dtype_of
+from plait.data.experts import Experts, bytes_of
 from plait.data.packed import PackedBatch
 
 
@@ -50,7 +50,7 @@ def packed_experts(
         ValueError: they are not of such sizes.
     """
     layers, top_k, num_experts = sizes
-    dtype, width = dtype_of(num_experts), layers * top_k
+    dtype, width = np.dtype(f"u{bytes_of(num_experts)}"), layers * top_k
     numbers_TW = np.zeros((batch.num_tokens, width), dtype)
     known_T, counted_T = np.zeros((2, batch.num_tokens), np.bool_)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait.data.experts import Experts, dtype_of
+from plait.data.experts import Experts, bytes_of
 from plait.generation.link import Link
 from plait.generation.pool import KVPool
 from plait.layout.shards import stage_bounds
@@ -49,7 +49,7 @@ class KeptExperts:
     def __init__(self, model: LanguageModel, pool: KVPool, link: Link) -> None:
         self._pool, self._link = pool, link
         num_experts, top_k = sizes_of(model.config)
-        self._dtype = dtype_of(num_experts)
+        self._dtype = f"u{bytes_of(num_experts)}"
         mixtures, team = mixtures_of(model.parameters), model.team
         bounds = stage_bounds(model.parameters.num_layers, team.layout.parallelism)
         stages = [[n for n in mixtures if bounds[i] <= n < bounds[i + 1]] for i in range(team.pp.size)]

@@ -83,9 +83,10 @@ def versions() -> tuple[tuple[str, str], ...]:
 
 def source_digest() -> str:
     """Twelve hexadecimal digits that are others where a file of plait's code is: a checkout that is worked on keeps its
-    version."""
+    version. Hidden files are none of it: editors leave such, as links that lead nowhere."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode())
-        digest.update(path.read_bytes())
+    for path in sorted(root.rglob("[!.]*.py")):
+        code = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()}\0{len(code)}\0".encode())
+        digest.update(code)
     return digest.hexdigest()[:12]

@@ -22,7 +22,6 @@ from plait.planner.plan_moves import Moves
 from plait.planner.plan_objective import Judged, Objective
 from plait.planner.plan_problem import PlanProblem
 from plait.planner.plan_space import PlanSpace
-from plait.schedule.plan import After
 from plait.simulator.places import Place
 
 State = tuple[Place, ...]
@@ -212,16 +211,21 @@ class _Hunt:
         """All plans, if they are few; nothing else."""
         graph, space = self.space.graph, self.space
         slots = range(len(graph.slots))
-        forms = [sum(space.num_ways(slot, ranks) for ranks in space.meshes) for slot in slots]
-        if prod(count * len(space.afters(slot)) for slot, count in zip(slots, forms, strict=True)) > MOST_EXHAUSTIVE:
+        ways = [sum(len(space.forms.of(slot, ranks)) for ranks in space.meshes) for slot in slots]
+        if self._num_plans(ways) > MOST_EXHAUSTIVE:
+            return  # seen before divisions are asked for, some of which are played
+        ways = [sum(space.num_ways(slot, ranks) for ranks in space.meshes) for slot in slots]
+        if self._num_plans(ways) > MOST_EXHAUSTIVE:
             return
         choices: list[list[Place]] = []
         for slot in slots:
-            afters: Sequence[After] = space.afters(slot)
-            choices.append(
-                [place for after in afters for ranks in space.meshes for place in space.ways(slot, ranks, after)]
-            )
+            beside = product(space.afters(slot), space.meshes)
+            choices.append([place for after, ranks in beside for place in space.ways(slot, ranks, after)])
         yield from dict.fromkeys(space.lawful(places) for places in product(*choices))
+
+    def _num_plans(self, ways: Sequence[int]) -> int:
+        """How many there are if each slot has so many ways to be computed."""
+        return prod(count * len(self.space.afters(slot)) for slot, count in enumerate(ways))
 
     def _walk(self, starts: Sequence[State]) -> Stop:
         chains = self._chains(starts)

@@ -21,6 +21,11 @@ LEAST_GAIN = 0.03
 """The share of its seconds that a generation must gain by a division: no run on GPUs has shown what one comes to."""
 MOST_PLAYED = 8
 """Divisions of a mesh that are played, the most promising by their bounds."""
+MOST_IN_VAIN = 2
+"""Divisions of a mesh, one after another, that gain too little: then no other of it is played."""
+MOST_INSTANCES = 256
+"""Instances that draw in all divisions that are played, of all meshes: each takes some 20 ms, and on many devices a
+division has hundreds. What has more than are left is not played."""
 MOST_KEPT = 3
 """Divisions of a mesh that may be proposed."""
 
@@ -69,6 +74,7 @@ class SlotDivisions:
         self._problem, self._places, self._forms, self._by_ends = problem, places, forms, by_ends
         self._graph = problem.graph
         self._known: dict[tuple[int, object], tuple[Division, ...]] = {}
+        self._left = MOST_INSTANCES
 
     def of(self, slot: int, ranks: tuple[int, ...]) -> tuple[Division, ...]:
         """Those on a mesh that gain `LEAST_GAIN` over each of its forms, the fastest first; none where the slot
@@ -98,13 +104,18 @@ class SlotDivisions:
         together = self._forms.of(slot, ranks)
         if not together:
             return ()
-        most_s, found = together[0].seconds * (1 - LEAST_GAIN), list[Division]()
+        most_s, found, in_vain = together[0].seconds * (1 - LEAST_GAIN), list[Division](), 0
         tried = sorted(self._tried(slot, ranks, most_s), key=lambda one: one.bound_s)
         for one in tried[:MOST_PLAYED]:
-            if len(found) >= MOST_KEPT and one.bound_s >= found[MOST_KEPT - 1].seconds:
+            has_best = len(found) >= MOST_KEPT and one.bound_s >= found[MOST_KEPT - 1].seconds
+            if has_best or in_vain >= MOST_IN_VAIN:
                 break
+            if one.drawing.parallelism.dp > self._left:
+                continue
+            self._left -= one.drawing.parallelism.dp
             place = self.played(slot, ranks, one.draw, one.drawing.parallelism, one.prompts)
             seconds, sides = sum(place.seconds), zip(place.placements, place.asked, strict=True)
+            in_vain = in_vain + 1 if seconds >= most_s else 0
             if seconds < most_s and all(self._forms.has_room(asked, p.layout) for p, asked in sides):
                 found.append(Division(one.draw, one.drawing, one.prompts, place.asked, seconds))
                 found.sort(key=lambda division: division.seconds)

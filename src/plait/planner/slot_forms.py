@@ -195,10 +195,11 @@ class SlotForms:
             Placement(call, what.mode, ranks, sizes.dp, sizes.tp, sizes.pp, "keep", sizes.stages, tokens, schedule),
         )
         held_bytes, working = _needed(asked, sizes)
-        fits, rooms = self.has_room(asked, Layout(Mesh(ranks), sizes)), self._rooms(ranks, sizes)
+        fits = self.has_room(asked, Layout(Mesh(ranks), sizes))
         seconds, static, active = sum(cost.seconds for cost in asked.calls), max(held_bytes), max(working)
         fullest = float(static), float(active)
         if self._is_mixed(ranks):
+            rooms = self._rooms(ranks, sizes)
             fullest = _largest_share(held_bytes, rooms), _largest_share(working, rooms)
         return Form(sizes, tokens, schedule, asked, seconds, float(static), float(active), fullest), fits
 

@@ -35,6 +35,8 @@ class Outcome:
     """What the numerics doctor sums up; empty where all was well."""
     steps: int = 0
     """Steps of the whole run."""
+    asked_to_stop: bool = False
+    """Whether a signal came, be it when nothing was left to stop: stages behind this run do not begin then."""
 
 
 def train(session: Session, stopped_by: Sequence[Signals] = STOP_SIGNALS) -> Outcome:
@@ -70,7 +72,7 @@ def train(session: Session, stopped_by: Sequence[Signals] = STOP_SIGNALS) -> Out
             stop.doing = "writing the final weights"
             session.export_final()
     summary = session.doctor.summary() if session.doctor is not None else ""
-    return Outcome(finished, done.step, metrics, before, after, summary, recipe.steps)
+    return Outcome(finished, done.step, metrics, before, after, summary, recipe.steps, stop.asked)
 
 
 def run_step(session: Session) -> dict[str, float]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import ConfigError, UserError
-from plait.launch.nodes.gathered import Gathered
+from plait.launch.nodes.gathered import STOPPED_CODE, Gathered
 from plait.launch.nodes.place import Attached
 from plait.observe.loading import loading
 from plait.observe.run_log import read_steps
@@ -119,7 +119,7 @@ def _named(name: str) -> Iterator[None]:
 def run_stages(
     stages: Stages, *, resume: bool, nodes: Gathered | None = None, num_nodes: int = 0
 ) -> Iterator[tuple[str, Recipe, Outcome | None]]:
-    """Run the stages in order, each (name, recipe, outcome) as it ends; stop after one that was stopped.
+    """Run the stages in order, each (name, recipe, outcome) as it ends; stop after one in which that was asked for.
 
     With `resume`, stages that are done are left as they are (outcome None), and one that was begun goes on.
 
@@ -138,8 +138,11 @@ def run_stages(
         outcome = run(recipe, resume=begun, recipe_file=stages.file, joined=nodes, num_nodes=num_nodes)
         if outcome.finished and recipe.lora.rank > 0:  # later stages begin with whole weights
             export_whole(recipe.run_dir, final_folder(recipe))
+        is_stopped = outcome.asked_to_stop and number < len(stages.recipes)
+        if nodes is not None and is_stopped:
+            nodes.end(STOPPED_CODE, "node 0: the run was stopped")
         yield name, recipe, outcome
-        if not outcome.finished:
+        if is_stopped or not outcome.finished:
             return
 
 

@@ -67,5 +67,6 @@ def test_code_of_plait_that_differs_is_another_version(tmp_path: Path, monkeypat
     for text in ("a = 1", "a = 2", "a = 2"):
         (package / "machine.py").write_text(text)
         (package / "notes.txt").write_text(str(len(digests)))
+        (package / f".#{len(digests)}.py").symlink_to("me@here.1")  # as an editor that has a file open
         digests.append(dict(versions())["the source of plait with digest"])
     assert digests[0] != digests[1] == digests[2]

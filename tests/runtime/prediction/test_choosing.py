@@ -176,6 +176,19 @@ def test_a_device_that_has_room_for_nothing_is_named(tmp_path: Path) -> None:
     assert "num_ranks" not in str(told.value)
 
 
+def test_devices_without_room_for_a_process_are_refused_before_plans_are_searched(tmp_path: Path) -> None:
+    """As on a machine whose memory is divided between too many ranks: more of them would not help."""
+    weak = {"name": "weak", "tflops": 10, "memory_gib": 0.5, "memory_gb_per_s": 100}
+    link = {"gb_per_s": 200, "latency_us": 5}
+    tree = {"nodes": [{"devices": 64, "device": weak}], "intra": link, "inter": link, "host": link}
+    (tmp_path / "weak.yaml").write_text(yaml.safe_dump(tree))
+    here = planning(str(tmp_path / "weak.yaml"))
+    with pytest.raises(ConfigError, match=r"no plan on 64 devices of 0.5 GiB .* by itself; take fewer devices") as told:
+        choose(here, Budget(50))
+    assert "more devices" not in str(told.value)
+    assert "space" not in here.__dict__, "nothing of it was made"
+
+
 def test_layers_are_divided_beside_what_embedding_and_head_take() -> None:
     """llama-3-8b: 128,256 rows of 4,096 are worth 2.41 layers of 218,103,808 weights, so of four stages the last has 6
     layers, beside 8, 9 and 9; the embedding multiplies nothing. Both are memory of their stages, 18 bytes a number

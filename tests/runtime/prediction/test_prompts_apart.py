@@ -14,14 +14,17 @@ from hypothesis import strategies as st
 from plait.cost.cluster_file import read_cluster
 from plait.cost.costs import PROMPTS
 from plait.cost.lengths import Lengths, SampleLengths
+from plait.layout.mesh import Parallelism
+from plait.planner import slot_divisions
 from plait.planner.plan_objective import Objective
 from plait.planner.plan_search import Budget
-from plait.planner.slot_divisions import LEAST_GAIN
+from plait.planner.slot_divisions import LEAST_GAIN, MOST_IN_VAIN
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.prediction.choosing import searched
 from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import outline
 from plait.schedule.plan import Plan
+from plait.simulator.places import Place
 from tests.cases import examples
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -112,6 +115,25 @@ def test_what_cannot_pay_is_not_played(make: Make, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(planning.space.divisions, "place", None)
     monkeypatch.setattr(planning.space.places, "place", None)
     assert [planning.space.divisions.of(generation(planning), mesh) for mesh in planning.space.meshes] == [()] * 7
+
+
+@pytest.mark.parametrize(("most", "played"), [(256, MOST_IN_VAIN), (1, 1), (0, 0)])
+def test_few_are_played_in_vain(make: Make, monkeypatch: pytest.MonkeyPatch, most: int, played: int) -> None:
+    """Where bounds promise what no division keeps; and no more instances than a search may play."""
+    monkeypatch.setattr(slot_divisions, "MOST_INSTANCES", most)
+    planning = make(ALIKE, SHORT)
+    space, slot, calls = planning.space, generation(planning), list[int]()
+    monkeypatch.setattr(space.divisions, "bound_s", lambda draws, computes: 0.0)
+    vain = space.place(slot, (0, 1, 2, 3), space.forms.of(slot, (0, 1, 2, 3))[0])
+
+    def counted(slot: int, ranks: object, draw: int, drawing: Parallelism, prompts: Parallelism) -> Place:
+        calls.append(drawing.dp)
+        return vain
+
+    monkeypatch.setattr(space.divisions, "played", counted)
+    assert space.divisions.of(slot, (0, 1, 2, 3)) == ()
+    assert len(calls) == played
+    assert sum(calls) <= most
 
 
 @pytest.mark.parametrize("keys", [{"max_staleness": 1, "on_update": "recompute"}, {"sampling.engine": "vllm"}])

@@ -100,9 +100,11 @@ def test_the_timer_of_a_second_signal_ends_with_the_run(monkeypatch: pytest.Monk
     monkeypatch.setattr(handed_on, "LEAVE_S", 0.1)
     with subprocess.Popen(["sleep", "60"]) as leader:
         group: Any = SimpleNamespace(signal=lambda rank, number: leader.send_signal(number))
-        with handed_on.handing_on_signals(group):
+        with handed_on.handing_on_signals(group) as signals:
+            assert not signals.asked
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGINT)
+    assert signals.asked
     time.sleep(0.4)  # would be interrupted
 
 

@@ -206,9 +206,11 @@ class NodeLink:
         more = "" if self._ending else self.explain()
         with self.changed:
             self.gone = "; ".join(filter(None, (why, self._full_memory(), more)))
+            # Asked before others hear of it: those who end its ranks for it say it, too.
+            is_told = self._running or self._ending
             self.changed.notify_all()
         self._relay.close()
-        if self.on_loss is not None and not (self._running or self._ending):
+        if self.on_loss is not None and not is_told:
             self.on_loss(f"{self.name} is lost: {self.gone}")
 
     def _full_memory(self) -> str:

@@ -83,7 +83,12 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
 
 
 def searched(planning: Planning, budget: Budget, seed: int) -> SearchResult:
-    """Baselines are the named plans, and those that others would make."""
+    """Baselines are the named plans, and those that others would make.
+
+    Raises:
+        ConfigError: processes have no room by themselves.
+    """
+    _check_processes(planning)
     given = [(name, tuple(places_of(plan, planning.space.places))) for name, plan in planning.named.items()]
     return search(planning.problem, budget, seed=seed, given=given, space=planning.space)
 
@@ -200,11 +205,27 @@ def auto_plan(planning: Planning) -> Plan:
     return replace(best.plan, predicted=best.prediction.timeline)
 
 
-def misfit(planning: Planning, result: SearchResult) -> str:
-    """Why no plan can be used, which part of the memory is too large, and what would help."""
+def _check_processes(planning: Planning) -> None:
+    """Raises ConfigError where no device has room for more than a process: no search is needed to see that."""
+    most = max(map(planning.cluster.memory_of, range(planning.cluster.num_devices)))
+    process = sum(planning.problem.costs.process_terms.values())
+    if process >= most:
+        raise ConfigError(
+            f"no plan on {_devices_of(planning)} has room for anything: the process of each takes {gib(process)} by "
+            "itself; take fewer devices, or devices with more memory"
+        )
+
+
+def _devices_of(planning: Planning) -> str:
+    """How many, and of what size, in words."""
     devices = planning.cluster.num_devices
     sizes = sorted({planning.cluster.memory_of(rank) for rank in range(devices)})
-    where = f"{devices} device{'s' * (devices > 1)} of {' to '.join(gib(size) for size in (sizes[0], *sizes[1:][-1:]))}"
+    return f"{devices} device{'s' * (devices > 1)} of {' to '.join(gib(size) for size in (sizes[0], *sizes[1:][-1:]))}"
+
+
+def misfit(planning: Planning, result: SearchResult) -> str:
+    """Why no plan can be used, which part of the memory is too large, and what would help."""
+    devices, where = planning.cluster.num_devices, _devices_of(planning)
     for number, slot in enumerate(planning.graph.slots):
         if not any(planning.space.forms.of(number, ranks) for ranks in planning.space.meshes):
             what, least = f"{slot.role} ({slot.mode})", _least(planning, number)

@@ -49,6 +49,11 @@ class HandedOnSignals:
             self._timer.daemon = True
             self._timer.start()
 
+    @property
+    def asked(self) -> bool:
+        """Whether one came."""
+        return self._asked > 0
+
     def wished(self) -> None:
         """A node was asked to stop the run: as a first signal here. Slurm signals all nodes at once."""
         if self._asked == 0:

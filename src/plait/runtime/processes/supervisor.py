@@ -114,7 +114,7 @@ def _run(launcher: LocalProcesses, job: Job, directory: RunDirectory, nodes: Gat
                 group.submit(range(1, num_ranks), "run")
             outcome = leader.result(RUN_S)
             assert outcome is not None, "the leader returns the outcome"
-            return outcome
+        return replace(outcome, asked_to_stop=outcome.asked_to_stop or signals.asked)  # also as the ranks ended
     except WorkerError as error:
         if isinstance(error.__cause__, KeyboardInterrupt):
             raise KeyboardInterrupt(*error.__cause__.args) from None
