@@ -111,7 +111,7 @@ def test_who_guesses_nothing_or_a_fixed_length_has_learned_nothing() -> None:
 def test_what_does_not_fit_is_left_out_and_said() -> None:
     """Seconds of a clock that went back, say."""
     broken = knowing(0)
-    broken.speculation.looking.took(-1.0)
+    broken.speculation.due.looking.took(-1.0)
     known, notes = asked(rank_of(0, TWO, broken), rank_of(1, TWO, knowing(1))).told()
     assert [one.instance for one in known] == [1]
     begins = "what rank 0 has learned of those of actor is not kept: `looking_s.0`: input should be greater than"

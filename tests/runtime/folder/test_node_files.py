@@ -41,7 +41,9 @@ def test_the_flow_and_local_models_are_compared_by_their_contents(tmp_path: Path
 def test_stages_are_compared_by_their_names_and_by_the_keys_of_each(tmp_path: Path) -> None:
     """What a stage begins with that another ends with is there on no node yet."""
     (tmp_path / "config.json").write_text("{}")
-    recipes = {"sft": recipe_of({"model": str(tmp_path), "steps": 3}), "policy": recipe_of({"model": "@sft"})}
+    data = {"data": {"source": "prompts.jsonl"}}
+    sft, policy = {"model": str(tmp_path), "steps": 3}, {"model": "@sft"}
+    recipes = {"sft": recipe_of(data | sft), "policy": recipe_of(data | policy)}
     of_stages = given(recipes)
     keys = dict(of_stages.keys)
     assert (keys["stages"], keys["sft.steps"], keys["policy.model"]) == ('["sft", "policy"]', "3", '"@sft"')
