@@ -95,14 +95,24 @@ def best(scores: np.ndarray) -> np.ndarray:
 def above(tracker: np.ndarray, scores: np.ndarray, index: np.ndarray) -> np.ndarray:
     """Scores less what their prompts got before, standardised over the batch (SPO, Xu & Ding 2025, arXiv 2509.13232,
     with a weight that fades by 0.9 in place of one that follows the KL)."""
-    gains = scores - tracker.reshape(-1, 2)[index.astype(int), 0]
+    gains = scores - tracker.reshape(-1, 2)[rows_of(index, tracker), 0]
     return (gains - gains.mean()) / (gains.std() + 1e-8)
+
+
+def rows_of(index: np.ndarray, tracker: np.ndarray) -> np.ndarray:
+    """The prompts' rows in the table, [samples] of whole numbers."""
+    rows, num_prompts = index.astype(int), len(tracker) // 2
+    if wrong := [
+        number for number, row in zip(index, rows, strict=True) if number != row or not 0 <= row < num_prompts
+    ]:
+        raise ValueError(f"`index`: expected whole numbers from 0 to {num_prompts - 1}, found {wrong[0]}")
+    return rows
 
 
 def tracked(tracker: np.ndarray, scores: np.ndarray, index: np.ndarray) -> np.ndarray:
     """Per prompt the mean of what it got so far and its weight, older scores counting 0.9 times as much each time."""
     table = tracker.reshape(-1, 2).copy()
-    for score, place in zip(scores, index.astype(int), strict=True):
+    for score, place in zip(scores, rows_of(index, tracker), strict=True):
         weight = 0.9 * table[place, 1] + 1
         table[place] = table[place, 0] + (score - table[place, 0]) / weight, weight
     return table.ravel()

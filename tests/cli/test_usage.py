@@ -106,6 +106,12 @@ def test_exit_code_2_and_one_line(argv: list[str], message: str) -> None:
             "expected `--key value`, found `algorithm.adv_estimator=grpo`: verl's is `algorithm` here",
         ),
         (["train", "algorithm.adv_estimator=grpo", "+data.train_batch_size=8"], "verl's is `prompts_per_step` here"),
+        (
+            ["plan", "algorithm.adv_estimator=grpo"],
+            "expected `--key value`, found `algorithm.adv_estimator=grpo`: verl's",
+        ),
+        (["simulate", "steps=3", "--devices", "2"], "found `steps=3`; did you mean `--steps=3`?"),
+        (["plan", "nowhere.yaml"], "recipe `nowhere.yaml` does not exist"),
         (["train", "steps=3"], "expected `--key value`, found `steps=3`; did you mean `--steps=3`?"),
         (["train", "/dev/null"], "recipe `/dev/null` is a device, not a file; give the path of a YAML file"),
         (["train", "r.yaml", "--overwrite", "--steps", "1"], "`--overwrite` needs a value (true or false)"),

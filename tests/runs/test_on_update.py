@@ -135,20 +135,26 @@ APART = {"actor.generate": "1", "actor.train": "0", "ref.logprobs": "0"}
 LEADS = {"actor.generate": "0", "actor.train": "1", "ref.logprobs": "0"}
 RING = {"actor.generate": "1,2 pp2", "actor.train": "0", "ref.logprobs": "0"}
 PARTS = {"actor.generate": "1,2 tp2", "actor.train": "0", "ref.logprobs": "0"}
-PLANS: dict[str, tuple[tuple[str, dict[str, Any]], str, int, str | dict[str, str]]] = {
+Flow = tuple[str, dict[str, Any]]
+Plan = str | dict[str, str]
+SHAPES: tuple[tuple[str, Flow, Plan], ...] = (
+    ("apart", GRPO, APART),
+    ("leads", GRPO, LEADS),
+    ("split", GRPO, "split 2"),
+    ("colocated", GRPO, "colocated 2"),
+    ("two", GRPO, {"actor.generate": "1,2 dp2", "actor.train": "0", "ref.logprobs": "1"}),
+    ("ring", GRPO, RING),
+    ("parts", GRPO, PARTS),
+    ("ppo", PPO, APART | {"critic.train": "0", "critic.values": "0"}),
+)
+"""Where generation, training and scoring are: a name, what trains, the plan."""
+PLANS: dict[str, tuple[Flow, str, int, Plan]] = {
     f"{name}-{on_update}-{most}": (flow, on_update, most, plan)
     for on_update, most in (("keep", 1), ("recompute", 2))
     for name, flow, plan in (
-        ("apart", GRPO, APART),
-        ("leads", GRPO, LEADS),
-        ("split", GRPO, "split 2"),
-        ("colocated", GRPO, "colocated 2"),
-        ("two", GRPO, {"actor.generate": "1,2 dp2", "actor.train": "0", "ref.logprobs": "1"}),
-        ("ring", GRPO, RING),
-        ("parts", GRPO, PARTS),
+        *SHAPES,
         ("ring-scores", GRPO, RING | {"ref.logprobs": "1,2 pp2"}),
         ("away", GRPO, APART | {"ref.logprobs": "1 after=offload"}),
-        ("ppo", PPO, APART | {"critic.train": "0", "critic.values": "0"}),
         ("safe", SAFE, "split 2"),
     )
 }

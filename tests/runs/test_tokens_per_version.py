@@ -15,9 +15,9 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from tests.cases import slow_but
 from tests.forked import forked
-from tests.runs.placed_runs import GRPO, PPO, where
+from tests.runs.placed_runs import GRPO, where
 from tests.runs.plans import assert_equal_runs
-from tests.runs.test_on_update import APART, FEW, LEADS, PARTS, RING, check, versions_of, wait_until
+from tests.runs.test_on_update import APART, FEW, SHAPES, check, versions_of, wait_until
 from tests.runs.test_resume import kill, kill_and_resume, result_of
 from tests.runs.test_turns import keys_of
 from tests.runs.written import samples_by_step
@@ -68,19 +68,8 @@ def test_what_no_sample_reaches_is_the_run_that_waits(make_recipe: MakeRecipe) -
     assert results[0] == results[1]
 
 
-PLANS: dict[str, tuple[tuple[str, dict[str, Any]], str, int, str | dict[str, str]]] = {
-    f"{name}-{on_update}-{most}": (flow, on_update, most, plan)
-    for on_update, most in (("keep", 2), ("recompute", 2))
-    for name, flow, plan in (
-        ("apart", GRPO, APART),
-        ("leads", GRPO, LEADS),
-        ("split", GRPO, "split 2"),
-        ("colocated", GRPO, "colocated 2"),
-        ("two", GRPO, {"actor.generate": "1,2 dp2", "actor.train": "0", "ref.logprobs": "1"}),
-        ("ring", GRPO, RING),
-        ("parts", GRPO, PARTS),
-        ("ppo", PPO, APART | {"critic.train": "0", "critic.values": "0"}),
-    )
+PLANS = {
+    f"{name}-{on_update}": (flow, on_update, plan) for on_update in ("keep", "recompute") for name, flow, plan in SHAPES
 }
 
 
@@ -88,12 +77,12 @@ PLANS: dict[str, tuple[tuple[str, dict[str, Any]], str, int, str | dict[str, str
 @pytest.mark.parametrize("name", PLANS)
 def test_any_plan_comes_to_the_run_of_one_process(name: str, place: Path, placed: Placed) -> None:
     """Nothing is handed from one run to the other: neither has a record of the other's."""
-    (flow, keys), on_update, most, plan = PLANS[name]
-    keys = {**keys, **PACED, "steps": STEPS, "max_staleness": most, "on_update": on_update, "checkpoint.every": 2}
+    (flow, keys), on_update, plan = PLANS[name]
+    keys = {**keys, **PACED, "steps": STEPS, "max_staleness": 2, "on_update": on_update, "checkpoint.every": 2}
     recipe = placed(flow, f"paced-{name}", **keys, **where(place, f"paced-{name}", plan))
     assert run(recipe).finished
-    check(recipe.run_dir, most, len(samples_by_step(recipe.run_dir)[0]))
-    check_versions(recipe.run_dir, most)
+    check(recipe.run_dir, 2, len(samples_by_step(recipe.run_dir)[0]))
+    check_versions(recipe.run_dir, 2)
     alone = placed(flow, f"paced-alone-{name}", **keys)
     assert run(alone).finished
     assert_equal_runs(alone.run_dir, recipe.run_dir)

@@ -99,12 +99,13 @@ class OnCluster:
 
     def _recipe(self, path: Path, keys: Sequence[str], offered: Sequence[str]) -> tuple[Recipe, Coming]:
         """The recipe, or that of the stage, and the models that earlier stages make for it."""
-        from plait.recipes.keys import nearest, parse_overrides
+        from plait.recipes.keys import is_setting, nearest, parse_overrides
         from plait.recipes.stages import load_stages, stage_names
         from plait.recipes.trust import user_recipe
 
-        names = stage_names(path)
-        overrides = parse_overrides(keys, offered, names)
+        is_path = not is_setting(str(path))
+        names = stage_names(path) if is_path else ()
+        overrides = parse_overrides(keys if is_path else (str(path), *keys), offered, names)  # refuses what is no path
         if not names:
             if self.stage is not None:
                 raise ConfigError(f"--stage: {path} has no stages, found `{self.stage}`; leave it out")

@@ -174,21 +174,15 @@ def read_recipe(
     Raises:
         ConfigError: there is neither a recipe nor a key, or a token is not understood.
     """
-    from plait.recipes.keys import parse_overrides
+    from plait.recipes.keys import is_setting, parse_overrides
     from plait.recipes.stages import stage_names
 
     given = {token for token in tokens if token in flags}
     rest = [token for token in tokens if token not in flags]
-    path = at_home(Path(rest.pop(0)), "`RECIPE`") if rest and not _is_setting(rest[0]) else None
+    path = at_home(Path(rest.pop(0)), "`RECIPE`") if rest and not is_setting(rest[0]) else None
     if path is None and not rest:
         raise ConfigError(f"give a recipe: `{usage_of(command)}`; `plait {command} --help` lists the keys")
     return path, parse_overrides(rest, (*flags, "--help", "--help-all"), stage_names(path)), given
-
-
-def _is_setting(token: str) -> bool:
-    """Whether it is a key and no path: `--key`, or `key=value` as others write it."""
-    is_file = token.endswith((".yaml", ".yml")) or os.path.lexists(token)
-    return token.startswith("--") or (not is_file and re.match(r"[+~]*[\w.@-]+=", token) is not None)
 
 
 def options() -> Iterator[Option]:

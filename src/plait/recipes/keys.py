@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +20,12 @@ from plait.recipes.recipe import Recipe
 from plait.yaml_text import parse
 
 LIST_HINT = "; `plait train --help-all` lists every key"
+
+
+def is_setting(token: str) -> bool:
+    """Whether a token is a key and no path: `--key`, or `key=value` as others write it."""
+    is_file = token.endswith((".yaml", ".yml")) or os.path.lexists(token)
+    return token.startswith("--") or (not is_file and re.match(r"[+~]*[\w.@-]+=", token) is not None)
 
 
 def parse_overrides(

@@ -4,6 +4,7 @@ their plan."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from plait.errors import UserError
 from plait.launch.nodes.gathered import Gathered
@@ -36,12 +37,11 @@ def fitted(recipe: Recipe, num_ranks: int, prepared_for: PreparedFor) -> Prepare
     Raises:
         UserError: none fits.
     """
-    named = [] if ranks_of(recipe.plan) else [recipe.plan]
-    plans = list(dict.fromkeys((*named, AUTO)))
-    for plan in plans:
-        try:
-            return prepared_for(recipe.reopened().model_copy(update={"devices": num_ranks, "plan": plan}))
-        except UserError:
-            if plan == plans[-1]:
-                raise
-    raise AssertionError("AUTO is the last of the plans")
+
+    def by(plan: str) -> Prepared:
+        return prepared_for(recipe.reopened().model_copy(update={"devices": num_ranks, "plan": plan}))
+
+    if recipe.plan != AUTO and not ranks_of(recipe.plan):
+        with suppress(UserError):
+            return by(recipe.plan)
+    return by(AUTO)
