@@ -101,12 +101,11 @@ def above(tracker: np.ndarray, scores: np.ndarray, index: np.ndarray) -> np.ndar
 
 def rows_of(index: np.ndarray, tracker: np.ndarray) -> np.ndarray:
     """The prompts' rows in the table, [samples] of whole numbers."""
-    rows, num_prompts = index.astype(int), len(tracker) // 2
-    if wrong := [
-        number for number, row in zip(index, rows, strict=True) if number != row or not 0 <= row < num_prompts
-    ]:
-        raise ValueError(f"`index`: expected whole numbers from 0 to {num_prompts - 1}, found {wrong[0]}")
-    return rows
+    num_prompts = len(tracker) // 2
+    fits = (index == index.astype(int)) & (index >= 0) & (index < num_prompts)
+    if not fits.all():
+        raise ValueError(f"`index`: expected whole numbers from 0 to {num_prompts - 1}, found {index[~fits][0]}")
+    return index.astype(int)
 
 
 def tracked(tracker: np.ndarray, scores: np.ndarray, index: np.ndarray) -> np.ndarray:

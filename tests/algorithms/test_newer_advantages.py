@@ -52,6 +52,9 @@ def test_a_baseline_that_each_prompt_keeps() -> None:
     expected = (gains - gains.mean()) / (gains.std() + 1e-8)
     found = EXAMPLE["above"](table, np.array([1.0, 1.0, 0.0]), np.array([1.0, 0.0, 0.0]))
     assert found == pytest.approx(expected, rel=1e-12)
+    for wrong in (-1.0, 0.5, 2.0):
+        with pytest.raises(ValueError, match=f"`index`: expected whole numbers from 0 to 1, found {wrong}"):
+            EXAMPLE["tracked"](table, np.array([1.0]), np.array([wrong]))
 
 
 def test_tokens_that_are_held_are_the_most_covariant() -> None:
