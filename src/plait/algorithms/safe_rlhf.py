@@ -43,7 +43,9 @@ class SafeRLHFOptions(PPOOptions):
     lambda_max: float | None = Field(default=5.0, gt=0, description="the largest multiplier; null: there is none")
     cost_window: int = Field(default=128, ge=1, description="the mean cost is that of so many of the last responses")
     ptx_coef: float = Field(
-        default=0.0, ge=0, description="weight of the cross entropy on given examples; 0: none is trained"
+        default=0.0,
+        ge=0,
+        description="weight of the cross entropy on given examples, in optimizer steps of its own; 0: none is trained",
     )
 
     @model_validator(mode="after")
