@@ -66,6 +66,7 @@ def test_calls_of_sft():
 def test_the_pretraining_loss_of_safe_rlhf_is_the_same_with_a_weight():
     outputs = Outputs([2, 1], logprobs=np.array([-1.0, -2, -3]), mask=np.array([1.0, 0, 1]))
     graph = graph_of(safe_rlhf, SafeRLHFOptions(ptx_coef=4.0))
+    assert [len(update) for update in graph.updates("actor")] == [1, 1], "each has optimizer steps of its own"
     trained = [node for node in graph.calls("actor") if node.kind is CallKind.TRAIN]
     assert len(trained) == 2
     assert trained[1].rows == graph.of_kind(CallKind.READ)[0].id
