@@ -30,6 +30,7 @@ from tests.runs.written import logged, samples_of
 
 MakeRecipe = Callable[..., Recipe]
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 WORDS = ["seven", "plus", "four", "is", "eleven", "and", "two", "makes", "nine"]
 
 
@@ -142,6 +143,24 @@ def test_two_losses_make_each_step_of_the_actor(make_recipe: MakeRecipe, data: d
     assert not {"actor.train#2/grad_norm", "actor.train#2/lr"} & second.keys()
     totals = prepare(recipe).flow.optimizer_steps("actor", recipe.steps)
     assert totals == 4, "the schedule of the learning rate counts each once"
+
+
+@pytest.mark.parametrize("mix", slow_but(["luffy"], ["chord", "luffy"]))
+def test_demonstrations_are_learnt_in_the_steps_of_own_samples(make_recipe: MakeRecipe, mix: str) -> None:
+    """examples/demonstrated.py. One file gives prompts and demonstrations: they meet, in every epoch over it."""
+    rows = str(EXAMPLES / "demonstrations.jsonl")
+    keys: dict[str, Any] = {"data.source": rows, "pretraining.source": rows, "prompts_per_step": 3, "steps": 4}
+    keys["options"] = {"mix": mix, "mini_batches": 2, **({"weights": "entropy"} if mix == "chord" else {})}
+    recipe = make_recipe(algorithm=f"{EXAMPLES}/demonstrated.py:demonstrated", **keys)
+    run(recipe)
+    steps = logged(recipe)
+    assert [row["training/optimizer_steps"] for row in steps] == [2] * 4
+    if mix == "luffy":
+        assert {row["demonstrated"] for row in steps} == {1 / (1 + recipe.samples_per_prompt)}
+        assert all(math.isfinite(row["examples/reward"]) for row in steps)
+    else:
+        assert [row["mu"] for row in steps] == pytest.approx([0.9, 0.8997903, 0.8991614, 0.8981139], abs=1e-6)
+    assert all(row["actor/nll"] > 0 for row in steps)
 
 
 @pytest.mark.slow
