@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.algorithms.losses import cross_entropy
 from plait.algorithms.safe_rlhf import SafeRLHFOptions, safe_rlhf
-from plait.algorithms.sft import SFTOptions, cross_entropy, sft
+from plait.algorithms.sft import SFTOptions, sft
 from plait.dataflow import CallKind
 from tests.algorithms.batches import Outputs, run_loss
 from tests.algorithms.flows import graph_of, loss_of

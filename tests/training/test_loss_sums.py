@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from plait.algorithms.sft import cross_entropy
+from plait.algorithms.losses import cross_entropy
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level
 from plait.models.lora import add_lora

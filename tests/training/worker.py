@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.algorithms.grpo import GRPOOptions, grpo
+from plait.algorithms.losses import cross_entropy
 from plait.algorithms.ppo import PPOOptions, ppo
-from plait.algorithms.sft import cross_entropy
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level, Score, Top
 from plait.errors import RunError

@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any
 
 from plait.algorithms.kl import KLPlace, adapted_kl_coef, mean_kl, reward_to_go, subtract_kl
-from plait.algorithms.losses import Ratio, policy_loss
+from plait.algorithms.losses import Ratio, cross_entropy, policy_loss
 from plait.algorithms.options import LogprobSource, PolicyOptions
-from plait.algorithms.sft import cross_entropy
 from plait.dataflow import Generated, Given, Level, Role, Samples, carried, per_batch, per_sample
 from plait.dataflow.handles import ColumnHandle
 from plait.errors import FlowError

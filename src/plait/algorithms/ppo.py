@@ -97,7 +97,15 @@ def ppo(
     logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in, options.kl_controller)
     rewards = shaped_rewards(samples, scores, logprobs, critic, options)
     advantages = train_critic(critic, samples, rewards, options)
-    train_actor(actor, samples, advantages, logprobs, critic, options, examples=examples)
+    train_policy(
+        actor,
+        samples,
+        advantages_of_actor(advantages, critic, options),
+        logprobs,
+        examples=examples,
+        after=options.critic_warmup_steps,
+        weigh_kl=options.weigh_kl_by_ratio,
+    )
 
 
 def shaped_scores(given: Scores, samples: Generated, options: PPOOptions) -> ColumnHandle:
@@ -140,30 +148,12 @@ def shaped_rewards(
     return rewards
 
 
-def train_actor(
-    actor: Role,
-    samples: Generated,
-    advantages: ColumnHandle,
-    logprobs: PolicyLogprobs,
-    critic: Role,
-    options: PPOOptions,
-    *,
-    examples: Given | None = None,
-) -> None:
-    """By the clipped surrogate, once the critic's warm-up is over; the metric `{critic}/advantages/mean`. `examples`
-    as of `train_policy`."""
+def advantages_of_actor(advantages: ColumnHandle, critic: Role, options: PPOOptions) -> ColumnHandle:
+    """As the actor is trained on them, whitened if asked; the metric `{critic}/advantages/mean`."""
     if options.whiten_advantages:
         advantages = per_batch(whitened, advantages, name="advantages", level=Level.TOKEN)
     per_batch(token_mean, advantages, name=f"{critic.name}/advantages/mean", level=Level.BATCH)
-    train_policy(
-        actor,
-        samples,
-        advantages,
-        logprobs,
-        examples=examples,
-        after=options.critic_warmup_steps,
-        weigh_kl=options.weigh_kl_by_ratio,
-    )
+    return advantages
 
 
 def updated_moments(moments: FloatArray, scores: FloatArray) -> FloatArray:

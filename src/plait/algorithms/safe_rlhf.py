@@ -17,9 +17,9 @@ from pydantic import Field, model_validator
 
 from plait.algorithms.advantages import FloatArray
 from plait.algorithms.critic import credited, token_rewards, train_critic
-from plait.algorithms.policy import policy_logprobs
-from plait.algorithms.ppo import PPOOptions, shaped_rewards, shaped_scores, train_actor
-from plait.algorithms.sft import cross_entropy
+from plait.algorithms.losses import cross_entropy
+from plait.algorithms.policy import policy_logprobs, train_policy
+from plait.algorithms.ppo import PPOOptions, advantages_of_actor, shaped_rewards, shaped_scores
 from plait.dataflow import Given, Level, Prompts, Role, carried, per_batch, per_sample
 from plait.dataflow.handles import ColumnHandle
 
@@ -85,7 +85,14 @@ def safe_rlhf(
         name="lagrangian_advantages",
         level=Level.TOKEN,
     )
-    train_actor(actor, samples, advantages, logprobs, critic, options)
+    train_policy(
+        actor,
+        samples,
+        advantages_of_actor(advantages, critic, options),
+        logprobs,
+        after=options.critic_warmup_steps,
+        weigh_kl=options.weigh_kl_by_ratio,
+    )
     if options.ptx_coef > 0:
         actor.train(
             examples,

@@ -32,11 +32,11 @@ class OpenMiniBatch:
     """The micro-batches of every dp rank: every rank knows the whole schedule."""
     stage: TrainingStage
     tallies: tuple[Tally | None, ...]
-    """Of each loss, which counts its mini-batch; None: it has none any more."""
+    """What counts the mini-batch of each loss; None: it has none any more."""
     names: tuple[str, ...]
     """What the ids of the actions of each micro-batch of this rank begin with."""
     name: str
-    """Of all of it."""
+    """What stands for all of it in messages, and the id of its optimizer step begins with."""
 
     @property
     def key(self) -> tuple[str, int]:

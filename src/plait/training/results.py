@@ -73,7 +73,7 @@ class MiniBatchResult:
     """What one mini-batch gave, over all ranks."""
 
     terms: tuple[TermResult | None, ...]
-    """Of each loss; None: it has no mini-batch any more."""
+    """What each loss gave; None: it has no mini-batch any more."""
     report: StepReport | None
     """None: every token of all losses is masked, so there was no step."""
 

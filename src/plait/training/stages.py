@@ -147,13 +147,13 @@ class TrainingStage:
 
     part: ModelPart
     micros: Sequence[MicroBatch]
-    """Of one loss after the other."""
+    """Those of one loss behind those of another."""
     optimizer: MasterOptimizer
     """Each backward adds to its gradients."""
     tallies: Sequence[Tally]
     """For each micro-batch, what counts the mini-batch of its loss; it is told the outputs, on the last stage alone."""
     num_samples: int
-    """Of the optimizer step, on all ranks and for all losses."""
+    """Samples of the optimizer step, on all ranks and for all losses."""
     balance: RouterBalance | None = None
     """The loss of routers that is added; what it sums up goes from stage to stage behind the hidden states."""
     kept: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = field(default_factory=dict)

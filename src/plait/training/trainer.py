@@ -196,7 +196,7 @@ class BegunTerm:
     term: LossTerm
     """With its rows in the order of `Rows.ordered`."""
     name: str
-    """Of the call."""
+    """The call's."""
     batches: Iterator[MiniBatch]
     """Mini-batches that were not opened yet."""
     is_seen: bool = False
@@ -243,7 +243,7 @@ class BegunTraining:
         return Tally(batch, sees=sees, routes=trainer.balance is not None or trainer.part.replays_experts)
 
     def _name(self, tallies: Sequence[Tally | None]) -> str:
-        """Of a mini-batch: of the last term that is in it."""
+        """That of a mini-batch: of the last term which is in it."""
         last = [begun for begun, tally in zip(self.terms, tallies, strict=True) if tally is not None][-1]
         return f"{last.name}/b{len(self.results)}"
 

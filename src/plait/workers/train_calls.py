@@ -153,7 +153,7 @@ class TrainCall:
     the metrics of each call."""
 
     overs: tuple[LossOver, ...]
-    """Of each call, in the order of the flow."""
+    """What each is over, in the order of the flow."""
     step: int
 
     kind: ClassVar[str] = "train"
