@@ -17,7 +17,6 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from plait.dataflow import Given, Level, Prompts, Role, carried, per_batch, per_group
-from plait.dataflow.handles import ColumnHandle
 
 
 class Options(BaseModel):
@@ -39,8 +38,8 @@ def demonstrated(prompts: Prompts, examples: Given, actor: Role, reward: Role, o
     """The flow: the first call leaves the gradients of each mini-batch to the second, which makes the step of both."""
     samples = actor.generate(prompts)
     scores, old = reward.score(samples), actor.logprobs(samples)
-    how = {"mini_batches": options.mini_batches, "epochs": options.epochs}
-    demonstrations: dict[str, ColumnHandle] = {}
+    how: dict[str, Any] = {"mini_batches": options.mini_batches, "epochs": options.epochs}
+    demonstrations: dict[str, Any] = {}
     match options.mix:
         case "chord":
             advantages = per_group(standardised, scores, name="advantages", least_samples=2)

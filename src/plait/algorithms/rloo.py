@@ -36,8 +36,15 @@ def rloo(
     advantages = per_group(leave_one_out_advantages, rewards, name="advantages", least_samples=2)
     if options.normalize_advantages:
         advantages = per_batch(standardised, advantages, name="normalized_advantages", epsilon=EPSILON)
-    how = {"ratio": options.ratio, "weigh_kl": options.weigh_kl_by_ratio}
-    train_policy(actor, samples, advantages, logprobs, examples=examples, **how)
+    train_policy(
+        actor,
+        samples,
+        advantages,
+        logprobs,
+        examples=examples,
+        ratio=options.ratio,
+        weigh_kl=options.weigh_kl_by_ratio,
+    )
 
 
 def leave_one_out_advantages(rewards: FloatArray) -> FloatArray:
