@@ -19,7 +19,7 @@ from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.backbone_model import copy_of
 from plait.models.language_loading import load_model
-from plait.training.mini_batch import LossCall
+from plait.training.mini_batch import LossCall, LossTerm
 from plait.training.settings import OptimizerSettings
 from plait.training.trainer import Trainer
 from plait.training.trainer_settings import ExecutionSettings, SampleSettings, UpdateSettings
@@ -106,7 +106,8 @@ class Side:
 
     def _train(self, node: Node, rows: Rows, step: int) -> None:
         how = node.training
-        actions = self.actor.train(rows, LossCall.of(node), mini_batches=how.mini_batches, epochs=how.epochs, step=step)
+        term = LossTerm(rows, LossCall.of(node), how.mini_batches, how.epochs)
+        actions = self.actor.train([term], step=step)
         while True:
             self.watch.enter("training")
             done = next(actions, None)

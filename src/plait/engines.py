@@ -217,12 +217,10 @@ class TrainingEngine(Protocol):
         """Roles that train together by one schedule, this one included."""
         ...
 
-    def train(self, training: Training) -> Work[dict[str, float]]:
-        """Train as a TRAIN node of the flow says; the result is its metrics."""
-        ...
-
-    def train_together(self, trainings: Sequence[Training]) -> Work[list[dict[str, float]]]:
-        """Train several roles of `trains_with` together, in the order of the flow; the result is their metrics."""
+    def train(self, trainings: Sequence[Training]) -> Work[list[dict[str, float]]]:
+        """Train as TRAIN nodes of the flow say, in its order: of this role one, or those whose gradients meet in the
+        same optimizer steps; of several roles of `trains_with` all that train together. The result is the metrics of
+        each node."""
         ...
 
     def evaluate(

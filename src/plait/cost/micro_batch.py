@@ -8,7 +8,7 @@ from typing import Self
 
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.wide_columns import wide_numbers
-from plait.dataflow import CallKind, Dataflow, TrainOptions
+from plait.dataflow import CallKind, Dataflow, Node, TrainOptions
 from plait.policy.packing import GroupTokens
 from plait.recipes.recipe import Recipe
 from plait.schedule.pipeline import micro_batches_of
@@ -57,7 +57,7 @@ class LargestBatch:
 
     tokens: of its row
     scores: attention scores of one head
-    count: such micro-batches that the share has
+    count: such micro-batches that the share has, those of calls whose gradients meet among them
     numbers: of each token, in columns of several numbers per token that the call reads or gives
     """
 
@@ -86,8 +86,8 @@ class LargestBatch:
             trains: or scores.
             budget_tokens: None: the recipe's.
         """
-        kind, batches = CallKind.TRAIN if trains else CallKind.SCORE, []
-        for node in (node for node in flow.calls(role) if node.kind is kind):
+
+        def of_call(node: Node) -> Self:
             rows, options = flow.nodes[node.rows], node.training if trains else TrainOptions()
             per_prompt = 2 if rows.call == "pairs" else 1
             of_rows = lengths.of(rows.call)
@@ -98,7 +98,14 @@ class LargestBatch:
             share = share_of(recipe.prompts_per_step * per_prompt, options.mini_batches, dp, whole)
             tokens = recipe.micro_batch_tokens if budget_tokens is None else budget_tokens
             cut = Cut(tokens, micro_batches_of(pp), options.whole_groups, wide_numbers(node))
-            batches.append(cls.of_share(share, per_prompt, of_rows, cut))
+            return cls.of_share(share, per_prompt, of_rows, cut)
+
+        scores = [(node,) for node in flow.calls(role) if node.kind is CallKind.SCORE]
+        batches: list[Self] = []
+        for calls in flow.updates(role) if trains else scores:
+            of_calls = [of_call(node) for node in calls]
+            count = sum(batch.count for batch in of_calls)  # they are one behind the other
+            batches += [replace(batch, count=count) for batch in of_calls]
         return max(batches, key=lambda batch: (batch.tokens, batch.scores, batch.numbers))
 
     @classmethod

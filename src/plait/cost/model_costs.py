@@ -34,7 +34,7 @@ from plait.cost.wide_columns import numbers_read, numbers_scored, wide_numbers
 from plait.cost.working_memory import NCCL, Amount, Expected, keeps_freed, process_terms, slack_terms
 from plait.cost.workload import Workload
 from plait.dataflow import Dataflow, Node, TrainOptions
-from plait.layout.mesh import Layout
+from plait.layout.mesh import Layout, Parallelism
 from plait.layout.params import Parameters
 from plait.models.shape import ModelShape
 from plait.recipes.role_models import is_scalar
@@ -236,8 +236,10 @@ class ModelCosts:
         micro, count = self._cutting.micro(node, share, layout, budget)
         again = self.workload.checkpoint_activations
         step = max((copy.training(micro, count, recompute=again, schedule=schedule) for copy in copies), key=total)
-        sums = count if role in self.workload.sharded else 1
-        update, update_bytes = optimizer_step(passes, self._memory.trained_elements(role, sizes), sums)
+        updates = not options.with_next
+        sums = count if role in self.workload.sharded else int(updates)
+        elements = self._memory.trained_elements(role, sizes)
+        update, update_bytes = optimizer_step(passes, elements, sums, updates=updates)
         steps = mini_batches * options.epochs
         terms = scaled(added(step, update), steps)
         sent = trained_bytes(self._lengths[node.id], samples, numbers_read(node), self._sets.sent(node))
@@ -264,14 +266,20 @@ class ModelCosts:
 
     def _forward_memory(self, node: Node, layout: Layout, budget: int, schedule: str | None) -> ForwardMemory:
         """What the largest micro-batch takes; `schedule` None: of a score."""
-        workload, sizes, samples = self.workload, layout.parallelism, self._samples[node.id]
-        options = TrainOptions() if schedule is None else node.training
-        share = share_of(samples.count, 1, sizes.dp) if schedule is None else self._cutting.share(node, sizes.dp)
-        cut = Cut(budget, self._cutting.least(sizes), options.whole_groups, wide_numbers(node))
-        batch = LargestBatch.of_share(share, samples.per_prompt, self._lengths[node.id], cut)
-        role = str(node.role)
+        workload, sizes, role = self.workload, layout.parallelism, str(node.role)
+        batch = self._largest(node, sizes, budget, trains=schedule is not None)
+        if schedule is not None:  # those of calls whose gradients meet are one behind the other
+            calls = next(calls for calls in self.flow.updates(role) if node.id in {call.id for call in calls})
+            counts = (self._largest(call, sizes, budget, trains=True).count for call in calls)
+            batch = replace(batch, count=sum(counts))
         beside = Beside(is_scalar(role), role in workload.balanced, self._sets.read(node))
         return forward_memory(workload, self.shapes[role], sizes, batch, schedule, beside)
+
+    def _largest(self, node: Node, sizes: Parallelism, budget: int, *, trains: bool) -> LargestBatch:
+        samples, options = self._samples[node.id], node.training if trains else TrainOptions()
+        share = self._cutting.share(node, sizes.dp) if trains else share_of(samples.count, 1, sizes.dp)
+        cut = Cut(budget, self._cutting.least(sizes), options.whole_groups, wide_numbers(node))
+        return LargestBatch.of_share(share, samples.per_prompt, self._lengths[node.id], cut)
 
     # Weights
 

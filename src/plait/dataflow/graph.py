@@ -244,6 +244,18 @@ class Dataflow:
         """What the flow asks of a role, see `Node.asks`."""
         return frozenset(node.asks for node in self.calls(role))
 
+    def updates(self, role: str) -> tuple[tuple[Node, ...], ...]:
+        """The training calls of a role, those together whose gradients meet in the same optimizer steps."""
+        updates: list[tuple[Node, ...]] = []
+        meeting: tuple[Node, ...] = ()
+        for node in (node for node in self.calls(role) if node.kind is CallKind.TRAIN):
+            meeting += (node,)
+            if not node.training.with_next:
+                updates.append(meeting)
+                meeting = ()
+        assert not meeting, f"{meeting[-1].call} leaves its gradients to a call that is not there"
+        return tuple(updates)
+
     def optimizer_steps(self, role: str, steps: int = 1) -> int:
         """Optimizer steps of a role in the first `steps` training steps."""
         trained = (node for node in self.calls(role) if node.kind is CallKind.TRAIN)
@@ -254,6 +266,7 @@ class Dataflow:
         lines = []
         for node in self.nodes:
             sources = ", ".join(f"{name}={column.producer}" for name, column in node.inputs.items()) or str(node.rows)
-            made = ", ".join(str(column) for column in node.outputs) or "weights"
+            leaves = isinstance(node.options, TrainOptions) and node.options.with_next
+            made = ", ".join(str(column) for column in node.outputs) or ("gradients" if leaves else "weights")
             lines.append(f"{node.id} {node.call}  per {node.grain}  ({sources}) -> {made}")
         return "\n".join(lines)

@@ -106,18 +106,24 @@ class TrainOptions:
     """Never split the samples of one prompt over mini-batches or micro-batches (a loss over pairs)."""
     after: int = 0
     """Training steps at the beginning of a run in which the call does nothing."""
+    with_next: bool = False
+    """Leave the gradients to the role's next call, which makes each optimizer step out of both."""
 
     @property
     def problem(self) -> str | None:
         """What is wrong with them, for a message; None: nothing."""
         counts = {"mini_batches": self.mini_batches, "epochs": self.epochs}
-        return _first(
-            _counts(counts, least=1), _counts({"after": self.after}, least=0), _flags(whole_groups=self.whole_groups)
-        )
+        flags = _flags(whole_groups=self.whole_groups, with_next=self.with_next)
+        return _first(_counts(counts, least=1), _counts({"after": self.after}, least=0), flags)
+
+    @property
+    def passes(self) -> int:
+        """Mini-batches of a training step, in all epochs."""
+        return self.mini_batches * self.epochs
 
     def optimizer_steps(self, steps: int) -> int:
-        """Optimizer steps in the first `steps` training steps."""
-        return max(0, steps - self.after) * self.mini_batches * self.epochs
+        """Optimizer steps in the first `steps` training steps; those that it leaves to the next call are that one's."""
+        return 0 if self.with_next else max(0, steps - self.after) * self.passes
 
 
 @dataclass(frozen=True)

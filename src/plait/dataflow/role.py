@@ -156,6 +156,7 @@ class Role:
         mask: ColumnHandle | None = None,
         whole_groups: bool = False,
         after: int = 0,
+        with_next: bool = False,
         **columns: ColumnHandle | None,
     ) -> None:
         """Update this role: `epochs` passes over `mini_batches` mini-batches, one optimizer step each.
@@ -170,6 +171,8 @@ class Role:
         Args:
             whole_groups: never split the samples of one prompt over mini-batches or micro-batches (a loss over pairs).
             after: training steps at the beginning of a run in which this call does nothing.
+            with_next: make no optimizer step, but leave the gradients of each mini-batch to the next call, a `train` of
+                this role too: its i-th step is by the sum of both gradients of the i-th mini-batches.
 
         Raises:
             FlowError: a column that the loss needs is missing, one is given that it does not take, or an option is
@@ -194,7 +197,7 @@ class Role:
             rows=rows,
             inputs=given,
             fn=loss,
-            options=TrainOptions(mini_batches, epochs, whole_groups, after),
+            options=TrainOptions(mini_batches, epochs, whole_groups, after, with_next),
         )
 
 

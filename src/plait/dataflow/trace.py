@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 from plait.dataflow.graph import CallKind, Dataflow, Grain, Level, Node
@@ -164,6 +165,7 @@ def trace(
         raise FlowError(f"flow `{title}` trains nothing: it makes no `train` call")
     for node in tracer.nodes:
         _check_decided(node, tracer.nodes, title)
+    _check_updates(tracer.nodes, title)
     return Dataflow(title, tuple(tracer.nodes), reads.unread, arguments.get("options"), frozenset(tracer.teachers))
 
 
@@ -219,6 +221,30 @@ def _check_decided(node: Node, nodes: Collection[Node], title: str) -> None:
             f"flow `{title}`: {node.call}(resample=…) asks `{resample.reward}` which groups stay, but the flow does "
             f"not score these samples by it; call `{resample.reward}.score(samples)`"
         )
+
+
+def _check_updates(nodes: Collection[Node], title: str) -> None:
+    """Raises FlowError where a call leaves its gradients to one that cannot make an optimizer step of them."""
+    asking = [node for node in nodes if node.kind in (CallKind.GENERATE, CallKind.SCORE, CallKind.TRAIN)]
+    for node, following in zip_longest(asking, asking[1:]):
+        if node.kind is not CallKind.TRAIN or not node.training.with_next:
+            continue
+        if following is None or following.kind is not CallKind.TRAIN or following.role != node.role:
+            found = "none" if following is None else following.call
+            raise FlowError(
+                f"flow `{title}`: {node.call}(with_next=True) leaves its gradients to the next call, expected another "
+                f"{node.role}.train, found {found}; make all other calls of roles before it"
+            )
+        mine, other = node.training, following.training
+        for what, of_both in (
+            ("mini_batches x epochs", (mine.passes, other.passes)),
+            ("after", (mine.after, other.after)),
+        ):
+            if of_both[0] != of_both[1]:
+                raise FlowError(
+                    f"flow `{title}`: {node.call}(with_next=True) makes its optimizer steps with {following.call}, "
+                    f"expected equal `{what}` of both, found {of_both[0]} and {of_both[1]}"
+                )
 
 
 def _unfit(fn: Callable[..., Any], count: int, constants: Mapping[str, Any]) -> TypeError | None:

@@ -38,6 +38,7 @@ BUILT_IN = {
 _OF_GRPO = "it is `grpo` with other options (docs/algorithms.md, GRPO's relatives)"
 _OF_DPO = "it is `dpo` with other options (docs/algorithms.md, DPO and its relatives)"
 _NEWER = "it is `examples/newer_losses.py:newer` with `options.loss` (docs/own-algorithm.md)"
+_DEMONSTRATED = "it is `examples/demonstrated.py:demonstrated` with `options.mix: {}` (docs/own-algorithm.md)"
 _ADVANTAGES = "it is `examples/newer_advantages.py:newer` with `options.{}` (docs/own-algorithm.md)"
 RELATIVES = {
     **dict.fromkeys(("dapo", "drgrpo", "gspo", "liteppo"), _OF_GRPO),
@@ -48,6 +49,8 @@ RELATIVES = {
     **dict.fromkeys(("raft", "rft"), _ADVANTAGES.format("advantage: best")),
     "spo": _ADVANTAGES.format("advantage: tracked"),
     "klcov": _ADVANTAGES.format("covariant"),
+    **{name: _DEMONSTRATED.format(name) for name in ("chord", "luffy")},
+    "ppoptx": "it is `ppo` with `options.ptx_coef` and `pretraining.source` (docs/algorithms.md)",
     "onlinedpo": "it is `examples/online_dpo.py:online_dpo` (docs/own-algorithm.md)",
     **dict.fromkeys(("gkd", "distillation"), "it is `distill` (docs/algorithms.md, From a teacher)"),
     **dict.fromkeys(("rm", "reward", "rewardmodeling"), "it is `reward_model`"),

@@ -131,7 +131,7 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
                 why = "`options.reference_free` is true" if free else "`options.kl_coef` above 0 makes most of them"
                 what = f"asks no reference ({why})"
             if name == "pretraining":
-                what = "reads no examples beside its prompts (safe_rlhf does with `options.ptx_coef` above 0)"
+                what = "reads no examples beside its prompts (`options.ptx_coef` above 0 makes most of them)"
             raise ConfigError(
                 f"`{name}` is set, but the flow `{flow.name}` {what}; remove the section `{name}`"
                 f"{_set_in(section, plain)}"

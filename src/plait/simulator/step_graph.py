@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.dataflow.graph import added_scores
@@ -36,6 +37,7 @@ class StepCall:
     source:    the call whose samples it may score while they end; None: it waits for all of them
     beside:    `needs` where it does that
     judges:    slots of the models that a generation asks which groups to keep; their ranks are kept busy too
+    with_next: whether it leaves its gradients to the next call of its slot, and trains together with it
     """
 
     call: str
@@ -44,6 +46,7 @@ class StepCall:
     source: int | None = None
     beside: frozenset[int] = frozenset()
     judges: tuple[int, ...] = ()
+    with_next: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,7 @@ class StepGraph:
                     number[node.rows] if streams else None,
                     _placed_needs(needs[node.id] - {node.rows}, needs, number) if streams else frozenset(),
                     _judges(node, flow, slots),
+                    node.kind is CallKind.TRAIN and node.training.with_next,
                 )
             )
         trained = frozenset(str(node.role) for node in placed if node.kind is CallKind.TRAIN)
@@ -170,6 +174,15 @@ class StepGraph:
             tuple(number for number, call in enumerate(self.calls) if call.slot == slot)
             for slot in range(len(self.slots))
         )
+
+    @cached_property
+    def updates(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """The calls of each slot, those together whose gradients meet in the same optimizer steps."""
+        of_slots: list[tuple[tuple[int, ...], ...]] = []
+        for numbers in self.calls_of:
+            ends = [at + 1 for at, number in enumerate(numbers) if not self.calls[number].with_next]
+            of_slots.append(tuple(numbers[start:end] for start, end in pairwise((0, *ends))))
+        return tuple(of_slots)
 
     @cached_property
     def roles(self) -> tuple[str, ...]:

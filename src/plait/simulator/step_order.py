@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from plait.simulator.places import Place, trained_together
@@ -49,13 +50,14 @@ class StepOrder:
         return self.graph.draws | self.graph.early
 
     def together(self) -> dict[int, tuple[int, ...]]:
-        """Training call that trains together with others → all of these calls: the first call of each role, then the
-        second of each, while each role has one."""
-        groups: dict[int, tuple[int, ...]] = {}
+        """Training call that trains together with others → all of these calls: those of an update of their role
+        (`StepGraph.updates`), and by a schedule of several roles those of the first update of each role, then of the
+        second of each, while each has one."""
+        groups = [update for updates in self.graph.updates for update in updates if len(update) > 1]
         for slots in trained_together(self.graph, self.places):
-            for group in zip(*(self.graph.calls_of[slot] for slot in slots), strict=False):
-                groups |= dict.fromkeys(group, tuple(sorted(group)))
-        return groups
+            of_roles = zip(*(self.graph.updates[slot] for slot in slots), strict=False)
+            groups += [tuple(sorted(chain.from_iterable(group))) for group in of_roles]
+        return {number: group for group in groups for number in group}
 
     def _role(self, number: int) -> str:
         return self.graph.slots[self.graph.calls[number].slot].role

@@ -149,8 +149,10 @@ def answer_ends(vocabulary: Mapping[str, int]) -> frozenset[int]:
 def training_facts(flow: Dataflow, state: StepState, ends: frozenset[int]) -> dict[str, float]:
     """What the columns say that training calls read, of the samples that `keep` lets them have: `zero_advantages`, the
     share of advantages that are 0, and `mask_edges`, or `mask_chooses` where the mask is made of entropies;
-    `all_left_out` where it lets them have none."""
+    `all_left_out` where it lets them have none; `learns_beside` where a loss without advantages is in the same
+    optimizer steps as one with them."""
     facts: dict[str, float] = {}
+    read: list[FloatArray] = []
     for node in flow.of_kind(CallKind.TRAIN):
         if node.rows not in state.tables or state.step < node.training.after:
             continue
@@ -160,11 +162,14 @@ def training_facts(flow: Dataflow, state: StepState, ends: frozenset[int]) -> di
             continue
         advantages = node.loss_columns.get("advantages")
         if advantages is not None and advantages in rows.columns:
-            facts["zero_advantages"] = float(np.mean(rows.columns[advantages] == 0))
+            read.append(rows.columns[advantages])
+            (update,) = (calls for calls in flow.updates(str(node.role)) if node in calls)
+            if any("advantages" not in call.loss_columns for call in update):
+                facts["learns_beside"] = 1.0
         if node.mask is not None and node.mask in rows.columns:
             is_choice = node.mask.producer in _of_entropies(flow)
             facts |= {"mask_chooses": 1.0} if is_choice else mask_edges(rows, rows.columns[node.mask], ends)
-    return facts
+    return facts if not read else {**facts, "zero_advantages": float(np.mean(np.concatenate(read) == 0))}
 
 
 def split_gaps(flow: Dataflow, state: StepState, max_response_tokens: int) -> dict[str, float]:

@@ -191,7 +191,8 @@ class Calls:
 
     def partners(self, node: Node, step: int) -> tuple[Node, ...]:
         """All calls that one schedule computes together with this one in a step, itself included, in the order of the
-        flow: training calls of roles that train together by the plan. One that does nothing in this step is alone."""
+        flow: training calls of the same optimizer steps, and of roles that train together by the plan. One that does
+        nothing in this step is alone."""
         if node.id not in self._groups or step < node.training.after:
             return (node,)
         return tuple(partner for partner in self._groups[node.id] if step >= partner.training.after)
@@ -199,13 +200,10 @@ class Calls:
     def _groups_of(self) -> dict[int, tuple[Node, ...]]:
         """Id of each training call that trains together with others → all of these calls."""
         trainers = [role.trainer for role in self._roles.values() if role.trainer is not None]
+        updates = [update for role in self._flow.trained_roles for update in self._flow.updates(role)]
         together = {trainer.trains_with for trainer in trainers if len(trainer.trains_with) > 1}
-        return {
-            node.id: group
-            for roles_together in together
-            for group in fused_calls(self._flow, roles_together)
-            for node in group
-        }
+        groups = [*updates, *(group for roles in together for group in fused_calls(self._flow, roles))]
+        return {node.id: group for group in groups for node in group}
 
     def training(self, node: Node, state: StepState) -> Training:
         """A TRAIN call with the rows that it trains on in this step."""
@@ -215,13 +213,13 @@ class Calls:
     def trained_together(self, trainings: Sequence[Training]) -> Work[list[dict[str, float]]]:
         """Calls of `partners`; the metrics of each."""
         self._progress.phase(" + ".join(training.node.call for training in trainings), 0, "actions")
-        return self._model(trainings[0].node).trainer.train_together(trainings)
+        return self._model(trainings[0].node).trainer.train(trainings)
 
     def _trained(self, node: Node, state: StepState) -> Work[dict[str, float] | None]:
         if state.step < node.training.after:
             return None
         self._progress.phase(node.call, 0, "actions")
-        return (yield from self._model(node).trainer.train(self.training(node, state)))
+        return (yield from self._model(node).trainer.train([self.training(node, state)]))[0]
 
     def evaluated(self, node: Node, state: StepState) -> Work[dict[str, float]]:
         """The metrics that training on the samples would have, without training on them."""
