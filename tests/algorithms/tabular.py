@@ -155,7 +155,7 @@ class TabularRun:
         rows = tables[node.rows]
         for column in node.inputs.values():
             if column.rows != node.rows and column.level is not Level.BATCH:
-                rows = rows.with_column(column, spread_to(column, tables[column.rows], rows, node.call))
+                rows = rows.with_column(column, spread_to(column, tables[column.rows], rows, node))
         ids = [(s.prompt.uid, s.index) for s in rows.samples]
         how = node.training
         for epoch in range(how.epochs):

@@ -15,6 +15,8 @@ SYSTEM_ROLES = ("system", "developer")
 """Roles of a message that may stand before all others, and says how the model is to behave."""
 EVALUATION_UID = 1 << 31
 """First uid of held-out prompts, so that they meet no training prompt of a run."""
+MADE_UID = 1 << 40
+"""First uid of prompts that are made of samples, so that they meet no prompt of the data."""
 
 Value = TypeVar("Value")
 
@@ -28,6 +30,16 @@ class FinishReason(StrEnum):
     """Given up from outside; as where what replies to it failed (`Sample.reply_error`)."""
     OPEN = "open"
     """Unfinished: it goes on with later weights."""
+
+
+@dataclass(frozen=True)
+class MadeOf:
+    """Where a prompt comes from that a function has made of a sample."""
+
+    uid: int
+    """Of the prompt of the data with which it began."""
+    samples: tuple[tuple[int, int], ...]
+    """Of each sample that leads from there to it, in order: id of the node that drew it, and its index."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,8 @@ class Prompt:
     asked: tuple[Mapping[str, Any], ...] = ()
     """The messages that the chat template wrote, with what `data` puts before and around a prompt; of a raw text the
     text, as the user's. Empty where the response is given, and where ranks are told of it."""
+    made_of: MadeOf | None = None
+    """None: it is of the data; and where ranks are told of it."""
 
     @property
     def system(self) -> Mapping[str, Any] | None:
@@ -58,6 +72,10 @@ class Prompt:
 
     def title(self, index: int | None = None) -> str:
         """What messages call it; or one of its samples, by index."""
+        if self.made_of is not None:
+            indices = ".".join(str(index) for _, index in self.made_of.samples)
+            name = f"the prompt made of sample {self.made_of.uid}.{indices}"
+            return name if index is None else f"sample {index} of {name}"
         name = f"prompt {self.uid}" if index is None else f"sample {self.uid}.{index}"
         return name if self.uid < EVALUATION_UID else f"{name} (item {self.uid - EVALUATION_UID + 1} of the evaluation)"
 

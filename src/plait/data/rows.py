@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from plait.data.lineage import Key, Meeting
 from plait.data.records import Sample
 from plait.dataflow.graph import CallKind, Column, Grain, Level, Node
 from plait.errors import RunError
@@ -68,6 +69,16 @@ class Rows:
         for position, sample in enumerate(self.samples):
             groups.setdefault(sample.prompt.uid, []).append(position)
         return {uid: tuple(sorted(rows, key=lambda i: self.samples[i].index)) for uid, rows in groups.items()}
+
+    def places(self, meeting: Meeting) -> Mapping[Key, tuple[int, ...]]:
+        """See `Meeting.places`."""
+        if meeting not in self._places:
+            self._places[meeting] = meeting.places(self.samples)
+        return self._places[meeting]
+
+    @cached_property
+    def _places(self) -> dict[Meeting, Mapping[Key, tuple[int, ...]]]:
+        return {}
 
     @cached_property
     def sampling_logprobs(self) -> FloatArray:
@@ -136,8 +147,9 @@ def evaluate(
 ) -> FloatArray:
     """Run a COMPUTE node's function over the rows that it belongs to.
 
-    A SAMPLE column of other rows (a greedy baseline) is matched by prompt uid: a group function gets that prompt's
-    values there, a per-sample function needs exactly one of them, a batch function gets all of them.
+    A SAMPLE column of other rows is matched: by prompt (a greedy baseline), or where some of them were made of others
+    (what a judge said of each sample) by these (`lineage.Meeting`). A group function gets all values there that belong
+    to its samples, a per-sample function needs exactly one of them, a batch function gets all values.
 
     Args:
         tables: id of each GENERATE or READ node → its rows, holding every input column of `node`.
@@ -179,9 +191,9 @@ def evaluate(
                 returned = called(where, *arguments(partial(_of_sample, tables, node, position)))
                 put(position, _checked(returned, *_expected(rows, output, position), where))
         case Grain.GROUP:
-            for uid, members in rows.groups.items():
+            for members in rows.groups.values():
                 where = f"{title}, {rows.samples[members[0]].prompt.title()}"
-                result = called(where, *arguments(partial(_of_group, tables, uid)))
+                result = called(where, *arguments(partial(_of_group, tables, node, members)))
                 _spread(result, rows, output, members, where, put)
         case Grain.BATCH:
             where = f"{title}, the whole batch"
@@ -190,13 +202,14 @@ def evaluate(
     return values
 
 
-def spread_to(column: Column, source: Rows, target: Rows, reader: str) -> FloatArray:
-    """A SAMPLE column of `source` as a column of `target`: each sample takes the value of its prompt's only sample.
+def spread_to(column: Column, source: Rows, target: Rows, node: Node) -> FloatArray:
+    """A SAMPLE column of `source` as a column of `target`, the rows of `node`: each sample takes the value of the only
+    one there that belongs to it.
 
     Raises:
-        RunError: a prompt has not exactly one sample in `source`.
+        RunError: not exactly one does.
     """
-    return np.array([_only_value(column, source, sample.prompt.uid, reader) for sample in target.samples])
+    return np.array([_only_value(column, source, target, node, i, node.call) for i in range(len(target))])
 
 
 def trained_rows(node: Node, tables: Mapping[int, Rows]) -> Rows:
@@ -209,7 +222,7 @@ def trained_rows(node: Node, tables: Mapping[int, Rows]) -> Rows:
     rows = tables[node.rows]
     for column in node.inputs.values():
         if column.level is not Level.BATCH and column.rows != node.rows:
-            rows = rows.with_column(column, spread_to(column, tables[column.rows], rows, node.call))
+            rows = rows.with_column(column, spread_to(column, tables[column.rows], rows, node))
     kept = None if node.keep is None else np.flatnonzero(np.nan_to_num(rows.columns[node.keep]))
     return rows if kept is None else rows.select(kept.tolist())
 
@@ -233,17 +246,35 @@ def _expected(rows: Rows, output: Column, position: int) -> tuple[tuple[int, ...
 def _of_sample(tables: Mapping[int, Rows], node: Node, position: int, column: Column) -> Any:
     rows = tables[node.rows]
     if column.rows != node.rows:
-        return _only_value(column, tables[column.rows], rows.samples[position].prompt.uid, _title(node))
+        return _only_value(column, tables[column.rows], rows, node, position, _title(node))
     value = rows.columns[column][_cell(rows, column.level, position)]
     return float(value) if column.level is Level.SAMPLE else value.copy()
 
 
-def _of_group(tables: Mapping[int, Rows], uid: int, column: Column) -> Any:
-    rows = tables[column.rows]
-    members = rows.groups.get(uid, ())
+def _of_group(tables: Mapping[int, Rows], node: Node, members: Sequence[int], column: Column) -> Any:
+    """What a function over a group gets of a column.
+
+    Args:
+        members: positions of the group in the rows of the node.
+    """
+    rows, own = tables[column.rows], tables[node.rows]
+    if column.rows != node.rows:
+        members = belonging(own, node.rows, members, rows, column.rows)
     if column.level is Level.SAMPLE:
         return rows.columns[column][list(members)]
     return [rows.columns[column][_cell(rows, Level.TOKEN, i)].copy() for i in members]
+
+
+def belonging(own: Rows, call: int, positions: Sequence[int], others: Rows, other_call: int) -> list[int]:
+    """Positions of other rows that belong to some of one's own, in the order of these.
+
+    Args:
+        call, other_call: ids of the nodes that made the rows.
+    """
+    meeting = Meeting.of(own.samples, call, others.samples, other_call)
+    keys = dict.fromkeys(meeting.key(own.samples[position]) for position in positions)
+    places = others.places(meeting)
+    return [place for key in keys for place in places.get(key, ())]
 
 
 def _of_batch(column: Column, rows: Rows) -> Any:
@@ -252,12 +283,15 @@ def _of_batch(column: Column, rows: Rows) -> Any:
     return [rows.columns[column][_cell(rows, Level.TOKEN, i)].copy() for i in range(len(rows))]
 
 
-def _only_value(column: Column, source: Rows, uid: int, reader: str) -> float:
-    members = source.groups.get(uid, ())
+def _only_value(column: Column, source: Rows, rows: Rows, node: Node, position: int, reader: str) -> float:
+    members = belonging(rows, node.rows, (position,), source, column.rows)
     if len(members) != 1:
+        sample = rows.samples[position]
+        meets = Meeting.of(rows.samples, node.rows, source.samples, column.rows)
         raise RunError(
-            f"{reader} reads {column} of other samples: expected exactly one of them for prompt {uid}, "
-            f"found {len(members)}; give that `generate` call samples_per_prompt=1, or read the column per group"
+            f"{reader} reads {column} of other samples: expected exactly one of them for "
+            f"{sample.prompt.title(sample.index if meets.depth else None)}, found {len(members)}; give that `generate` "
+            "call samples_per_prompt=1, or read the column per group"
         )
     return float(source.columns[column][members[0]])
 

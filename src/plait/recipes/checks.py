@@ -18,6 +18,7 @@ from plait.settings import Settings
 _CALLS = {
     "actor": {"generate", "logprobs", "entropies", "top_logprobs", "train"},
     "ref": {"generate", "logprobs", "entropies", "top_logprobs"},
+    "judge": {"generate", "logprobs", "entropies", "top_logprobs"},
     "critic": {"values", "score", "train"},
     "cost_critic": {"values", "score", "train"},
     "reward": {"score", "train"},
@@ -118,6 +119,7 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
         ("critic", "critic" in flow.roles),
         ("cost_critic", "cost_critic" in flow.roles),
         ("reference", "ref" in flow.roles),
+        ("judge", "judge" in flow.roles),
         ("sampling", generates),
         ("pretraining", generates and bool(flow.of_kind(CallKind.READ))),
     )

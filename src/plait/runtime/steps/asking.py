@@ -7,7 +7,7 @@ the end of a step then halts until the new weights are there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from plait.data.records import FinishReason, Prompt, Sample
@@ -200,6 +200,8 @@ class Asking:
             left = unfinished.get(prompt.uid, set())
             going_on = self._going_on(prompt, left, begun.get(prompt.uid, {}), asked, step)
             request = Request(prompt, asked.growing.count, asked.sampling, asked.noise, going_on=going_on)
+            if asked.node.prompts is not None:  # `turns.reply` answers what is said to prompts of the data
+                request = replace(request, one_turn=True)
             if request.indices:
                 yield request
 
