@@ -33,6 +33,8 @@ def _held(facts: Facts, node: Node, copies: int) -> int:
     rows, recipe, sets = facts.flow.nodes[node.rows], facts.recipe, facts.sets_of(node)
     if sets == NO_SETS:
         return 0
-    samples = Samples(recipe.prompts_per_step, rows.generation.num_samples(recipe.samples_per_prompt))
-    longest = facts.lengths.prompts.longest, recipe.sampling.max_response_tokens
+    count, most = recipe.samples_per_prompt, rows.generation.limit(recipe.sampling.max_response_tokens)
+    prompts = recipe.prompts_per_step * facts.flow.prompts_each(rows, count)
+    samples = Samples(prompts, rows.generation.num_samples(count))
+    longest = facts.lengths_of[node.id].prompts.longest, most
     return share_bytes(node, samples, sets, copies, longest)

@@ -66,17 +66,25 @@ class Prompt:
     """None: it is of the data; and where ranks are told of it."""
 
     @property
+    def name(self) -> str:
+        """What the uids of its samples begin with: its own uid, or that of the sample that it is made of."""
+        if self.made_of is None:
+            return str(self.uid)
+        return ".".join(map(str, (self.made_of.uid, *(index for _, index in self.made_of.samples))))
+
+    @property
     def system(self) -> Mapping[str, Any] | None:
         """The system message that it begins with, if it has one."""
         return next((message for message in self.asked[:1] if message["role"] in SYSTEM_ROLES), None)
 
     def title(self, index: int | None = None) -> str:
         """What messages call it; or one of its samples, by index."""
+        if index is not None:
+            name = f"sample {self.name}.{index}"
+        else:
+            name = f"prompt {self.name}" if self.made_of is None else f"the prompt made of sample {self.name}"
         if self.made_of is not None:
-            indices = ".".join(str(index) for _, index in self.made_of.samples)
-            name = f"the prompt made of sample {self.made_of.uid}.{indices}"
-            return name if index is None else f"sample {index} of {name}"
-        name = f"prompt {self.uid}" if index is None else f"sample {self.uid}.{index}"
+            return name
         return name if self.uid < EVALUATION_UID else f"{name} (item {self.uid - EVALUATION_UID + 1} of the evaluation)"
 
 
@@ -201,7 +209,7 @@ class Sample:
 
     @property
     def uid(self) -> str:
-        return f"{self.prompt.uid}.{self.index}"
+        return f"{self.prompt.name}.{self.index}"
 
     @property
     def versions(self) -> tuple[int, ...]:

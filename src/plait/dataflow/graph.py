@@ -197,6 +197,17 @@ def scores_by_turn(node: Node) -> Column | None:
     return next((column for column in further if column.width is None), None)
 
 
+def samples_of_prompt(node: Node, samples_per_prompt: int) -> int:
+    """Samples of each prompt of a GENERATE or READ call.
+
+    Args:
+        samples_per_prompt: of the recipe.
+    """
+    if node.kind is CallKind.GENERATE:
+        return node.generation.num_samples(samples_per_prompt)
+    return 2 if node.call == "pairs" else 1
+
+
 @dataclass(frozen=True)
 class Dataflow:
     """The graph of one training step, nodes in an order in which they can run."""
@@ -220,6 +231,23 @@ class Dataflow:
 
     def of_kind(self, kind: CallKind) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if node.kind is kind)
+
+    @property
+    def of_step_prompts(self) -> tuple[Node, ...]:
+        """The calls that generate from the prompts of the step; others do from prompts that are made of samples."""
+        return tuple(node for node in self.of_kind(CallKind.GENERATE) if node.prompts is None)
+
+    def prompts_each(self, node: Node, samples_per_prompt: int) -> int:
+        """Prompts of a GENERATE or READ call for each one that a step has: 1, or as many as there are samples that its
+        prompts are made of.
+
+        Args:
+            samples_per_prompt: of the recipe.
+        """
+        if node.prompts is None:
+            return 1
+        source = self.nodes[self.nodes[node.prompts].rows]
+        return self.prompts_each(source, samples_per_prompt) * samples_of_prompt(source, samples_per_prompt)
 
     @property
     def trained_roles(self) -> frozenset[str]:

@@ -31,16 +31,17 @@ def needs_of(flow: Dataflow, rewards: Collection[str]) -> dict[int, frozenset[in
 
 def early_scores(flow: Dataflow, needs: Mapping[int, frozenset[int]], frozen: Collection[str]) -> frozenset[int]:
     """Ids of the calls that say the same of a rollout's samples in any step: weights that never change score them, and
-    these calls wait for rollouts and each other alone.
+    these calls wait for rollouts of the step's prompts, and each other, alone.
 
     Args:
         frozen: roles of models that are neither trained nor brought towards a trained one, those of rewards among them.
     """
     early: set[int] = set()
+    rollouts = {node.id for node in flow.of_step_prompts}
     for node in flow.nodes:
         if node.kind is CallKind.SCORE and node.role in frozen:
             waits = needs[node.id] - early
-            if all(flow.nodes[other].kind is CallKind.GENERATE for other in waits):
+            if waits.issubset(rollouts):
                 early.add(node.id)
     return frozenset(early)
 

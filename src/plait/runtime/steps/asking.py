@@ -7,7 +7,7 @@ the end of a step then halts until the new weights are there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from plait.data.records import FinishReason, Prompt, Sample
@@ -199,9 +199,10 @@ class Asking:
         for prompt in asked.growing.prompts:
             left = unfinished.get(prompt.uid, set())
             going_on = self._going_on(prompt, left, begun.get(prompt.uid, {}), asked, step)
-            request = Request(prompt, asked.growing.count, asked.sampling, asked.noise, going_on=going_on)
-            if asked.node.prompts is not None:  # `turns.reply` answers what is said to prompts of the data
-                request = replace(request, one_turn=True)
+            is_made = asked.node.prompts is not None  # `turns.reply` answers what is said to prompts of the data
+            request = Request(
+                prompt, asked.growing.count, asked.sampling, asked.noise, going_on=going_on, one_turn=is_made
+            )
             if request.indices:
                 yield request
 
