@@ -118,6 +118,12 @@ class Node:
         return self.options.what
 
     @property
+    def prompts(self) -> int | None:
+        """Id of the PROMPT node whose prompts it reads: a SCORE node scores responses behind them, a GENERATE node
+        answers them. None: it reads those that the samples have, or of the step."""
+        return self.options.prompts if isinstance(self.options, GenerateOptions) else None
+
+    @property
     def training(self) -> TrainOptions:
         """How a TRAIN node trains."""
         assert isinstance(self.options, TrainOptions), f"{self.call} is no TRAIN node"

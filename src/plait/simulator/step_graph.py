@@ -36,6 +36,7 @@ class StepCall:
     source:    the call whose samples it may score while they end; None: it waits for all of them
     beside:    `needs` where it does that
     judges:    slots of the models that a generation asks which groups to keep; their ranks are kept busy too
+    answers:   whether it generates from prompts that are made of samples of the same batch, and so never ahead of it
     """
 
     call: str
@@ -44,6 +45,7 @@ class StepCall:
     source: int | None = None
     beside: frozenset[int] = frozenset()
     judges: tuple[int, ...] = ()
+    answers: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,7 @@ class StepGraph:
                     number[node.rows] if streams else None,
                     _placed_needs(needs[node.id] - {node.rows}, needs, number) if streams else frozenset(),
                     _judges(node, flow, slots),
+                    node.kind is CallKind.GENERATE and node.prompts is not None,
                 )
             )
         trained = frozenset(str(node.role) for node in placed if node.kind is CallKind.TRAIN)
@@ -190,6 +193,11 @@ class StepGraph:
             for number, call in enumerate(self.calls)
             if call.slot != NO_MODEL and self.slots[call.slot].mode == "decode"
         )
+
+    @cached_property
+    def draws_ahead(self) -> frozenset[int]:
+        """Those of them that may draw samples of a later batch."""
+        return frozenset(number for number in self.draws if not self.calls[number].answers)
 
     @cached_property
     def scores_of(self) -> Mapping[int, tuple[int, ...]]:
