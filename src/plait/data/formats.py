@@ -217,6 +217,15 @@ def _check_completion(prompt: str | Messages | None, completion: str | Messages,
             raise DataError(f"{place}: a turn of the assistant in `{name}` is empty; remove the row")
 
 
+def checked_prompt(prompt: Any, place: str) -> str | Messages:
+    """A prompt that somebody's code has written, as one of the data. Raises DataError: it is neither a text nor
+    messages, or says nothing."""
+    prompt = _checked(list(prompt) if isinstance(prompt, tuple) else prompt, "prompt", place)
+    if not (prompt if isinstance(prompt, str) else any(m.get("content") or m.get("tool_calls") for m in prompt)):
+        raise DataError(f"{place}: the prompt is empty")
+    return prompt
+
+
 def _checked(column: Any, name: str, place: str, *, may_be_none: bool = False) -> Any:
     if isinstance(column, list):
         return _messages(column, name, place)

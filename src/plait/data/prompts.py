@@ -67,8 +67,11 @@ class PromptEncoder:
         """Whether prompts go through the chat template."""
         return bool(self._chat)
 
-    def render(self, row: Row) -> str:
+    def render(self, row: Row, remedy: str | None = None) -> str:
         """The text that the model reads, up to where its response begins.
+
+        Args:
+            remedy: what to change where the chat template refuses it; None: where the row comes from.
 
         Raises:
             DataError: the prompt is empty, or the chat template raises on these messages, or leaves out tools.
@@ -82,8 +85,35 @@ class PromptEncoder:
         # A last message of the assistant is one that the response goes on from.
         goes_on = messages[-1]["role"] == "assistant"
         return rendered_whole(
-            self._tokenizer, messages, row, remedy=self.remedy, begin_answer=not goes_on, go_on=goes_on
+            self._tokenizer, messages, row, remedy=remedy or self.remedy, begin_answer=not goes_on, go_on=goes_on
         )
+
+    def asked(self, prompt: Prompt) -> str | Messages:
+        """A prompt as it stood in the data."""
+        return prompt.columns["prompt"]
+
+    def written(self, own: Prompt, asked: str | Messages, place: str) -> Prompt:
+        """What a function has written to be read in place of a prompt, which becomes tokens as that did.
+
+        Args:
+            place: what wrote it and for what, for messages.
+
+        Raises:
+            DataError: as `render`; or messages are to be sent raw.
+        """
+        if not self._chat and not isinstance(asked, str):
+            raise DataError(
+                f"{place}: the prompts of the run are texts that are sent raw, but this is messages; return a text"
+            )
+        row = Row({**own.columns, "prompt": asked}, place)
+        return self.prompt(row, own.uid, own.source, "what the function returns")
+
+    def prompt(self, row: Row, uid: int, source: str, remedy: str | None = None) -> Prompt:
+        """A row as prompt instance `uid`, of the source that has this label. Raises DataError as `render`."""
+        text = self.render(row, remedy)
+        messages = self.messages(row.prompt, row.place)
+        asked = tuple(messages or [{"role": "user", "content": text}])
+        return Prompt(uid, text, self.token_ids(text), row.columns, source, self.is_chat, asked)
 
     def messages(self, prompt: str | Messages, place: str) -> Messages | None:
         """What goes into the chat template; None where a text is sent raw.
@@ -172,11 +202,7 @@ class PromptSet:
 
     def prompt(self, index: int, uid: int) -> Prompt:
         """The `index`-th kept row as prompt instance `uid`."""
-        row = self.source[self.kept[index]]
-        text = self.encoder.render(row)
-        ids, messages = self.encoder.token_ids(text), self.encoder.messages(row.prompt, row.place)
-        asked = tuple(messages or [{"role": "user", "content": text}])
-        return Prompt(uid, text, ids, row.columns, self.source.label, self.encoder.is_chat, asked)
+        return self.encoder.prompt(self.source[self.kept[index]], uid, self.source.label)
 
 
 def prompt_set(source: Source, tokenizer: Tokenizer, settings: DataSettings, max_prompt_tokens: int) -> PromptSet:

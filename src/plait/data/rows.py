@@ -193,13 +193,28 @@ def evaluate(
         case Grain.GROUP:
             for members in rows.groups.values():
                 where = f"{title}, {rows.samples[members[0]].prompt.title()}"
-                result = called(where, *arguments(partial(_of_group, tables, node, members)))
+                result = called(where, *of_group(node, members, tables, batch).values())
                 _spread(result, rows, output, members, where, put)
         case Grain.BATCH:
             where = f"{title}, the whole batch"
             result = called(where, *arguments(lambda column: _of_batch(column, tables[column.rows])))
             _spread(result, rows, output, range(len(rows)), where, put)
     return values
+
+
+def of_group(
+    node: Node, members: Sequence[int], tables: Mapping[int, Rows], batch: Mapping[Column, FloatArray]
+) -> dict[str, Any]:
+    """What a node that calls a function of each group reads of a group, by the names of its inputs: see
+    `plait.dataflow.per_group`.
+
+    Args:
+        members: positions of the group in the rows of the node.
+    """
+    return {
+        name: _plain(batch[column]) if column.level is Level.BATCH else _of_group(tables, node, members, column)
+        for name, column in node.inputs.items()
+    }
 
 
 def spread_to(column: Column, source: Rows, target: Rows, node: Node) -> FloatArray:

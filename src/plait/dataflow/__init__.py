@@ -9,7 +9,7 @@ from plait.dataflow.graph import CallKind, Column, Dataflow, Grain, Level, Node
 from plait.dataflow.handles import LABELLED, MISMATCHED, Generated, Given, Labelled, Prompts, Samples
 from plait.dataflow.options import Asked, GenerateOptions, Resample, Score, Top, TrainOptions
 from plait.dataflow.role import Role
-from plait.dataflow.trace import carried, per_batch, per_group, per_sample, trace
+from plait.dataflow.trace import carried, per_batch, per_group, per_sample, prompts_from, trace
 
 __all__ = [
     "LABELLED",
@@ -37,5 +37,6 @@ __all__ = [
     "per_batch",
     "per_group",
     "per_sample",
+    "prompts_from",
     "trace",
 ]

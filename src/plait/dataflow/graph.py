@@ -42,6 +42,8 @@ class CallKind(StrEnum):
     TRAIN = "train"
     COMPUTE = "compute"
     """A pure function over columns, run where the rows live."""
+    PROMPT = "prompt"
+    """A pure function that writes another prompt for each sample, run where the rows live."""
     CARRIED = "carried"
     """A value kept from step to step, as it is in this step."""
     BECOMES = "becomes"
@@ -93,12 +95,12 @@ class Node:
     no samples."""
     inputs: Mapping[str, Column] = field(default_factory=dict)
     """Argument name → column: all that it reads, in the order in which the flow gives them. A SCORE node reads what
-    other models scored with it, which it needs by its end alone."""
+    other models scored with it, which it needs by its end alone. A PROMPT node writes prompts, which are no column."""
     outputs: tuple[Column, ...] = ()
     fn: Callable[..., Any] | None = None
-    """The loss of a TRAIN node, the function of a COMPUTE node."""
+    """The loss of a TRAIN node, the function of a COMPUTE or a PROMPT node."""
     options: Options | None = None
-    """By its kind: `GenerateOptions` of a GENERATE node, and so on. None: the kind has none (READ)."""
+    """By its kind: `GenerateOptions` of a GENERATE node, and so on. None: the kind has none (READ, PROMPT)."""
 
     @property
     def generation(self) -> GenerateOptions:
@@ -120,8 +122,8 @@ class Node:
     @property
     def prompts(self) -> int | None:
         """Id of the PROMPT node whose prompts it reads: a SCORE node scores responses behind them, a GENERATE node
-        answers them. None: it reads those that the samples have, or of the step."""
-        return self.options.prompts if isinstance(self.options, GenerateOptions) else None
+        answers them. None: it reads those that the samples have, or those of the step."""
+        return self.options.prompts if isinstance(self.options, ScoreOptions | GenerateOptions) else None
 
     @property
     def training(self) -> TrainOptions:
@@ -287,7 +289,10 @@ class Dataflow:
         """One line per node: `3 ref.logprobs  per sample  (0) -> ref_logprobs[token]`."""
         lines = []
         for node in self.nodes:
-            sources = ", ".join(f"{name}={column.producer}" for name, column in node.inputs.items()) or str(node.rows)
-            made = ", ".join(str(column) for column in node.outputs) or "weights"
+            read = {name: column.producer for name, column in node.inputs.items()}
+            read |= {} if node.prompts is None else {"prompts": node.prompts}
+            sources = ", ".join(f"{name}={producer}" for name, producer in read.items()) or str(node.rows)
+            nothing = "prompts" if node.kind is CallKind.PROMPT else "weights"
+            made = ", ".join(str(column) for column in node.outputs) or nothing
             lines.append(f"{node.id} {node.call}  per {node.grain}  ({sources}) -> {made}")
         return "\n".join(lines)

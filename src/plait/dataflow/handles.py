@@ -21,9 +21,18 @@ LABELLED, MISMATCHED = "labelled", "mismatched"
 
 @dataclass(frozen=True)
 class Prompts:
-    """Handle of the prompts of the step."""
+    """Handle of prompts: those of the step, or one that a function has written for each of some samples
+    (`prompts_from`)."""
 
     _tracer: Tracer
+    node: int | None = None
+    """Id of the call that writes them; None: they are those of the step."""
+
+    @property
+    def rows(self) -> int:
+        """Id of the call that makes the samples that they were written for."""
+        assert self.node is not None, "prompts of the step are written for no samples"
+        return self._tracer.nodes[self.node].rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,6 +254,22 @@ def rows_of(samples: Any, call: str) -> int:
     if not isinstance(samples, Samples):
         raise FlowError(f"{call} takes samples (what `generate` returns), not {describe(samples)}")
     return samples.rows
+
+
+def written_for(prompts: Any, rows: int, call: str) -> int | None:
+    """The id of the node that writes prompts for the samples of node `rows`; None: the samples have their own.
+
+    Raises:
+        FlowError: they are no such prompts.
+    """
+    if prompts is None:
+        return None
+    if not isinstance(prompts, Prompts) or prompts.node is None:
+        found = "those of the step" if isinstance(prompts, Prompts) else describe(prompts)
+        raise FlowError(f"{call}(prompts=…) takes what `prompts_from` returns for these samples, not {found}")
+    if prompts.rows != rows:
+        raise FlowError(f"{call}(prompts=…): the prompts were written for other samples than those of the call")
+    return prompts.node
 
 
 def column_of(handle: Any, rows: int | None, call: str) -> Column:

@@ -103,6 +103,8 @@ class ScoreOptions:
     """What a SCORE call scores by."""
 
     what: Asked
+    prompts: int | None = None
+    """Id of the PROMPT call behind whose prompts it scores the responses; None: behind their own."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from plait.dataflow.handles import (
     nearest,
     rows_of,
     unfit_partial,
+    written_for,
 )
 from plait.dataflow.options import Asked, GenerateOptions, Resample, Score, ScoreOptions, Top, TrainOptions
 from plait.dataflow.tracer import Tracer
@@ -65,6 +66,11 @@ class Role:
         """
         if not isinstance(prompts, Prompts):
             raise FlowError(f"{self.name}.generate takes the flow's `prompts`, not {describe(prompts)}")
+        if prompts.node is not None:
+            raise FlowError(
+                f"{self.name}.generate takes the flow's own `prompts`, not those of `prompts_from`, behind which "
+                "responses are scored"
+            )
         node = self._tracer.add(
             f"{self.name}.generate",
             CallKind.GENERATE,
@@ -83,18 +89,29 @@ class Role:
         )
         return Generated(self._tracer, node.id)
 
-    def logprobs(self, samples: Samples) -> ColumnHandle:
-        """Log-probs of the response tokens under this role's current weights, at the sampling temperature."""
-        return self._score(samples, Score.LOGPROBS, Level.TOKEN)
+    def logprobs(self, samples: Samples, *, prompts: Prompts | None = None) -> ColumnHandle:
+        """Log-probs of the response tokens under this role's current weights, at the sampling temperature.
 
-    def entropies(self, samples: Samples) -> ColumnHandle:
+        Args:
+            prompts: written for these samples (`prompts_from`): the same response tokens are scored behind them; None:
+                behind the samples' own.
+
+        Raises:
+            FlowError: `prompts` are others. So do the other calls that score.
+        """
+        return self._score(samples, Score.LOGPROBS, Level.TOKEN, prompts=prompts)
+
+    def entropies(self, samples: Samples, *, prompts: Prompts | None = None) -> ColumnHandle:
         """Entropy, in nats, of the distribution of each response token under this role's current weights, at the
-        sampling temperature. A forward of its own, as `logprobs`."""
-        return self._score(samples, Score.ENTROPIES, Level.TOKEN)
+        sampling temperature. A forward of its own, as `logprobs`, and with its `prompts`."""
+        return self._score(samples, Score.ENTROPIES, Level.TOKEN, prompts=prompts)
 
-    def top_logprobs(self, samples: Samples, k: int) -> TopLogprobs:
+    def top_logprobs(self, samples: Samples, k: int, *, prompts: Prompts | None = None) -> TopLogprobs:
         """The `k` likeliest tokens in the place of each response token under this role's current weights, and their
         log-probs, at the sampling temperature: what a teacher says of a sample beside its token. A forward of its own.
+
+        Args:
+            prompts: as of `logprobs`.
 
         Raises:
             FlowError: `k` is no whole number above 0. (A run checks that the models have so many tokens.)
@@ -103,11 +120,11 @@ class Role:
         if (problem := what.problem) is not None:
             raise FlowError(f"{self.name}.{what}: {problem}")
         outputs = ((f"{name}_ids", Level.TOKEN, k), (f"{name}_logprobs", Level.TOKEN, k + 1))
-        return TopLogprobs(*self._scored(samples, what, outputs))
+        return TopLogprobs(*self._scored(samples, what, outputs, prompts=prompts))
 
-    def values(self, samples: Samples) -> ColumnHandle:
-        """A critic's value of the state before each response token."""
-        return self._score(samples, Score.VALUES, Level.TOKEN)
+    def values(self, samples: Samples, *, prompts: Prompts | None = None) -> ColumnHandle:
+        """A critic's value of the state before each response token, behind the `prompts` of `logprobs`."""
+        return self._score(samples, Score.VALUES, Level.TOKEN, prompts=prompts)
 
     def score(self, samples: Samples) -> Scores:
         """One number per sample, from reward functions and reward models; `.of(NAME)` is what one of them gives.
@@ -121,9 +138,14 @@ class Role:
         return Scores(handle._tracer, handle.column)
 
     def _score(
-        self, samples: Samples, what: Score, level: Level, inputs: Mapping[str, Column] = MappingProxyType({})
+        self,
+        samples: Samples,
+        what: Score,
+        level: Level,
+        inputs: Mapping[str, Column] = MappingProxyType({}),
+        prompts: Prompts | None = None,
     ) -> ColumnHandle:
-        return self._scored(samples, what, ((f"{self.name}_{what}", level),), inputs)[0]
+        return self._scored(samples, what, ((f"{self.name}_{what}", level),), inputs, prompts)[0]
 
     def _scored(
         self,
@@ -131,6 +153,7 @@ class Role:
         what: Asked,
         outputs: tuple[tuple[str, Level] | tuple[str, Level, int], ...],
         inputs: Mapping[str, Column] = MappingProxyType({}),
+        prompts: Prompts | None = None,
     ) -> list[ColumnHandle]:
         rows = rows_of(samples, f"{self.name}.{what}")
         node = self._tracer.add(
@@ -141,7 +164,7 @@ class Role:
             rows=rows,
             inputs=dict(inputs),
             outputs=outputs,
-            options=ScoreOptions(what),
+            options=ScoreOptions(what, written_for(prompts, rows, f"{self.name}.{what}")),
         )
         return [ColumnHandle(self._tracer, column) for column in node.outputs]
 

@@ -22,6 +22,7 @@ def needs_of(flow: Dataflow, rewards: Collection[str]) -> dict[int, frozenset[in
     needs: dict[int, frozenset[int]] = {}
     for node in flow.nodes:
         makers = {node.rows, *(column.producer for column in node.inputs.values())}
+        makers |= set() if node.prompts is None else {node.prompts}
         producers = makers.difference(added_scores(node).values())
         producers |= {other.id for other in flow.nodes[: node.id] if _conflict(other, node, rewards)}
         added = {other for producer in producers for other in added_scores(flow.nodes[producer]).values()}
@@ -72,7 +73,8 @@ def _scores_alone(node: Node, rewards: Collection[str]) -> bool:
 
 def may_stream(node: Node, flow: Dataflow) -> bool:
     """Whether a call could score parts of a rollout as its samples are finished: it does where it computes on other
-    ranks than those that generate. That is the plan's to say, not the clock's."""
+    ranks than those that generate. That is the plan's to say, not the clock's. One that scores behind other prompts
+    waits for those, which are written when all samples are there."""
     source = flow.nodes[node.rows]
-    scores = node.kind is CallKind.SCORE and source.kind is CallKind.GENERATE
+    scores = node.kind is CallKind.SCORE and source.kind is CallKind.GENERATE and node.prompts is None
     return scores and source.generation.resample is None

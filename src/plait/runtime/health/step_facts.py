@@ -93,11 +93,12 @@ class StepFacts:
         return next(compared, None) not in (None, *own)
 
     def _is_taught(self) -> bool:
-        """Whether the actor learns from a teacher, or from given samples in its first training, whose entropy is that
-        of the step: it becomes as certain as these are."""
+        """Whether the actor learns from a teacher, one that reads other prompts perhaps, or from given samples in its
+        first training, whose entropy is that of the step: it becomes as certain as these are."""
         flow = self._patient.flow
         first = next((node for node in flow.calls("actor") if node.kind is CallKind.TRAIN), None)
-        return bool(flow.teachers) or (first is not None and flow.nodes[first.rows].kind is CallKind.READ)
+        reads_more = any(node.prompts is not None for node in flow.nodes)
+        return reads_more or bool(flow.teachers) or (first is not None and flow.nodes[first.rows].kind is CallKind.READ)
 
     def _of_reference(self, state: StepState) -> dict[str, float]:
         """KL(sampling ‖ reference) of the step's samples, k3, from the columns that the flow asked for."""
@@ -105,7 +106,7 @@ class StepFacts:
         for node in self._patient.flow.calls("ref"):
             rows = state.tables.get(node.rows)
             is_logprobs = node.kind is CallKind.SCORE and node.scoring is Score.LOGPROBS
-            if is_logprobs and rows is not None and node.rows in sampled:
+            if is_logprobs and node.prompts is None and rows is not None and node.rows in sampled:
                 log_ratio_R = rows.columns[node.outputs[0]] - rows.sampling_logprobs
                 clipped_R = np.clip(log_ratio_R[np.isfinite(log_ratio_R)], -20.0, 20.0)
                 if len(clipped_R):
