@@ -15,6 +15,7 @@ from plait.dataflow.options import (
     GenerateOptions,
     Options,
     ScoreOptions,
+    TextOptions,
     TrainOptions,
 )
 
@@ -44,6 +45,8 @@ class CallKind(StrEnum):
     """A pure function over columns, run where the rows live."""
     PROMPT = "prompt"
     """A pure function that writes another prompt for each sample, run where the rows live."""
+    GRADE = "grade"
+    """A pure function that reads a number from the texts of each sample, run where the rows live."""
     CARRIED = "carried"
     """A value kept from step to step, as it is in this step."""
     BECOMES = "becomes"
@@ -98,9 +101,9 @@ class Node:
     other models scored with it, which it needs by its end alone. A PROMPT node writes prompts, which are no column."""
     outputs: tuple[Column, ...] = ()
     fn: Callable[..., Any] | None = None
-    """The loss of a TRAIN node, the function of a COMPUTE or a PROMPT node."""
+    """The loss of a TRAIN node, the function of a COMPUTE, PROMPT or GRADE node."""
     options: Options | None = None
-    """By its kind: `GenerateOptions` of a GENERATE node, and so on. None: the kind has none (READ, PROMPT)."""
+    """By its kind: `GenerateOptions` of a GENERATE node, and so on. None: the kind has none (READ)."""
 
     @property
     def generation(self) -> GenerateOptions:
@@ -124,6 +127,11 @@ class Node:
         """Id of the PROMPT node whose prompts it reads: a SCORE node scores responses behind them, a GENERATE node
         answers them. None: it reads those that the samples have, or those of the step."""
         return self.options.prompts if isinstance(self.options, ScoreOptions | GenerateOptions) else None
+
+    @property
+    def texts(self) -> Mapping[str, int]:
+        """See `TextOptions`; none of another kind."""
+        return self.options.texts if isinstance(self.options, TextOptions) else {}
 
     @property
     def training(self) -> TrainOptions:
@@ -290,7 +298,7 @@ class Dataflow:
         lines = []
         for node in self.nodes:
             read = {name: column.producer for name, column in node.inputs.items()}
-            read |= {} if node.prompts is None else {"prompts": node.prompts}
+            read |= ({} if node.prompts is None else {"prompts": node.prompts}) | dict(node.texts)
             sources = ", ".join(f"{name}={producer}" for name, producer in read.items()) or str(node.rows)
             nothing = "prompts" if node.kind is CallKind.PROMPT else "weights"
             made = ", ".join(str(column) for column in node.outputs) or nothing

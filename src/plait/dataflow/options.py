@@ -142,6 +142,15 @@ class ComputeOptions:
 
 
 @dataclass(frozen=True)
+class TextOptions:
+    """What the function of a PROMPT or GRADE call gets beside columns."""
+
+    texts: Mapping[str, int] = field(default_factory=dict)
+    """Argument → id of the call whose samples were drawn from prompts made of its own: a list of their texts for each
+    of its own."""
+
+
+@dataclass(frozen=True)
 class CarriedOptions:
     """How a CARRIED value begins."""
 
@@ -157,7 +166,9 @@ class BecomesOptions:
     """Id of the CARRIED node whose next value it makes."""
 
 
-Options = GenerateOptions | ScoreOptions | TrainOptions | ComputeOptions | CarriedOptions | BecomesOptions
+Options = (
+    GenerateOptions | ScoreOptions | TrainOptions | ComputeOptions | TextOptions | CarriedOptions | BecomesOptions
+)
 
 
 def _counts(counts: Mapping[str, Any], *, least: int) -> str | None:

@@ -55,8 +55,11 @@ class Role:
         greedy: bool = False,
         samples_per_prompt: int | None = None,
         resample: Resample | None = None,
+        max_tokens: int | None = None,
     ) -> Generated:
-        """Sample responses. `samples_per_prompt=None` takes the recipe's number; `greedy` decodes at temperature 0.
+        """Sample responses, to the prompts of the step or to those that were made of samples (`prompts_from`).
+        `samples_per_prompt=None` takes the recipe's number; `greedy` decodes at temperature 0; `max_tokens` bounds
+        responses below the recipe's `sampling.max_response_tokens`.
 
         `resample` draws further prompts until enough groups are kept; the step then holds other prompts than those of
         another `generate` call.
@@ -65,11 +68,14 @@ class Role:
             FlowError: an option is wrong.
         """
         if not isinstance(prompts, Prompts):
-            raise FlowError(f"{self.name}.generate takes the flow's `prompts`, not {describe(prompts)}")
-        if prompts.node is not None:
             raise FlowError(
-                f"{self.name}.generate takes the flow's own `prompts`, not those of `prompts_from`, behind which "
-                "responses are scored"
+                f"{self.name}.generate takes the flow's `prompts`, or what `prompts_from` returns, not "
+                f"{describe(prompts)}"
+            )
+        if prompts.node is not None and resample is not None:
+            raise FlowError(
+                f"{self.name}.generate(resample=…) draws further prompts of the data, but its prompts are made of "
+                "samples; give it to the call that draws these"
             )
         node = self._tracer.add(
             f"{self.name}.generate",
@@ -85,6 +91,8 @@ class Role:
                 samples_per_prompt,
                 greedy,
                 None if resample is None else _named(resample, f"{self.name}.generate"),
+                max_tokens,
+                prompts.node,
             ),
         )
         return Generated(self._tracer, node.id)

@@ -21,16 +21,13 @@ from plait.dataflow.handles import (
     Given,
     Labelled,
     Prompts,
-    Samples,
     column_of,
     describe,
     nearest,
-    rows_of,
     unfit_partial,
 )
 from plait.dataflow.option_reads import OptionReads
 from plait.dataflow.options import CarriedOptions, ComputeOptions
-from plait.dataflow.prompt_call import unfit_prompts
 from plait.dataflow.role import Role
 from plait.dataflow.tracer import Tracer, current, tracing
 from plait.errors import FlowError
@@ -92,38 +89,6 @@ def per_batch(
         FlowError: as `per_sample`.
     """
     return _compute(fn, columns, name, level, Grain.BATCH, ComputeOptions(constants, least_samples))
-
-
-def prompts_from(
-    samples: Samples, fn: Callable[..., Any], /, name: str | None = None, **columns: ColumnHandle
-) -> Prompts:
-    """Another prompt for each sample, such as its own with a hint: `fn(prompts, completions, …)` returns one for each
-    of the samples of a prompt, a text or messages. A teacher reads them: `ref.logprobs(samples, prompts=…)`.
-
-    `fn` gets by name what it asks for, as a reward function of TRL's form does: `prompts` as they stand in the data,
-    `completions`, `completion_ids`, `turns`, and columns of the data; and these `columns` of the flow, in the form in
-    which `per_group` gives them. What it returns becomes tokens as the prompts of the run do, with the same templates.
-
-    Args:
-        name: of the call; None: that of `fn`.
-
-    Raises:
-        FlowError: `fn` is no plain function, or cannot be called with what is given; `name` is no name.
-    """
-    call = f"prompts_from({title_of(fn) if callable(fn) else describe(fn)})"
-    rows = rows_of(samples, call)
-    if not callable(fn):
-        raise FlowError(f"{call} takes a function behind the samples, not {describe(fn)}")
-    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
-        raise FlowError(f"{call}: expected a plain function, found one with `async` or `yield`")
-    name = title_of(fn) if name is None else name
-    if (problem := problem_of(name)) is not None:
-        raise FlowError(f"{call}: {problem}")
-    inputs = {key: column_of(handle, rows, f"{call}({key}=…)") for key, handle in columns.items()}
-    if (problem := unfit_prompts(fn, inputs)) is not None:
-        raise FlowError(f"{call}: {problem}")
-    node = samples._tracer.add(name, CallKind.PROMPT, Grain.GROUP, rows=rows, inputs=inputs, fn=fn)
-    return Prompts(samples._tracer, node.id)
 
 
 def carried(name: str, start: float | Sequence[float]) -> Carried:

@@ -97,7 +97,7 @@ class StepFacts:
         first training, whose entropy is that of the step: it becomes as certain as these are."""
         flow = self._patient.flow
         first = next((node for node in flow.calls("actor") if node.kind is CallKind.TRAIN), None)
-        reads_more = any(node.prompts is not None for node in flow.nodes)
+        reads_more = any(node.prompts is not None for node in flow.of_kind(CallKind.SCORE))
         return reads_more or bool(flow.teachers) or (first is not None and flow.nodes[first.rows].kind is CallKind.READ)
 
     def _of_reference(self, state: StepState) -> dict[str, float]:
@@ -212,4 +212,5 @@ def mask_edges(rows: Rows, mask_R: FloatArray, ends: frozenset[int]) -> dict[str
 
 def _compares_siblings(node: Node) -> bool:
     """Whether a call of the flow weighs the samples of a prompt against each other, and against nothing else."""
-    return node.grain is Grain.GROUP and all(column.rows == node.rows for column in node.inputs.values())
+    is_compared = node.kind is CallKind.COMPUTE and node.grain is Grain.GROUP
+    return is_compared and all(column.rows == node.rows for column in node.inputs.values())
