@@ -105,7 +105,7 @@ def of_transformers(folder: Path, asked: str, token_ids: list[int]) -> torch.Ten
     tokenizer = AutoTokenizer.from_pretrained(folder)
     text = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
     prompt_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    module = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").double().eval()
+    module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="sdpa").eval()
     with torch.no_grad(), kept_float64(torch.float64):
         logits = module(torch.tensor([[*prompt_ids, *token_ids]])).logits[0]
     return logits[len(prompt_ids) - 1 : -1].log_softmax(-1)

@@ -41,7 +41,7 @@ class PromptWriting:
         models = {model.role: model for model in prepared.models}
         self._readers: dict[int, list[Reader]] = {}
         for node in prepared.flow.nodes:
-            if node.prompts is not None:
+            if node.prompts is not None and str(node.role) in models:  # else it is not asked (`measured.of_asked`)
                 model = models[str(node.role)]
                 reader = Reader(node.call, model.name, model.key, prepared.shapes[model.name].max_positions)
                 self._readers.setdefault(node.prompts, []).append(reader)
