@@ -112,7 +112,9 @@ class ModelCosts:
                 cost = self._score(node, layout, budget)
             case "prefill":
                 there = spread or Spread((layout,), (layout,))
-                cost = self._generations.of(self._lengths[node.id]).apart.prompts(str(node.role), self._samples[node.id], layout, there)
+                cost = self._generations.of(self._lengths[node.id]).apart.prompts(
+                    str(node.role), self._samples[node.id], layout, there
+                )
             case _:
                 cost = self._generate(node, layout, spread or Spread((), (layout,)))
         return self._corrected(cost, "decode" if mode == "prefill" else mode, layout)
@@ -141,7 +143,9 @@ class ModelCosts:
     def step_line(self, call: str, layout: Layout, instances: int) -> tuple[float, float, float]:
         """See `Generating.step_line`."""
         node = self._nodes[call]
-        return self._generations.of(self._lengths[node.id]).whole.step_line(str(node.role), self._samples[node.id], layout, instances)
+        return self._generations.of(self._lengths[node.id]).whole.step_line(
+            str(node.role), self._samples[node.id], layout, instances
+        )
 
     def stage_seconds(self, call: str, layout: Layout, micro_batches: int) -> list[tuple[float, float]]:
         """Forward and backward of each pipeline stage, of a mini-batch's share of one copy in so many micro-batches; a

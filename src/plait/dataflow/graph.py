@@ -253,6 +253,13 @@ class Dataflow:
         """The calls that generate from the prompts of the step; others do from prompts that are made of samples."""
         return tuple(node for node in self.of_kind(CallKind.GENERATE) if node.prompts is None)
 
+    def source_of(self, node: Node) -> Node:
+        """The GENERATE or READ call whose prompts are of the data, and whose samples lead to those of a call; itself
+        where its own are."""
+        while node.prompts is not None:
+            node = self.nodes[self.nodes[node.prompts].rows]
+        return node
+
     def prompts_each(self, node: Node, samples_per_prompt: int) -> int:
         """Prompts of a GENERATE or READ call for each one that a step has: 1, or as many as there are samples that its
         prompts are made of.

@@ -166,9 +166,7 @@ class BecomesOptions:
     """Id of the CARRIED node whose next value it makes."""
 
 
-Options = (
-    GenerateOptions | ScoreOptions | TrainOptions | ComputeOptions | TextOptions | CarriedOptions | BecomesOptions
-)
+Options = GenerateOptions | ScoreOptions | TrainOptions | ComputeOptions | TextOptions | CarriedOptions | BecomesOptions
 
 
 def _counts(counts: Mapping[str, Any], *, least: int) -> str | None:

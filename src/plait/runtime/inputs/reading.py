@@ -21,6 +21,7 @@ from plait.data.records import EVALUATION_UID, Prompt
 from plait.data.settings import DataSettings
 from plait.data.sources import Splits, check_there, open_sources, questions_held_out
 from plait.dataflow import LABELLED, MISMATCHED, CallKind, Dataflow
+from plait.dataflow.from_samples import title_of_call
 from plait.dataflow.prompt_call import of_data
 from plait.errors import ConfigError, DataError
 from plait.models.files.known_shapes import is_shape
@@ -87,20 +88,20 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
 def _check_written(flow: Dataflow, data: RunData) -> None:
     """Raises DataError where the data lack a column that a function of the flow cannot write prompts without."""
     prompts = () if data.train_set is None else data.train_set.sets
-    for node in flow.of_kind(CallKind.PROMPT):
+    for node in (*flow.of_kind(CallKind.PROMPT), *flow.of_kind(CallKind.GRADE)):
         assert node.fn is not None, f"{node.call} has no function"
-        made_by = flow.nodes[node.rows]
+        made_by = flow.source_of(flow.nodes[node.rows])
         name = LABELLED if made_by.call == MISMATCHED else made_by.call
         sets = prompts if made_by.kind is CallKind.GENERATE else data.given[name].sets
         columns = [(rows.source.name, rows.source.columns) for rows in sets]
         columns += [("held-out rows", tuple(one.sample.prompt.columns)) for one in data.held_out_given.get(name, ())]
-        for (source, found), wanted in product(columns, of_data(node.fn, node.inputs)):
+        for (source, found), wanted in product(columns, of_data(node.fn, (*node.inputs, *node.texts))):
             if wanted not in found:
                 others = [column for column in found if column != "prompt"]
                 raise DataError(
-                    f"{source}: `{title_of(node.fn)}`, which writes prompts, needs the column `{wanted}`"
-                    f"{nearest(wanted, others)}, found {', '.join(f'`{name}`' for name in others) or 'none'}; add it to "
-                    "the data, or give the parameter a default"
+                    f"{source}: {title_of_call(node)} needs the column `{wanted}`{nearest(wanted, others)}, found "
+                    f"{', '.join(f'`{name}`' for name in others) or 'none'}; add it to the data, or give the parameter a "
+                    "default"
                 )
 
 

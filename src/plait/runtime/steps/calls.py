@@ -114,6 +114,8 @@ class Calls:
         """
         match node.kind:
             case CallKind.GENERATE:
+                if node.prompts is not None:
+                    state.made[node.id] = self._writing.made(node, state)
                 readers = [other for other in self._flow.nodes if other.rows == node.id]
                 is_fused = any(self.scores_where_free(other, state.step) for other in readers)
                 return self.rollout.work(node, self._engine(node), state, draw, task if is_fused else None)
@@ -271,6 +273,9 @@ class Calls:
             case CallKind.PROMPT:
                 with self._recorder.span(node.call, "COMPUTE"), drawing(self._noise(node, state)):
                     state.written[node.id] = self._writing.write(node, state)
+            case CallKind.GRADE:
+                with self._recorder.span(node.call, "COMPUTE"), drawing(self._noise(node, state)):
+                    state.add(node.outputs[0], self._writing.graded(node, state))
             case CallKind.CARRIED:
                 value = state.carried.get(node.call, np.asarray(node.start, dtype=np.float64))
                 state.batch[node.outputs[0]] = value
