@@ -13,6 +13,7 @@ import pytest
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.api import run
+from tests.cases import slow_but
 from tests.runs.plans import assert_equal_columns, assert_equal_runs, metrics_of, planned
 from tests.runs.written import samples_of
 
@@ -31,6 +32,24 @@ def judged(prompts, actor, judge, ref):
     trained(actor, samples, grades_from(samples, counts, name="grade", verdicts=verdicts), ref)
 
 
+def by_itself(prompts, actor, ref):
+    samples = actor.generate(prompts)
+    verdicts = actor.generate(prompts_from(samples, asks), samples_per_prompt=2)
+    sure = per_sample(total, ref.logprobs(verdicts), name="sure")
+    grades = grades_from(samples, weighed, name="grade", verdicts=verdicts, sure=sure)
+    trained(actor, samples, grades, ref)
+
+
+def again(prompts, actor, ref, reward):
+    samples = actor.generate(prompts)
+    critiques = ref.generate(prompts_from(samples, asks), samples_per_prompt=1)
+    attempts = actor.generate(prompts_from(critiques, asks_again), samples_per_prompt=2)
+    first, second = reward.score(samples), reward.score(attempts)
+    gained = per_group(gain, second, first, name="gained")
+    actor.train(samples, loss=of_first, advantages=per_group(centred, first, name="first"))
+    actor.train(attempts, loss=of_first, advantages=gained)
+
+
 def trained(actor, samples, grades, ref):
     advantages = per_group(centred, grades, name="advantages")
     keep = per_sample(is_read, grades, name="keep")
@@ -44,6 +63,28 @@ def asks(prompts, completions):
 def counts(completions, verdicts):
     assert len(completions) == len(verdicts)
     return [None if not of_one[0] else float(np.mean([len(text) for text in of_one])) for of_one in verdicts]
+
+
+def total(logprobs):
+    return float(logprobs.sum())
+
+
+def weighed(verdicts, sure):
+    assert len(sure) == 2 * len(verdicts)
+    return [sum(len(text) * s for text, s in zip(of_one, own)) for of_one, own in zip(verdicts, sure.reshape(-1, 2))]
+
+
+def asks_again(prompts, completions, solution):
+    return [[{"role": "user", "content": f"{p} {c} {s}?"}] for p, c, s in zip(prompts, completions, solution)]
+
+
+def gain(second, first):
+    [before] = first
+    return second - before
+
+
+def of_first(batch, advantages):
+    return batch.aggregate(-advantages * batch.logprobs, "token-mean")
 
 
 def centred(grades):
@@ -87,9 +128,35 @@ def make(tiny_folder: Path, tmp_path: Path) -> Callable[..., Recipe]:
     return get
 
 
-def test_a_first(make: Callable[..., Recipe]) -> None:
-    recipe = make("judged", "one", steps=2)
-    run(recipe)
-    for row in samples_of(recipe, 1):
+PLANS: dict[str, dict[str, str]] = {
+    "dp": {"actor.generate": "0,1 dp2", "actor.train": "0,1 dp2", "judge.generate": "0,1 dp2", "ref.logprobs": "0,1 dp2"},
+    "elsewhere": {"actor.generate": "0", "actor.train": "0,1 dp2", "judge.generate": "1", "ref.logprobs": "1"},
+    "tp": {"actor.generate": "0,1 dp2", "actor.train": "0,1 tp2", "judge.generate": "0,1 tp2", "ref.logprobs": "0"},
+    "pp": {"actor.generate": "0,1 pp2", "actor.train": "0,1 pp2", "judge.generate": "0,1 pp2", "ref.logprobs": "1"},
+}
+
+
+@pytest.mark.parametrize("name", slow_but(("elsewhere",), PLANS))
+def test_a_plan_changes_nothing(make: Callable[..., Recipe], name: str) -> None:
+    one = make("judged", "one")
+    run(one)
+    two = make("judged", "two", PLANS[name], micro_batch_tokens=150)
+    run(two)
+    assert_equal_runs(two.run_dir, one.run_dir)
+    assert_equal_columns(two.run_dir, one.run_dir)
+
+
+def test_several_verdicts_of_the_policy(make: Callable[..., Recipe]) -> None:
+    one = make("by_itself", "one")
+    run(one)
+    for row in samples_of(one, 1):
         print({k: v for k, v in row.items() if k not in ("prompt_ids", "sampling_logprobs")})
-    print(metrics_of(recipe.run_dir)[0])
+    print(metrics_of(one.run_dir)[0])
+
+def test_again(make: Callable[..., Recipe], tmp_path) -> None:
+    (tmp_path / "reward.py").write_text("def length(completions, **columns):\n    return [*map(len, completions)]\n")
+    one = make("again", "one", **{"reward.functions": [f"{tmp_path}/reward.py:length"]})
+    run(one)
+    for row in samples_of(one, 1)[10:18] + samples_of(one, 1)[-4:]:
+        print({k: v for k, v in row.items() if k not in ("prompt_ids", "sampling_logprobs")})
+    print(metrics_of(one.run_dir)[0])
