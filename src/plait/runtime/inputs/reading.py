@@ -97,10 +97,10 @@ def _check_written(flow: Dataflow, data: RunData) -> None:
         for (source, found), wanted in product(columns, of_data(node.fn, node.inputs)):
             if wanted not in found:
                 others = [column for column in found if column != "prompt"]
+                names = ", ".join(f"`{name}`" for name in others) or "none"
                 raise DataError(
                     f"{source}: `{title_of(node.fn)}`, which writes prompts, needs the column `{wanted}`"
-                    f"{nearest(wanted, others)}, found {', '.join(f'`{name}`' for name in others) or 'none'}; add it to "
-                    "the data, or give the parameter a default"
+                    f"{nearest(wanted, others)}, found {names}; add it to the data, or give the parameter a default"
                 )
 
 
