@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from plait.data.chat import EndingTokenizer, Ids, render, shared_prefix
+from plait.data.chat import EndingTokenizer, Ids, render, rendered_whole, shared_prefix
 from plait.data.formats import Messages, Parts, Row, RowKind, parts_of
 from plait.data.prompts import PromptEncoder
 from plait.data.records import Prompt
@@ -119,7 +119,7 @@ class ExampleEncoder:
         else:
             answers = parts_of(own.columns, self._kind, place).completions
             at_once = all(isinstance(answer, str) or answer[0]["role"] == "assistant" for answer in answers)
-            text = render(self._tokenizer, messages, row, remedy="what the function returns", begin_answer=at_once)
+            text = rendered_whole(self._tokenizer, messages, row, remedy="what it returns", begin_answer=at_once)
         is_chat = messages is not None
         ids, own_ids = self._ids(text, chat=is_chat), self._ids(own.text, chat=is_chat)
         if end := own_ids[len(own.token_ids) :]:

@@ -106,7 +106,7 @@ class PromptEncoder:
                 f"{place}: the prompts of the run are texts that are sent raw, but this is messages; return a text"
             )
         row = Row({**own.columns, "prompt": asked}, place)
-        return self.prompt(row, own.uid, own.source, "what the function returns")
+        return self.prompt(row, own.uid, own.source, "what it returns")
 
     def prompt(self, row: Row, uid: int, source: str, remedy: str | None = None) -> Prompt:
         """A row as prompt instance `uid`, of the source that has this label. Raises DataError as `render`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from plait.dataflow.handles import nearest, unfit_partial
@@ -14,10 +15,11 @@ OF_SAMPLES = ("prompts", "completions", "completion_ids", "turns")
 
 
 def taken(fn: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of what could be given those arguments that a function asks for; all of them where it does not say which."""
+    """Of what could be given those arguments that a function asks for; all of them where it does not say which. What a
+    `partial` gives it stays."""
     parameters = _parameters(fn)
     if parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return dict(given)
+        return {name: value for name, value in given.items() if name not in _bound(fn)}
     return {p.name: given[p.name] for p in parameters if p.name in given and p.kind in _BY_NAME}
 
 
@@ -65,8 +67,13 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """None: it does not say."""
+    """Without those that a `partial` gives it; None: it does not say."""
     try:
-        return list(inspect.signature(fn).parameters.values())
+        parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):
         return None
+    return [p for p in parameters if p.name not in _bound(fn)]
+
+
+def _bound(fn: Callable[..., Any]) -> Collection[str]:
+    return fn.keywords if isinstance(fn, partial) else ()

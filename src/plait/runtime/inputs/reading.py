@@ -31,7 +31,6 @@ from plait.recipes.checks import prompt_limit
 from plait.recipes.recipe import Recipe
 from plait.recipes.trust import code_of
 from plait.rewards.loading import split_path
-from plait.user_code import title_of
 
 
 class RunData(NamedTuple):
@@ -98,10 +97,10 @@ def _check_written(flow: Dataflow, data: RunData) -> None:
         for (source, found), wanted in product(columns, of_data(node.fn, (*node.inputs, *node.texts))):
             if wanted not in found:
                 others = [column for column in found if column != "prompt"]
+                names = ", ".join(f"`{name}`" for name in others) or "none"
                 raise DataError(
                     f"{source}: {title_of_call(node)} needs the column `{wanted}`{nearest(wanted, others)}, found "
-                    f"{', '.join(f'`{name}`' for name in others) or 'none'}; add it to the data, or give the parameter a "
-                    "default"
+                    f"{names}; add it to the data, or give the parameter a default"
                 )
 
 
