@@ -39,6 +39,7 @@ from plait.cost.working_memory import (
     wide_bytes,
 )
 from plait.dataflow import CallKind
+from plait.dataflow.made_rows import prompts_each
 from plait.generation.settings import DRAFT_MODEL_TOKENS
 from plait.layout.mesh import Layout
 from plait.layout.params import Heads
@@ -113,7 +114,7 @@ def _tokens_on_their_way(facts: Facts, role: str, place: RolePlacement, instance
     recipe = facts.recipe
     sent = []
     for node in (node for node in facts.flow.calls(role) if node.kind is CallKind.GENERATE):
-        count = recipe.prompts_per_step * facts.flow.prompts_each(node, recipe.samples_per_prompt)
+        count = recipe.prompts_per_step * prompts_each(facts.flow, node, recipe.samples_per_prompt)
         longest, prompts = facts.lengths_of[node.id].prompts.longest, -(-count // len(here))
         sent.append(tokens_sent(longest, prompts, recipe.sampling.max_prefill_tokens, len(there)))
     return max(sent)
@@ -278,7 +279,7 @@ def _pool(facts: Facts, model: RoleModel, *, draws: bool) -> _Pool | None:
         return None
     # Prompts are dealt to instances with all of their samples.
     count, most_said = recipe.samples_per_prompt, recipe.sampling.max_response_tokens
-    prompts_of = {node.id: recipe.prompts_per_step * facts.flow.prompts_each(node, count) for node in calls}
+    prompts_of = {node.id: recipe.prompts_per_step * prompts_each(facts.flow, node, count) for node in calls}
     share = lambda node: -(-prompts_of[node.id] // len(place.drawing)) * node.generation.num_samples(count)
     running = min(recipe.sampling.max_running, max(map(share, calls)))
     lengths = [(facts.lengths_of[node.id].prompts, node.generation.limit(most_said)) for node in calls]

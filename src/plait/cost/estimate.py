@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from plait.cost.call_lengths import lengths_by_call
 from plait.cost.lengths import SampleLengths
 from plait.dataflow import CallKind, Dataflow
-from plait.dataflow.graph import samples_of_prompt
+from plait.dataflow.made_rows import prompts_each, samples_of_prompt
 from plait.models.files.hub import is_stated, read_config
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
@@ -47,7 +47,7 @@ class Arithmetic:
         samples = tokens = 0
         lengths_of, count = lengths_by_call(flow, lengths), recipe.samples_per_prompt
         for node in (node for node in flow.nodes if node.kind in (CallKind.GENERATE, CallKind.READ)):
-            prompts = recipe.prompts_per_step * flow.prompts_each(node, count)
+            prompts = recipe.prompts_per_step * prompts_each(flow, node, count)
             here = prompts * samples_of_prompt(node, count)
             samples += here
             if node.kind is CallKind.GENERATE:

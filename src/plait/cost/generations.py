@@ -21,7 +21,7 @@ from plait.models.shape import ModelShape
 
 @dataclass(frozen=True)
 class Generation:
-    """Of samples of some lengths: where each instance computes its prompts, and where others do."""
+    """What drawing samples of some lengths takes: where each instance computes its prompts, and where others do."""
 
     lengths: SampleLengths
     whole: Generating

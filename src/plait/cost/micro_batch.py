@@ -10,7 +10,7 @@ from plait.cost.call_lengths import lengths_by_call
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.wide_columns import wide_numbers
 from plait.dataflow import CallKind, Dataflow, TrainOptions
-from plait.dataflow.graph import samples_of_prompt
+from plait.dataflow.made_rows import prompts_each, samples_of_prompt
 from plait.policy.packing import GroupTokens
 from plait.recipes.recipe import Recipe
 from plait.schedule.pipeline import micro_batches_of
@@ -97,7 +97,7 @@ class LargestBatch:
                 most = rows.generation.limit(recipe.sampling.max_response_tokens)
                 of_rows = SampleLengths(of_rows.prompts, Lengths.fixed(most))
             whole = per_prompt if options.whole_groups else 1
-            samples = recipe.prompts_per_step * flow.prompts_each(rows, count) * per_prompt
+            samples = recipe.prompts_per_step * prompts_each(flow, rows, count) * per_prompt
             share = share_of(samples, options.mini_batches, dp, whole)
             tokens = recipe.micro_batch_tokens if budget_tokens is None else budget_tokens
             cut = Cut(tokens, micro_batches_of(pp), options.whole_groups, wide_numbers(node))

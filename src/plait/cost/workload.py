@@ -14,7 +14,7 @@ from plait.cost.lengths import SampleLengths
 from plait.cost.shared_root import held_root, shared_root
 from plait.cost.working_memory import is_fused, is_packed
 from plait.dataflow import CallKind, Dataflow, Node
-from plait.dataflow.graph import samples_of_prompt
+from plait.dataflow.made_rows import prompts_each, samples_of_prompt
 from plait.errors import ConfigError
 from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
@@ -155,7 +155,7 @@ class Workload:
     def samples_of(self, flow: Dataflow, node: Node) -> Samples:
         """The samples that a call makes or reads."""
         rows, count = flow.nodes[node.rows], self.samples_per_prompt
-        prompts = self.prompts_per_step * flow.prompts_each(rows, count)
+        prompts = self.prompts_per_step * prompts_each(flow, rows, count)
         return Samples(prompts, samples_of_prompt(rows, count))
 
     def tokens_of_step(self, flow: Dataflow) -> float:

@@ -37,9 +37,9 @@ class MadeOf:
     """Where a prompt comes from that a function has made of a sample."""
 
     uid: int
-    """Of the prompt of the data with which it began."""
+    """That of the prompt of the data with which it began."""
     samples: tuple[tuple[int, int], ...]
-    """Of each sample that leads from there to it, in order: id of the node that drew it, and its index."""
+    """Each sample that leads from there to it, in order: id of the node that drew it, and its index."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from plait.dataflow.graph import CallKind, Column, Grain, Level, Node
 from plait.dataflow.handles import ColumnHandle, Prompts, Samples, column_of, describe, rows_of
+from plait.dataflow.made_rows import made_from
 from plait.dataflow.options import TextOptions
 from plait.dataflow.prompt_call import unfit_prompts
 from plait.errors import FlowError
@@ -103,12 +104,3 @@ def _added(
     return samples._tracer.add(
         name, kind, Grain.GROUP, rows=rows, inputs=inputs, outputs=outputs, fn=fn, options=TextOptions(texts)
     )
-
-
-def made_from(nodes: list[Node], rows: int) -> list[int]:
-    """Ids of the calls whose samples lead to those of a call, the last first."""
-    found: list[int] = []
-    while (prompts := nodes[rows].prompts) is not None:
-        rows = nodes[prompts].rows
-        found.append(rows)
-    return found

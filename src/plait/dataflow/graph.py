@@ -112,11 +112,6 @@ class Node:
         return self.options
 
     @property
-    def is_greedy(self) -> bool:
-        """Whether it is a rollout at temperature 0."""
-        return isinstance(self.options, GenerateOptions) and self.options.greedy
-
-    @property
     def scoring(self) -> Asked:
         """What a SCORE node asks its role for."""
         assert isinstance(self.options, ScoreOptions), f"{self.call} is no SCORE node"
@@ -127,11 +122,6 @@ class Node:
         """Id of the PROMPT node whose prompts it reads: a SCORE node scores responses behind them, a GENERATE node
         answers them. None: it reads those that the samples have, or those of the step."""
         return self.options.prompts if isinstance(self.options, ScoreOptions | GenerateOptions) else None
-
-    @property
-    def texts(self) -> Mapping[str, int]:
-        """See `TextOptions`; none of another kind."""
-        return self.options.texts if isinstance(self.options, TextOptions) else {}
 
     @property
     def training(self) -> TrainOptions:
@@ -189,6 +179,11 @@ class Node:
         return (self.scoring if self.kind is CallKind.SCORE else self.kind).value
 
 
+def texts_of(node: Node) -> dict[str, int]:
+    """See `TextOptions`; none of another kind."""
+    return dict(node.options.texts) if isinstance(node.options, TextOptions) else {}
+
+
 def added_scores(node: Node) -> dict[str, int]:
     """Name of the scores of a further model → id of the call that makes them, for those that a SCORE node adds to its
     own. They may be computed beside it."""
@@ -211,17 +206,6 @@ def scores_by_turn(node: Node) -> Column | None:
     """The column of what a SCORE node gives each turn; None: the flow does not ask for it."""
     further = (column for column in node.outputs[1:] if column.level is Level.TOKEN)
     return next((column for column in further if column.width is None), None)
-
-
-def samples_of_prompt(node: Node, samples_per_prompt: int) -> int:
-    """Samples of each prompt of a GENERATE or READ call.
-
-    Args:
-        samples_per_prompt: of the recipe.
-    """
-    if node.kind is CallKind.GENERATE:
-        return node.generation.num_samples(samples_per_prompt)
-    return 2 if node.call == "pairs" else 1
 
 
 @dataclass(frozen=True)
@@ -252,25 +236,6 @@ class Dataflow:
     def of_step_prompts(self) -> tuple[Node, ...]:
         """The calls that generate from the prompts of the step; others do from prompts that are made of samples."""
         return tuple(node for node in self.of_kind(CallKind.GENERATE) if node.prompts is None)
-
-    def source_of(self, node: Node) -> Node:
-        """The GENERATE or READ call whose prompts are of the data, and whose samples lead to those of a call; itself
-        where its own are."""
-        while node.prompts is not None:
-            node = self.nodes[self.nodes[node.prompts].rows]
-        return node
-
-    def prompts_each(self, node: Node, samples_per_prompt: int) -> int:
-        """Prompts of a GENERATE or READ call for each one that a step has: 1, or as many as there are samples that its
-        prompts are made of.
-
-        Args:
-            samples_per_prompt: of the recipe.
-        """
-        if node.prompts is None:
-            return 1
-        source = self.nodes[self.nodes[node.prompts].rows]
-        return self.prompts_each(source, samples_per_prompt) * samples_of_prompt(source, samples_per_prompt)
 
     @property
     def trained_roles(self) -> frozenset[str]:
@@ -305,7 +270,7 @@ class Dataflow:
         lines = []
         for node in self.nodes:
             read = {name: column.producer for name, column in node.inputs.items()}
-            read |= ({} if node.prompts is None else {"prompts": node.prompts}) | dict(node.texts)
+            read |= ({} if node.prompts is None else {"prompts": node.prompts}) | texts_of(node)
             sources = ", ".join(f"{name}={producer}" for name, producer in read.items()) or str(node.rows)
             nothing = "prompts" if node.kind is CallKind.PROMPT else "weights"
             made = ", ".join(str(column) for column in node.outputs) or nothing

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-from plait.dataflow.handles import nearest, unfit_partial
+from plait.dataflow.unfit import nearest, unfit_partial
 
 OF_SAMPLES = ("prompts", "completions", "completion_ids", "turns")
 """What it may ask for of any samples, one entry for each."""

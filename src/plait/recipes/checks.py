@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from plait.algorithms.grpo import GRPOOptions
 from plait.dataflow import CallKind, Dataflow, Node
-from plait.dataflow.graph import samples_of_prompt
+from plait.dataflow.made_rows import prompts_each, samples_of_prompt, source_of
 from plait.errors import ConfigError, FlowError
 from plait.models.files.hub import classes_of, is_classifier
 from plait.models.files.known_shapes import is_shape
@@ -115,7 +115,7 @@ def check_calls(flow: Dataflow) -> None:
 
 def _problem_of_made(node: Node, flow: Dataflow) -> str | None:
     """Why a call cannot answer prompts that are made of samples; None: it can, or it answers those of the step."""
-    if flow.source_of(node).kind is CallKind.GENERATE or flow.of_step_prompts:
+    if source_of(flow, node.id).kind is CallKind.GENERATE or flow.of_step_prompts:
         return None
     return (
         "answers prompts that are made of given samples, but the flow generates from no prompts of its own, and "
@@ -193,7 +193,7 @@ def check_trained_steps(flow: Dataflow, recipe: Recipe) -> None:
                 "(`options.critic_warmup_steps` in ppo and safe_rlhf); give more `steps`, or a shorter warm-up"
             )
         per_group = samples_of_prompt(made_by, recipe.samples_per_prompt)
-        num_groups = recipe.prompts_per_step * flow.prompts_each(made_by, recipe.samples_per_prompt)
+        num_groups = recipe.prompts_per_step * prompts_each(flow, made_by, recipe.samples_per_prompt)
         count = num_groups if options.whole_groups else num_groups * per_group
         if options.mini_batches > count:
             raise ConfigError(

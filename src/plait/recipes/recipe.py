@@ -270,8 +270,7 @@ class Recipe(OpenKeys):
             **self.cost.keyed_models("cost"),
             "critic.model": self.critic.model,
             "cost_critic.model": self.cost_critic.model,
-            "reference.model": self.reference.model,
-            "judge.model": self.judge.model,
+            **{"reference.model": self.reference.model, "judge.model": self.judge.model},
             "sampling.draft_model": self.sampling.draft_model,
         }
         return {key: value for key, value in named.items() if value is not None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from plait.dataflow import CallKind, Dataflow, Node
-from plait.dataflow.graph import added_scores
+from plait.dataflow.graph import added_scores, texts_of
 
 
 def needs_of(flow: Dataflow, rewards: Collection[str]) -> dict[int, frozenset[int]]:
@@ -22,7 +22,7 @@ def needs_of(flow: Dataflow, rewards: Collection[str]) -> dict[int, frozenset[in
     needs: dict[int, frozenset[int]] = {}
     for node in flow.nodes:
         makers = {node.rows, *(column.producer for column in node.inputs.values())}
-        makers |= {*node.texts.values(), *(() if node.prompts is None else (node.prompts,))}
+        makers |= {*texts_of(node).values(), *(() if node.prompts is None else (node.prompts,))}
         producers = makers.difference(added_scores(node).values())
         producers |= {other.id for other in flow.nodes[: node.id] if _conflict(other, node, rewards)}
         added = {other for producer in producers for other in added_scores(flow.nodes[producer]).values()}
@@ -63,7 +63,7 @@ def _conflict(earlier: Node, later: Node, rewards: Collection[str]) -> bool:
 
 def _reads(node: Node) -> set[int]:
     """Ids of the nodes whose samples it reads."""
-    return {node.rows, *node.texts.values()} | {column.rows for column in node.inputs.values()}
+    return {node.rows, *texts_of(node).values()} | {column.rows for column in node.inputs.values()}
 
 
 def _scores_alone(node: Node, rewards: Collection[str]) -> bool:

@@ -13,7 +13,7 @@ from plait.data.records import MADE_UID, Prompt, Sample
 from plait.data.rows import FloatArray
 from plait.dataflow import CallKind, Node
 from plait.dataflow.from_samples import title_of_call
-from plait.dataflow.graph import samples_of_prompt
+from plait.dataflow.made_rows import samples_of_prompt, source_of
 from plait.errors import PlaitError, RunError
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.runtime.inputs.prepared import Prepared
@@ -75,7 +75,7 @@ class PromptWriting:
         behind it, else as it is answered. Raises RunError."""
         encoder: Encodes | AnsweredEncoder = self._answered
         if node.id in self._readers:
-            encoder = self._encoders.of(self._flow.source_of(self._flow.nodes[node.rows]), samples[0].prompt)
+            encoder = self._encoders.of(source_of(self._flow, node.rows), samples[0].prompt)
         try:
             return self._encoded(node, samples, returned, encoder)
         except PlaitError as error:
@@ -150,7 +150,7 @@ class PromptWriting:
         return prompt
 
     def _uid(self, sample: Sample, call: int) -> int:
-        """Of the prompt that is made of a sample: they are in the order of the samples."""
+        """The uid of the prompt that is made of a sample: they are in the order of the samples."""
         made, count = made_of(sample, call), self._recipe.samples_per_prompt
         number = made.uid
         for drawn_by, index in made.samples:

@@ -19,6 +19,7 @@ from plait.data.numbers import is_of_data, number_of
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.dataflow import CallKind, Dataflow, Node
+from plait.dataflow.made_rows import prompts_each
 from plait.engines import GenerationEngine
 from plait.errors import RunError
 from plait.kernels.noise import NoiseKey
@@ -82,7 +83,7 @@ class Rollout:
         """How many samples a rollout has, how many instances of the engine draw them, how many each runs at a time, and
         how many samples a prompt has."""
         count, most = self._count(node), self._recipe.sampling.max_running
-        prompts = self._recipe.prompts_per_step * self._flow.prompts_each(node, self._recipe.samples_per_prompt)
+        prompts = self._recipe.prompts_per_step * prompts_each(self._flow, node, self._recipe.samples_per_prompt)
         return RolloutSize(count * prompts, engine.traits.num_instances, most, count)
 
     def parted(self, node: Node, engine: GenerationEngine, step: int) -> int:

@@ -14,6 +14,8 @@ from plait.data.records import Sample
 from plait.data.rows import FloatArray, belonging, of_group
 from plait.dataflow import Dataflow, Node
 from plait.dataflow.from_samples import title_of_call
+from plait.dataflow.graph import texts_of
+from plait.dataflow.made_rows import source_of
 from plait.dataflow.prompt_call import taken
 from plait.errors import DataError, RunError
 from plait.rewards.calls import call_arguments
@@ -47,7 +49,7 @@ class SampleFunctions:
         samples = [rows.samples[place] for place in members]
         given = self._arguments(node, title, samples)
         columns = of_group(node, members, state.tables, state.batch)
-        texts = {name: self._texts(node, members, call, state) for name, call in node.texts.items()}
+        texts = {name: self._texts(node, members, call, state) for name, call in texts_of(node).items()}
         users, where = is_users(fn), f"{title}, {samples[0].prompt.title()}"
         with UserCode(where, RunError, users=users, limit_s=CALL_LIMIT_S if users else None):
             returned = fn(**taken(fn, {**given, **columns, **texts}))
@@ -63,7 +65,7 @@ class SampleFunctions:
     def _arguments(self, node: Node, title: str, samples: Sequence[Sample]) -> dict[str, list[Any]]:
         """What a reward function would get of these samples; the prompt as it stood in the data, or as it was made."""
         prompt = samples[0].prompt
-        encoder = self._encoders.of(self._flow.source_of(self._flow.nodes[node.rows]), prompt)
+        encoder = self._encoders.of(source_of(self._flow, node.rows), prompt)
         try:
             asked = encoder.asked(prompt)
         except DataError as error:
