@@ -1,4 +1,4 @@
-"""Prompts that functions have written, in tokens: as the prompts of the run are, and as those of given responses are."""
+"""Prompts that functions have written, in tokens: as the prompts of the run are, and those of given responses."""
 
 from __future__ import annotations
 
