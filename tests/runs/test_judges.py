@@ -230,7 +230,7 @@ def test_what_is_said_is_what_an_engine_says_to_the_same_prompts(make: Make, tin
         engine.add(Request(prompt, 2, Sampling(max_tokens=6), NoiseKey(recipe.seed, rollout=1)))
     told = {}
     while engine.has_work:
-        told |= {(sample.prompt.uid - MADE_UID, sample.index): sample for sample in engine.advance("verdicts")[1]}
+        told |= {(sample.prompt.uid - MADE_UID, sample.index): sample for sample in engine.step()}
     assert len(told) == len(rows) == 24
     for place, row in enumerate(rows):
         sample = told[divmod(place, 2)]
