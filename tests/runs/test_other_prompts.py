@@ -221,6 +221,7 @@ def test_what_is_said_is_that_of_the_new_prompt_and_the_response(make: MakeRecip
             others += hinted != question
             ids = torch.tensor(row["token_ids"])
             asked = hinted, f"{question} the answer is {row['data/solution']}.", question
+            assert [row["prompts/told"], row["prompts/with_solution"]] == [CHAT.format(text) for text in asked[:2]]
             told, shown, own = (by_transformers(tiny_folder, CHAT.format(text), row["token_ids"]) for text in asked)
             for name, logprobs in {
                 "ref_logprobs": told,
