@@ -106,7 +106,7 @@ class Recipe(OpenKeys):
     algorithm: str = Field(default="grpo", description="a built-in name, or FILE.py:FUNCTION")
     options: dict[str, Any] = Field(default_factory=dict, description="keys of the algorithm")
     steps: int = Field(
-        default=100, ge=1, description="training steps: one batch made or read, scored and trained on each"
+        default=100, ge=1, description="training steps: each makes or reads a batch, scores it, trains on it"
     )
     epochs: float | None = Field(
         default=None,
@@ -270,7 +270,8 @@ class Recipe(OpenKeys):
             **self.cost.keyed_models("cost"),
             "critic.model": self.critic.model,
             "cost_critic.model": self.cost_critic.model,
-            **{"reference.model": self.reference.model, "judge.model": self.judge.model},
+            "reference.model": self.reference.model,
+            "judge.model": self.judge.model,
             "sampling.draft_model": self.sampling.draft_model,
         }
         return {key: value for key, value in named.items() if value is not None}

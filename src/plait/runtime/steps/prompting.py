@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
+from plait.cost.vllm_memory import longest_sample
 from plait.data.behind import WrittenPrompts
 from plait.data.formats import checked_prompt
 from plait.data.lineage import made_of
@@ -16,6 +18,7 @@ from plait.dataflow.from_samples import title_of_call
 from plait.dataflow.made_rows import samples_of_prompt, source_of
 from plait.errors import PlaitError, RunError
 from plait.policy.blocks import BLOCK_TOKENS
+from plait.recipes.engine_checks import abilities
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.inputs.prompt_encoders import AnsweredEncoder, Encodes, PromptEncoders
 from plait.runtime.steps.sample_functions import SampleFunctions, grades
@@ -163,14 +166,20 @@ class PromptWriting:
         answer, length = node.generation.limit(sampling.max_response_tokens), len(prompt.token_ids)
         model, shape = self._models[str(node.role)], self._shapes[self._models[str(node.role)].name]
         pool = sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS
-        if length + answer <= min(shape.max_positions, pool):
+        bounds = [
+            (shape.max_positions, f"the positions of `{model.name}` (key `{model.key}`) end at"),
+            (pool, "the tokens whose keys and values have room (`sampling.kv_tokens`) are"),
+        ]
+        if (program := abilities(self._recipe).program) is not None:
+            makes_room = f"the tokens for which {program} makes room (`data.max_prompt_tokens` says it, if set) are"
+            bounds.append((longest_sample(self._recipe, shape), makes_room))
+        most, bound = min(bounds, key=itemgetter(0))
+        if length + answer <= most:
             return
-        bound = f"the positions of `{model.name}` (key `{model.key}`) end at {shape.max_positions}"
-        if pool < shape.max_positions:
-            bound = f"keys and values have room for {pool} (`sampling.kv_tokens`)"
         assert writer.fn is not None, f"{writer.call} has no function"
         error = RunError(
-            f"{place}: the prompt has {length} tokens, {length + answer} with an answer of {node.call}, but {bound}; "
-            f"return shorter prompts, give {node.call} a smaller `max_tokens`, or lower `sampling.max_response_tokens`"
+            f"{place}: the prompt has {length} tokens, {length + answer} with an answer of {node.call}, but {bound} "
+            f"{most}; return shorter prompts, give {node.call} a smaller `max_tokens`, or lower "
+            "`sampling.max_response_tokens`"
         )
         raise saying_where(error, writer.fn)
