@@ -21,7 +21,7 @@ def lengths_by_call(flow: Dataflow, lengths: SampleLengths) -> dict[int, SampleL
         own = lengths.of(node.call)
         if node.kind is CallKind.GENERATE:
             if node.prompts is not None and node.call not in lengths.beside:
-                own = found[node.prompts].answered()
+                own = found[node.prompts].answered(lengths.responses)
             own = own.cut(node.generation.max_tokens)
         found[node.id] = own
     return found

@@ -108,16 +108,16 @@ class SampleLengths:
         """Those of rows that a call of this name makes or reads (`actor.generate`, `examples`)."""
         return self.beside.get(rows, self)
 
-    def answered(self) -> SampleLengths:
-        """Those of responses to prompts of which each is made of one of these samples: it counts as long as the sample
-        with its own prompt, whatever the function says that makes it; responses are as long as these."""
+    def answered(self, responses: Lengths) -> SampleLengths:
+        """These responses to prompts of which each is made of one of these samples: it counts as long as the sample
+        with its own prompt, whatever the function says that makes it."""
         if self.groups:
             prompts = [prompt + tokens for prompt, tokens in self._pairs]
         else:
             count = max(len(self.prompts.values), len(self.responses.values))
             pairs = zip(self.prompts.of(count), self.responses.of(count), strict=True)
             prompts = [prompt + tokens for prompt, tokens in pairs]
-        return SampleLengths(Lengths.recorded(prompts), self.responses)
+        return SampleLengths(Lengths.recorded(prompts), responses)
 
     def cut(self, most: int | None) -> SampleLengths:
         """With responses of so many tokens at most; None: as they are."""

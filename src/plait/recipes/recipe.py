@@ -82,9 +82,7 @@ class EvaluationSettings(Settings):
         return self
 
 
-_FUSION = word_or_number(
-    ("auto", "off"), float, lambda share: 0 < share <= 1, "auto, off, or a share above 0 and at most 1"
-)
+_FUSION = word_or_number(("auto", "off"), float, lambda s: 0 < s <= 1, "auto, off, or a share above 0 and at most 1")
 
 
 class CheckpointSettings(Settings):
@@ -106,7 +104,7 @@ class Recipe(OpenKeys):
     algorithm: str = Field(default="grpo", description="a built-in name, or FILE.py:FUNCTION")
     options: dict[str, Any] = Field(default_factory=dict, description="keys of the algorithm")
     steps: int = Field(
-        default=100, ge=1, description="training steps: each makes or reads a batch, scores it, trains on it"
+        default=100, ge=1, description="training steps: one batch made or read, scored and trained on each"
     )
     epochs: float | None = Field(
         default=None,
