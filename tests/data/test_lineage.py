@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from plait.data.computing import evaluate, trained_rows
 from plait.data.lineage import Meeting, made_of
 from plait.data.records import MADE_UID, FinishReason, MadeOf, Prompt, Sample
-from plait.data.rows import Rows, evaluate, trained_rows
+from plait.data.rows import Rows
 from plait.dataflow import Column, Level, Node, per_group, per_sample, prompts_from, trace
 from plait.dataflow.graph import Dataflow
 from plait.errors import RunError

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from plait.data.computing import evaluate, spread_to, trained_rows
 from plait.data.experts import Experts
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.data.rows import Rows, evaluate, spread_to, trained_rows
+from plait.data.rows import Rows
 from plait.dataflow import Column, Dataflow, Level, Node, per_batch, per_group, per_sample, trace
 from plait.errors import RunError
 

@@ -78,7 +78,7 @@ class GenerateOptions:
     """Decode at temperature 0: a baseline, not what is trained on."""
     resample: Resample | None = None
     max_tokens: int | None = None
-    """Of a response, at most; None: the recipe's number."""
+    """Tokens of a response at most; None: the recipe's number."""
     prompts: int | None = None
     """Id of the PROMPT call whose prompts it answers; None: those of the step."""
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from plait.data.computing import trained_rows
 from plait.data.records import FinishReason, Sample
-from plait.data.rows import FloatArray, Rows, trained_rows
+from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Grain, Node, Score, Top
 from plait.models.loading import read_tokens
 from plait.runtime.health.patient import Patient

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from plait.data.rows import FloatArray, Rows, trained_rows
+from plait.data.computing import trained_rows
+from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Node
 from plait.engines import GenerationEngine, ScoredBy, Training, TrainingEngine
 from plait.observe.progress import ProgressSink

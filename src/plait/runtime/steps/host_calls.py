@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from plait.data.computing import evaluate
 from plait.data.given_rows import given_rows
-from plait.data.rows import FloatArray, evaluate
+from plait.data.rows import FloatArray
 from plait.dataflow import CallKind, Level, Node
 from plait.errors import RunError
 from plait.runtime.inputs.prepared import Prepared

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from plait.data.computing import belonging, of_group
 from plait.data.records import Sample
-from plait.data.rows import FloatArray, belonging, of_group
+from plait.data.rows import FloatArray
 from plait.dataflow import Dataflow, Node
 from plait.dataflow.from_samples import title_of_call
 from plait.dataflow.graph import texts_of
