@@ -84,6 +84,8 @@ def test_an_option_of_another_algorithm_is_said_to_be_that() -> None:
         ("pass_k", "; it is `examples/newer_advantages.py:newer` with `options.advantage: pass_at_k`"),
         ("KL-Cov", "; it is `examples/newer_advantages.py:newer` with `options.covariant`"),
         ("online_dpo", "; it is `examples/online_dpo.py:online_dpo`"),
+        ("SDPOTrainer", "; it is `examples/self_distillation.py:sdpo`"),
+        ("self-distillation", "; it is `examples/self_distillation.py:sdft`"),
         ("reinforce_baseline", "; OpenRLHF's `reinforce_baseline` is"),
         ("gpro", " (did you mean `grpo`?); give one of"),
         ("nothing", "; give one of"),

@@ -39,6 +39,7 @@ _OF_GRPO = "it is `grpo` with other options (docs/algorithms.md, GRPO's relative
 _OF_DPO = "it is `dpo` with other options (docs/algorithms.md, DPO and its relatives)"
 _NEWER = "it is `examples/newer_losses.py:newer` with `options.loss` (docs/own-algorithm.md)"
 _ADVANTAGES = "it is `examples/newer_advantages.py:newer` with `options.{}` (docs/own-algorithm.md)"
+_TOLD = "it is `examples/self_distillation.py:{}` (docs/own-algorithm.md)"
 RELATIVES = {
     **dict.fromkeys(("dapo", "drgrpo", "gspo", "liteppo"), _OF_GRPO),
     **dict.fromkeys(("rpo", "simpo", "cpo", "orpo", "ipo", "slic", "exo", "nca", "bco", "sppo", "apo"), _OF_DPO),
@@ -48,6 +49,8 @@ RELATIVES = {
     **dict.fromkeys(("raft", "rft"), _ADVANTAGES.format("advantage: best")),
     "spo": _ADVANTAGES.format("advantage: tracked"),
     "klcov": _ADVANTAGES.format("covariant"),
+    **{name: _TOLD.format(name) for name in ("sdft", "sdpo")},
+    **dict.fromkeys(("opsd", "selfdistillation", "contextdistillation"), _TOLD.format("sdft")),
     "onlinedpo": "it is `examples/online_dpo.py:online_dpo` (docs/own-algorithm.md)",
     **dict.fromkeys(("gkd", "distillation"), "it is `distill` (docs/algorithms.md, From a teacher)"),
     **dict.fromkeys(("rm", "reward", "rewardmodeling"), "it is `reward_model`"),
