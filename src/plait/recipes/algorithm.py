@@ -51,6 +51,7 @@ RELATIVES = {
     "klcov": _ADVANTAGES.format("covariant"),
     **{name: _TOLD.format(name) for name in ("sdft", "sdpo")},
     **dict.fromkeys(("opsd", "selfdistillation", "contextdistillation"), _TOLD.format("sdft")),
+    **dict.fromkeys(("selfrewarding", "genrm"), "it is `examples/judged.py:judged` (docs/own-algorithm.md)"),
     "onlinedpo": "it is `examples/online_dpo.py:online_dpo` (docs/own-algorithm.md)",
     **dict.fromkeys(("gkd", "distillation"), "it is `distill` (docs/algorithms.md, From a teacher)"),
     **dict.fromkeys(("rm", "reward", "rewardmodeling"), "it is `reward_model`"),
