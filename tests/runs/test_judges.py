@@ -33,7 +33,7 @@ import math
 
 import numpy as np
 
-from plait.dataflow import grades_from, per_group, per_sample, prompts_from
+from plait.dataflow import Resample, grades_from, per_group, per_sample, prompts_from
 
 
 def judged(prompts, actor, judge, ref):
@@ -58,6 +58,13 @@ def again(prompts, actor, ref, reward):
     gained = per_group(gain, second, first, name="gained")
     actor.train(samples, loss=of_first, advantages=per_group(centred, first, name="first"))
     actor.train(attempts, loss=of_first, advantages=gained)
+
+
+def drawn_again(prompts, actor, judge, ref, reward):
+    samples = actor.generate(prompts, resample=Resample(keep=differ, reward=reward, max_rounds=4))
+    reward.score(samples)
+    verdicts = judge.generate(prompts_from(samples, asks), samples_per_prompt=2)
+    trained(actor, samples, grades_from(samples, counts, name="grade", verdicts=verdicts), ref)
 
 
 def unread(prompts, actor, judge, ref):
@@ -143,6 +150,10 @@ def once(completions):
 
 def by_difficulty(completions, difficulty):
     return difficulty
+
+
+def differ(rewards):
+    return bool(rewards[0] != rewards[-1])
 
 
 def total(logprobs):
@@ -330,6 +341,31 @@ def test_a_plan_changes_nothing(make: Make, name: str) -> None:
     run(two)
     assert_equal_runs(two.run_dir, one.run_dir)
     assert_equal_columns(two.run_dir, one.run_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flow", "keys"),
+    [
+        ("by_itself", {"lora": {"rank": 2}}),
+        ("judged", {"lora": {"rank": 2}}),
+        ("by_itself", {"sampling.top_p": 0.9}),
+        ("by_itself", {"sampling.speculation": "adaptive", "sampling.prefix_cache_tokens": 64}),
+        ("drawn_again", {}),
+    ],
+)
+def test_what_goes_with_it_on_a_plan(make: Make, tmp_path: Path, flow: str, keys: dict[str, Any]) -> None:
+    """Adapters, filters, guesses with a cache of prompts, dynamic sampling."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    if flow == "drawn_again":
+        keys = {"reward.functions": [f"{tmp_path}/reward.py:length"]}
+    plan = dict(PLANS["by-itself"][1]) | ({} if flow == "by_itself" else {"judge.generate": "1"})
+    if flow != "by_itself":
+        plan["ref.logprobs"] = "0"
+    one, two = make(flow, "one", **keys), make(flow, "two", plan, **keys)
+    run(one)
+    run(two)
+    assert_equal_runs(two.run_dir, one.run_dir)
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def refine(prepared: Prepared, folder: Path, steady: Sequence[Mapping[str, Any]]
             files = samples_of(folder, [row["step"] for row in steady])
             if (told := recorded(files, prepared)) is None:
                 return None
-            lengths = replace(told, beside=lengths.beside)
+            lengths = replace(told, beside={**lengths.beside, **told.beside})
         for corrected in (False, True):
             planning = Planning(
                 recipe, prepared.flow, prepared.models, prepared.shapes, cluster, lengths, source, corrected
