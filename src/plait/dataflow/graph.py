@@ -109,11 +109,6 @@ class Node:
         return self.options
 
     @property
-    def is_greedy(self) -> bool:
-        """Whether it is a rollout at temperature 0."""
-        return isinstance(self.options, GenerateOptions) and self.options.greedy
-
-    @property
     def scoring(self) -> Asked:
         """What a SCORE node asks its role for."""
         assert isinstance(self.options, ScoreOptions), f"{self.call} is no SCORE node"

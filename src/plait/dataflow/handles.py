@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
-from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from plait.dataflow.graph import VALUE, CallKind, Column, Grain, Level
 from plait.dataflow.options import BecomesOptions
 from plait.dataflow.tracer import Tracer
+from plait.dataflow.unfit import nearest
 from plait.errors import FlowError, NoAttribute
 from plait.metric_names import OF_DATA
 
@@ -289,25 +286,3 @@ def describe(value: Any) -> str:
     of_top = "what `top_logprobs` returns (give its `ids` and its `logprobs`)"
     names = ((Prompts, "prompts"), (Samples, "samples"), (ColumnHandle, "a column"), (TopLogprobs, of_top))
     return next((name for cls, name in names if isinstance(value, cls)), f"a {type(value).__name__}")
-
-
-def nearest(name: str, names: Collection[str]) -> str:
-    close = difflib.get_close_matches(name, list(names), n=1)
-    return f" (did you mean `{close[0]}`?)" if close else ""
-
-
-def unfit_partial(fn: Callable[..., Any]) -> str:
-    """What a `functools.partial` gives its function that this does not take, in words; empty where all of it fits, and
-    of any other callable."""
-    if not isinstance(fn, partial):
-        return ""
-    try:
-        signature = inspect.signature(fn.func)
-    except (TypeError, ValueError):
-        return ""
-    try:
-        signature.bind_partial(*fn.args, **fn.keywords)
-    except TypeError as error:
-        unknown = next((name for name in fn.keywords if name not in signature.parameters), "")
-        return f"its `partial` does not fit: {error}{nearest(unknown, signature.parameters)}"
-    return ""

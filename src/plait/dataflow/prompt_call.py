@@ -8,14 +8,14 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-from plait.dataflow.handles import nearest, unfit_partial
+from plait.dataflow.unfit import nearest, unfit_partial
 
 OF_SAMPLES = ("prompts", "completions", "completion_ids", "turns")
 """What it may ask for of any samples, one entry for each."""
 
 
 def taken(fn: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of what could be given those arguments that a function asks for; all of them where it does not say which. What a
+    """Those arguments that a function asks for, of what could be given; all of them where it does not say which. What a
     `partial` gives it stays."""
     parameters = _parameters(fn)
     if parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters):

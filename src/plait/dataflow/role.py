@@ -18,13 +18,12 @@ from plait.dataflow.handles import (
     TopLogprobs,
     column_of,
     describe,
-    nearest,
     rows_of,
-    unfit_partial,
     written_for,
 )
 from plait.dataflow.options import Asked, GenerateOptions, Resample, Score, ScoreOptions, Top, TrainOptions
 from plait.dataflow.tracer import Tracer
+from plait.dataflow.unfit import nearest, unfit_partial
 from plait.errors import FlowError
 from plait.user_code import title_of
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from plait.data.formats import RowKind
 from plait.dataflow import CallKind, Dataflow, trace
-from plait.dataflow.handles import nearest
+from plait.dataflow.unfit import nearest
 from plait.errors import ConfigError, FlowError
 from plait.recipes.other_names import answer_value
 from plait.recipes.recipe import Recipe

@@ -89,7 +89,8 @@ def _prefix(drawn: Node, flow: Dataflow) -> str:
 
 def _is_baseline(drawn: Node, flow: Dataflow) -> bool:
     """Whether a rollout is greedy and trains nobody, as that of ReMax."""
-    return drawn.is_greedy and drawn not in flow.trained_on
+    is_greedy = drawn.kind is CallKind.GENERATE and drawn.generation.greedy
+    return is_greedy and drawn not in flow.trained_on
 
 
 def exact_mean(values: Collection[float]) -> float:

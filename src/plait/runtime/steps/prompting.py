@@ -27,7 +27,7 @@ class Reader:
     call: str
     model: str
     key: str
-    """Of the recipe, which names the model."""
+    """The recipe's, which names the model."""
     max_positions: int
 
 
