@@ -5,16 +5,13 @@ Torch-free: the tokenizer comes in as an object of Transformers' interface.
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 from plait.data.chat import Ids, Tokenizer, rendered_whole
 from plait.data.formats import Messages, Row
-from plait.data.mixture import Mixed, Turns
+from plait.data.mixture import Mixed, MixedOrder
 from plait.data.records import EVALUATION_UID, Prompt
 from plait.data.settings import DataSettings, OverlongPrompts
 from plait.data.sources import Source
@@ -243,35 +240,6 @@ def prompt_set(source: Source, tokenizer: Tokenizer, settings: DataSettings, max
     return PromptSet(source, encoder, kept, tuple(lengths[index] for index in kept), len(over), root or ())
 
 
-class InstanceOrder:
-    """Which row instance i of a run takes: place i mod n of epoch i div n, each epoch a permutation of its own."""
-
-    def __init__(self, length: int, *, seed: int | str, shuffle: bool) -> None:
-        self._length = length
-        self._shuffle = shuffle
-        self._order = lru_cache(maxsize=2)(lambda epoch: _permutation(seed, epoch, length))
-
-    def row(self, instance: int) -> int:
-        epoch, place = divmod(instance, self._length)
-        return self._order(epoch)[place] if self._shuffle else place
-
-
-class MixedOrder:
-    """Which (source, row) instance i of a run takes: the n-th instance of a source takes what its `InstanceOrder` says
-    of n. Of one source alone, instance i is its i-th."""
-
-    def __init__(self, mixed: Mixed[Any], *, seed: int) -> None:
-        self._turns = Turns(mixed.weights, seed)
-        self._orders = [
-            InstanceOrder(len(rows), seed=f"{seed}/{place}" if place else seed, shuffle=shuffle)
-            for place, (rows, shuffle) in enumerate(zip(mixed.sets, mixed.shuffles, strict=True))
-        ]
-
-    def rows(self, start: int, count: int) -> list[tuple[int, int]]:
-        """The (row, repetition) of instances `start` … `start + count − 1`."""
-        return [(source, self._orders[source].row(n)) for source, n in self._turns.take(start, count)]
-
-
 class PromptStream:
     """The prompts of every step: a pure function of (prompt sets, seed, step), with nothing to save and restore.
 
@@ -304,9 +272,3 @@ class PromptStream:
 def evaluation_prompts(prompts: PromptSet, first_uid: int = EVALUATION_UID) -> list[Prompt]:
     """Every held-out prompt once, in the order of its source; uids from `first_uid` on."""
     return [prompts.prompt(index, first_uid + index) for index in range(len(prompts))]
-
-
-def _permutation(seed: int | str, epoch: int, length: int) -> tuple[int, ...]:
-    order = list(range(length))
-    random.Random(f"plait.data/{seed}/{epoch}").shuffle(order)
-    return tuple(order)
