@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from plait.data.records import MADE_UID, Prompt
@@ -18,6 +19,7 @@ from plait.generation.sampling import Sampling
 from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.language_loading import load_model
+from plait.recipes.algorithm import load_flow
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.api import run
@@ -27,6 +29,7 @@ from tests.runs.test_resume import kill_in_step, result_of
 from tests.runs.written import logged, samples_of
 
 Make = Callable[..., Recipe]
+EXAMPLE = Path(__file__).parents[2] / "examples/judged.py"
 
 FLOWS = """
 import math
@@ -457,3 +460,16 @@ def test_what_cannot_be_is_refused_before_the_run(
 def test_what_a_function_does_wrong_is_named(make: Make, flow: str, message: str) -> None:
     with pytest.raises(RunError, match=message):
         run(make(flow, "wrong", steps=1))
+
+
+def test_the_example_reads_numbers() -> None:
+    """The mean of those in the verdicts of a sample; what has no number from 0 to 10 gets no advantage."""
+    functions = load_flow(f"{EXAMPLE}:judged").__globals__
+    verdicts = [["8", "10/10"], ["no"], ["It is 11."], ["3.5", "good"], ["9."]]
+    assert functions["mean_number"](verdicts) == [9.0, None, None, 3.5, 9.0]
+    advantages = functions["advantages_of_read"](np.array([9.0, np.nan, np.nan, 3.0, 9.0]))
+    assert advantages == pytest.approx(np.array([2, 0, 0, -4, 2]) / (12**0.5 + 1e-4))
+    assert functions["advantages_of_read"](np.full(2, np.nan)).tolist() == [0, 0]
+    messages = [{"role": "user", "content": "why?"}]
+    (asked,) = functions["asks_for_a_number"]([messages], [[{"role": "assistant", "content": "so"}]])
+    assert asked.startswith("A user asked:\n\nwhy?\n\nAn assistant answered:\n\nso\n\n")
