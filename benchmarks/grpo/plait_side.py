@@ -10,8 +10,9 @@ import torch
 from grpo.measure import Channel, Ready, StepReport, Stopwatch, max_rss_bytes
 from grpo.workload import KL_COEF, LEARNING_RATE, MAX_GRAD_NORM, Workload, reward_of
 from plait.algorithms.grpo import GRPOOptions, grpo
+from plait.data.computing import evaluate
 from plait.data.records import Prompt
-from plait.data.rows import FloatArray, Rows, evaluate
+from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Node, Score, trace
 from plait.generation.engine import Engine, drain
 from plait.generation.request import Request

@@ -19,8 +19,9 @@ from on_device.job import SHAPES, Job, most_bytes, random_ids, rates_of, synchro
 from on_device.kernels import profiled, say_kernels
 from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.cost.estimate import model_shape
+from plait.data.computing import evaluate
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.data.rows import Rows, evaluate
+from plait.data.rows import Rows
 from plait.dataflow import CallKind, trace
 from plait.models.language_loading import load_model
 from plait.models.shape import ModelShape

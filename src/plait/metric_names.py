@@ -40,9 +40,13 @@ RESERVED_COLUMNS = (
 OF_DATA = "data/"
 """With what a record of a sample begins the names of the columns of its row of the data."""
 
+WRITTEN = "prompts/"
+"""With what it begins those of other prompts that the flow has written for the sample."""
+
 _LOGGED = "logged/"
 _GROUPS_OF_COLUMNS = {
     OF_DATA: "the data",
+    WRITTEN: "the prompts that the flow writes",
     "rewards/": "what reward functions gave",
     "costs/": "what cost functions gave",
     _LOGGED: "what reward functions logged",
@@ -76,7 +80,7 @@ def with_logged(own: Mapping[str, Any], logged: Mapping[str, Any], *, is_metric:
     name that records of other samples have."""
     whole = dict(own)
     for name, value in logged.items():
-        if not is_metric and (name in RESERVED_COLUMNS or name.startswith(OF_DATA)):
+        if not is_metric and (name in RESERVED_COLUMNS or name.startswith((OF_DATA, WRITTEN))):
             name = _LOGGED + name
         while name in whole:
             name = _LOGGED + name

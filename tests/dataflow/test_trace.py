@@ -357,7 +357,10 @@ def actor_samples(prompts, role):
             r"the role `rewrd`, which nothing fills \(did you mean `reward`\?\); filled roles: actor, ref",
         ),
         (call_unknown_call, r"role `actor` has no call `logprob` \(did you mean `logprobs`\?\); its calls: generate"),
-        (generate_from_samples, "actor.generate takes the flow's `prompts`, not samples"),
+        (
+            generate_from_samples,
+            "actor.generate takes the flow's `prompts`, or what `prompts_from` returns, not samples",
+        ),
         (score_prompts, r"reward.score takes samples \(what `generate` returns\), not prompts"),
         (train_without_a_column, "actor.train: the loss `loss` needs the column `advantages`, which is not given"),
         (train_with_an_unknown_column, r"takes no column `advantage` \(did you mean `advantages`\?\); it takes: adv"),

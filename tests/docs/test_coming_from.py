@@ -302,7 +302,7 @@ def test_values_have_other_names_too() -> None:
         ("max_prompt_length", ": TRL's is `data.max_prompt_tokens` here"),
         ("max_seq_length", ": TRL's is `data.max_example_tokens` here"),
         ("evaluation_strategy", ": TRL's is `evaluation.every` and `evaluation.items` here"),
-        ("reprompt_template", ", TRL's, has no equivalent here: policy and teacher read the same prompt"),
+        ("reprompt_template", ", TRL's, has no equivalent here: a function of yours writes what the teacher reads"),
         ("model.partial_pretrain", ": verl's is `model` here (of the SFT trainer)"),
         ("optim.lr", ": verl's is `optimizer.learning_rate` here (of the SFT trainer)"),
         ("data.multiturn.messages_key", ", verl's `data.multiturn`, has no equivalent here: columns have the names"),

@@ -86,6 +86,8 @@ def test_an_option_of_another_algorithm_is_said_to_be_that() -> None:
         ("LUFFY", "; it is `examples/demonstrated.py:demonstrated` with `options.mix: luffy`"),
         ("PPO-ptx", "; it is `ppo` with `options.ptx_coef` and `pretraining.source`"),
         ("online_dpo", "; it is `examples/online_dpo.py:online_dpo`"),
+        ("SDPOTrainer", "; it is `examples/self_distillation.py:sdpo`"),
+        ("self-distillation", "; it is `examples/self_distillation.py:sdft`"),
         ("reinforce_baseline", "; OpenRLHF's `reinforce_baseline` is"),
         ("gpro", " (did you mean `grpo`?); give one of"),
         ("nothing", "; give one of"),

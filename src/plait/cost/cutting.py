@@ -14,6 +14,7 @@ from plait.cost.workload import Samples, Workload
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.layout.mesh import Layout, Parallelism
 from plait.models.shape import ModelShape
+from plait.schedule.needs import may_stream
 
 
 class Cutting:
@@ -66,6 +67,6 @@ class Cutting:
     def small_parts(self, node: Node) -> int:
         """Forwards of a copy that a call in parts has more, about: the first parts of the first model that scores these
         samples are small, and more of the last one's (`policy.score_parts`)."""
-        calls = (other for other in self._flow.nodes if other.kind is CallKind.SCORE and other.rows == node.rows)
+        calls = (other for other in self._flow.nodes if other.rows == node.rows and may_stream(other, self._flow))
         order = [call.id for call in calls if str(call.role) in self._shapes]
-        return (node.id == order[0]) + 2 * (node.id == order[-1])
+        return (node.id in order[:1]) + 2 * (node.id in order[-1:])

@@ -8,17 +8,14 @@ from functools import cache
 from math import ceil
 from typing import Literal
 
-from plait.cost.beginning import Beginning
+from plait.cost.call_lengths import lengths_by_call
 from plait.cost.cluster import ClusterSpec
 from plait.cost.connections import Connections, heads_of_keys
 from plait.cost.corrections import Corrections
 from plait.cost.costs import CallCost, MoveCost, Spread, num_instances
 from plait.cost.cutting import Cutting
 from plait.cost.forward_memory import Beside, ForwardMemory, forward_memory
-from plait.cost.generating import Generating
-from plait.cost.generating_apart import GeneratingApart
-from plait.cost.generation_bytes import GenerationBytes
-from plait.cost.instances import Instances
+from plait.cost.generations import Generations
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.layer_times import BALANCING, added, scaled, total
 from plait.cost.micro_batch import Cut, LargestBatch, share_of
@@ -85,18 +82,14 @@ class ModelCosts:
         outputs = lambda role: 1 if is_scalar(role) else None
         self._parameters = cache(lambda role: given.get(role) or parameters_of_shape(self.shapes[role], outputs(role)))
         self._samples = {node.id: workload.samples_of(flow, node) for node in flow.nodes}
-        self._lengths = {node.id: workload.lengths.of(flow.nodes[node.rows].call) for node in flow.nodes}
+        self._lengths = lengths_by_call(flow, workload.lengths)
         self._sets = SampleSets(workload, self.shapes, flow, self._samples, self._lengths)
         self._cutting = Cutting(workload, self.shapes, flow, self._samples, self._lengths, cluster.software)
         self._memory = RoleMemory(workload, self.shapes, self._parameters)
         role_passes = RolePasses(work_of_roles(workload, shapes, flow), cluster, profile)
         self._passes, self._copies = role_passes.of, role_passes.copies
-        taken = GenerationBytes(workload, cluster, self.shapes)
         held = lambda role, sizes: self._memory.held(role, sizes, False)
-        instances = Instances(workload, cluster, self.shapes, self._passes, held, taken.of_token, profile)
-        beginning = Beginning(workload, self.shapes, held, profile)
-        self._generating = Generating(workload, self._passes, instances, beginning, taken)
-        self._apart = GeneratingApart(workload, cluster, self._passes, instances, beginning, taken)
+        self._generations = Generations(workload, cluster, self.shapes, self._passes, held, profile)
 
     def _call(
         self,
@@ -119,7 +112,9 @@ class ModelCosts:
                 cost = self._score(node, layout, budget)
             case "prefill":
                 there = spread or Spread((layout,), (layout,))
-                cost = self._apart.prompts(str(node.role), self._samples[node.id], layout, there)
+                cost = self._generations.of(self._lengths[node.id]).apart.prompts(
+                    str(node.role), self._samples[node.id], layout, there
+                )
             case _:
                 cost = self._generate(node, layout, spread or Spread((), (layout,)))
         return self._corrected(cost, "decode" if mode == "prefill" else mode, layout)
@@ -148,7 +143,9 @@ class ModelCosts:
     def step_line(self, call: str, layout: Layout, instances: int) -> tuple[float, float, float]:
         """See `Generating.step_line`."""
         node = self._nodes[call]
-        return self._generating.step_line(str(node.role), self._samples[node.id], layout, instances)
+        return self._generations.of(self._lengths[node.id]).whole.step_line(
+            str(node.role), self._samples[node.id], layout, instances
+        )
 
     def stage_seconds(self, call: str, layout: Layout, micro_batches: int) -> list[tuple[float, float]]:
         """Forward and backward of each pipeline stage, of a mini-batch's share of one copy in so many micro-batches; a
@@ -172,7 +169,8 @@ class ModelCosts:
         role, samples, sizes = str(node.role), self._samples[node.id], layout.parallelism
         if mode in ("decode", "prefill"):
             running = ceil(samples.count / min(sizes.dp, samples.prompts))
-            context = running * (self.workload.lengths.prompts.mean + self.workload.lengths.responses.mean / 2)
+            lengths = self._lengths[node.id]
+            context = running * (lengths.prompts.mean + lengths.responses.mean / 2)
             seconds = lambda kind: total(kind.decode_layer(running, context))
         else:
             share = self._cutting.share(node, sizes.dp) if mode == "train" else share_of(samples.count, 1, sizes.dp)
@@ -196,7 +194,7 @@ class ModelCosts:
         """Groups of samples that go round the stages of one of so many instances that share the samples of a call."""
         node = self._nodes[call]
         share = ceil(self._samples[node.id].count / instances)
-        return self._generating.groups(str(node.role), layout, share)
+        return self._generations.of(self._lengths[node.id]).whole.groups(str(node.role), layout, share)
 
     # Calls
 
@@ -251,12 +249,13 @@ class ModelCosts:
 
     def _generate(self, node: Node, layout: Layout, spread: Spread, held_bytes: Sequence[int | None] = ()) -> CallCost:
         role, samples = str(node.role), self._samples[node.id]
+        drawing = self._generations.of(self._lengths[node.id])
         if spread.prompts:
-            cost = self._apart.drawing(role, samples, layout, spread)
+            cost = drawing.apart.drawing(role, samples, layout, spread)
         else:
-            cost = self._generating.cost(role, samples, layout, spread, held_bytes)
-        ranks = sorted({rank for drawing in spread.samples for rank in drawing.mesh.ranks})
-        sent = generated_bytes(self.workload.lengths, samples, self._sets.sent(node))
+            cost = drawing.whole.cost(role, samples, layout, spread, held_bytes)
+        ranks = sorted({rank for placed in spread.samples for rank in placed.mesh.ranks})
+        sent = generated_bytes(self._lengths[node.id], samples, self._sets.sent(node))
         rows = rows_traffic(self.cluster, ranks, sent, copies=1)
         cost = replace(cost, seconds=cost.seconds + total(rows), terms={**cost.terms, **rows})
         held, held_by_all = self._sets.held(node, num_instances(spread.samples)), self._sets.held_by_all(node)

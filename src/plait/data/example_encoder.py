@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from plait.data.chat import EndingTokenizer, Ids, render, shared_prefix
+from plait.data.chat import EndingTokenizer, Ids, render, rendered_whole, shared_prefix
 from plait.data.formats import Messages, Parts, Row, RowKind, parts_of
 from plait.data.prompts import PromptEncoder
+from plait.data.records import Prompt
 from plait.data.settings import DataSettings
 from plait.data.sources import Source
 from plait.data.spoken import Rewritten, Spoken, SpokenFinder
@@ -85,6 +86,50 @@ class ExampleEncoder:
         for response in encoded.responses:
             assert any(response.trained), f"{row.place}: nothing is learnt"
         return encoded
+
+    def asked(self, prompt: Prompt) -> str | Messages:
+        """The prompt of an encoded row, as it stood in the data. Raises DataError: it has none."""
+        parts = parts_of(prompt.columns, self._kind, prompt.title())
+        if parts.prompt is None:
+            raise DataError(
+                f"{prompt.title()}: rows of `text` have no prompt that another one could take the place of; give them "
+                "as `prompt` and `completion`"
+            )
+        return parts.prompt
+
+    def written(self, own: Prompt, asked: str | Messages, place: str) -> Prompt:
+        """What a function has written to be read before the responses of an encoded row, in place of their prompt: it
+        becomes tokens as that did. Where responses begin before the end of the prompt's text (see `Encoded`), the new
+        one has to end as that does.
+
+        Args:
+            place: what wrote it and for what, for messages.
+
+        Raises:
+            DataError: the chat template refuses it, it ends otherwise, or messages are to be sent raw.
+        """
+        row = Row(dict(own.columns), place)
+        messages = self._prompts.messages(asked, place) if isinstance(asked, str) or self._chat else None
+        if messages is None:
+            if not isinstance(asked, str):
+                raise DataError(
+                    f"{place}: the prompts are texts that are sent raw, but this is messages; return a text"
+                )
+            text = self._prompts.around(asked)
+        else:
+            answers = parts_of(own.columns, self._kind, place).completions
+            at_once = all(isinstance(answer, str) or answer[0]["role"] == "assistant" for answer in answers)
+            text = rendered_whole(self._tokenizer, messages, row, remedy="what it returns", begin_answer=at_once)
+        is_chat = messages is not None
+        ids, own_ids = self._ids(text, chat=is_chat), self._ids(own.text, chat=is_chat)
+        if end := own_ids[len(own.token_ids) :]:
+            if ids[-len(end) :] != end:
+                raise DataError(
+                    f"{place}: the given response begins within {self._tokenizer.decode(list(end))!r}, with which its "
+                    "prompt ends as text; return one that ends so"
+                )
+            ids = ids[: -len(end)]
+        return replace(own, text=text, token_ids=ids, columns={**own.columns, "prompt": asked})
 
     def encoded(self, row: Row) -> list[tuple[Row, Encoded]]:
         """The row encoded; a conversation whose earlier turns the template writes otherwise once others follow (Qwen3's

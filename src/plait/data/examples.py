@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from plait.data.chat import EndingTokenizer
 from plait.data.example_encoder import Encoded, ExampleEncoder
-from plait.data.mixture import Mixed
-from plait.data.prompts import MixedOrder
+from plait.data.mixture import Mixed, MixedOrder
 from plait.data.records import EVALUATION_UID, FinishReason, Prompt, Sample
 from plait.data.settings import DataSettings, OverlongPrompts
 from plait.data.sources import Source

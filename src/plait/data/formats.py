@@ -217,6 +217,15 @@ def _check_completion(prompt: str | Messages | None, completion: str | Messages,
             raise DataError(f"{place}: a turn of the assistant in `{name}` is empty; remove the row")
 
 
+def checked_prompt(prompt: Any, place: str) -> str | Messages:
+    """A prompt that somebody's code has written, as one of the data. Raises DataError: it is neither a text nor
+    messages, or says nothing."""
+    prompt = _checked(list(prompt) if isinstance(prompt, tuple) else prompt, "prompt", place)
+    if not (prompt if isinstance(prompt, str) else any(m.get("content") or m.get("tool_calls") for m in prompt)):
+        raise DataError(f"{place}: the prompt is empty")
+    return prompt
+
+
 def _checked(column: Any, name: str, place: str, *, may_be_none: bool = False) -> Any:
     if isinstance(column, list):
         return _messages(column, name, place)
@@ -271,27 +280,6 @@ def _are_texts(content: Any) -> bool:
 def _text(content: str | list[dict[str, str]] | None) -> str | None:
     """Parts as one text, which every chat template takes: many would print a list as Python does."""
     return "".join(part["text"] for part in content) if isinstance(content, list) else content
-
-
-def check_one_format(rows: Sequence[Row], kind: RowKind = RowKind.PROMPTS) -> None:
-    """Raises DataError where the rows are not all of one format; both places are named."""
-    first = _format(rows[0], kind)
-    for row in rows:
-        if (other := _format(row, kind)) != first:
-            raise DataError(
-                f"mixed formats: the {first[0]} of {rows[0].place} is {first[1]}, the {other[0]} of {row.place} is "
-                f"{other[1]}; make all rows alike"
-            )
-
-
-def _format(row: Row, kind: RowKind) -> tuple[str, str]:
-    """What is looked at, and what it is."""
-    if kind is RowKind.PROMPTS:
-        return "prompt", "a text" if isinstance(row.prompt, str) else "messages"
-    parts = parts_of(row.columns, kind, row.place)
-    if parts.prompt is None:
-        return "text", "a text"
-    return "completion", "messages" if parts.conversational else "a text"
 
 
 def nearest(name: str, names: Sequence[str]) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from functools import lru_cache
+from typing import Any, Generic, Protocol, TypeVar
 
 BLOCK = 1024
 """Instances between two places whose counts are kept."""
@@ -108,3 +109,38 @@ class Turns:
         for _ in range(count):
             after[self.turn(after)] += 1
         return after
+
+
+class InstanceOrder:
+    """Which row instance i of a run takes: place i mod n of epoch i div n, each epoch a permutation of its own."""
+
+    def __init__(self, length: int, *, seed: int | str, shuffle: bool) -> None:
+        self._length = length
+        self._shuffle = shuffle
+        self._order = lru_cache(maxsize=2)(lambda epoch: _permutation(seed, epoch, length))
+
+    def row(self, instance: int) -> int:
+        epoch, place = divmod(instance, self._length)
+        return self._order(epoch)[place] if self._shuffle else place
+
+
+class MixedOrder:
+    """Which (source, row) instance i of a run takes: the n-th instance of a source takes what its `InstanceOrder` says
+    of n. Of one source alone, instance i is its i-th."""
+
+    def __init__(self, mixed: Mixed[Any], *, seed: int) -> None:
+        self._turns = Turns(mixed.weights, seed)
+        self._orders = [
+            InstanceOrder(len(rows), seed=f"{seed}/{place}" if place else seed, shuffle=shuffle)
+            for place, (rows, shuffle) in enumerate(zip(mixed.sets, mixed.shuffles, strict=True))
+        ]
+
+    def rows(self, start: int, count: int) -> list[tuple[int, int]]:
+        """The (row, repetition) of instances `start` … `start + count − 1`."""
+        return [(source, self._orders[source].row(n)) for source, n in self._turns.take(start, count)]
+
+
+def _permutation(seed: int | str, epoch: int, length: int) -> tuple[int, ...]:
+    order = list(range(length))
+    random.Random(f"plait.data/{seed}/{epoch}").shuffle(order)
+    return tuple(order)

@@ -5,16 +5,13 @@ Torch-free: the tokenizer comes in as an object of Transformers' interface.
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 from plait.data.chat import Ids, Tokenizer, rendered_whole
 from plait.data.formats import Messages, Row
-from plait.data.mixture import Mixed, Turns
+from plait.data.mixture import Mixed, MixedOrder
 from plait.data.records import EVALUATION_UID, Prompt
 from plait.data.settings import DataSettings, OverlongPrompts
 from plait.data.sources import Source
@@ -67,8 +64,11 @@ class PromptEncoder:
         """Whether prompts go through the chat template."""
         return bool(self._chat)
 
-    def render(self, row: Row) -> str:
+    def render(self, row: Row, remedy: str | None = None) -> str:
         """The text that the model reads, up to where its response begins.
+
+        Args:
+            remedy: what to change where the chat template refuses it; None: where the row comes from.
 
         Raises:
             DataError: the prompt is empty, or the chat template raises on these messages, or leaves out tools.
@@ -82,8 +82,35 @@ class PromptEncoder:
         # A last message of the assistant is one that the response goes on from.
         goes_on = messages[-1]["role"] == "assistant"
         return rendered_whole(
-            self._tokenizer, messages, row, remedy=self.remedy, begin_answer=not goes_on, go_on=goes_on
+            self._tokenizer, messages, row, remedy=remedy or self.remedy, begin_answer=not goes_on, go_on=goes_on
         )
+
+    def asked(self, prompt: Prompt) -> str | Messages:
+        """A prompt as it stood in the data."""
+        return prompt.columns["prompt"]
+
+    def written(self, own: Prompt, asked: str | Messages, place: str) -> Prompt:
+        """What a function has written to be read in place of a prompt, which becomes tokens as that did.
+
+        Args:
+            place: what wrote it and for what, for messages.
+
+        Raises:
+            DataError: as `render`; or messages are to be sent raw.
+        """
+        if not self._chat and not isinstance(asked, str):
+            raise DataError(
+                f"{place}: the prompts of the run are texts that are sent raw, but this is messages; return a text"
+            )
+        row = Row({**own.columns, "prompt": asked}, place)
+        return self.prompt(row, own.uid, own.source, "what it returns")
+
+    def prompt(self, row: Row, uid: int, source: str, remedy: str | None = None) -> Prompt:
+        """A row as prompt instance `uid`, of the source that has this label. Raises DataError as `render`."""
+        text = self.render(row, remedy)
+        messages = self.messages(row.prompt, row.place)
+        asked = tuple(messages or [{"role": "user", "content": text}])
+        return Prompt(uid, text, self.token_ids(text), row.columns, source, self.is_chat, asked)
 
     def messages(self, prompt: str | Messages, place: str) -> Messages | None:
         """What goes into the chat template; None where a text is sent raw.
@@ -172,11 +199,7 @@ class PromptSet:
 
     def prompt(self, index: int, uid: int) -> Prompt:
         """The `index`-th kept row as prompt instance `uid`."""
-        row = self.source[self.kept[index]]
-        text = self.encoder.render(row)
-        ids, messages = self.encoder.token_ids(text), self.encoder.messages(row.prompt, row.place)
-        asked = tuple(messages or [{"role": "user", "content": text}])
-        return Prompt(uid, text, ids, row.columns, self.source.label, self.encoder.is_chat, asked)
+        return self.encoder.prompt(self.source[self.kept[index]], uid, self.source.label)
 
 
 def prompt_set(source: Source, tokenizer: Tokenizer, settings: DataSettings, max_prompt_tokens: int) -> PromptSet:
@@ -217,35 +240,6 @@ def prompt_set(source: Source, tokenizer: Tokenizer, settings: DataSettings, max
     return PromptSet(source, encoder, kept, tuple(lengths[index] for index in kept), len(over), root or ())
 
 
-class InstanceOrder:
-    """Which row instance i of a run takes: place i mod n of epoch i div n, each epoch a permutation of its own."""
-
-    def __init__(self, length: int, *, seed: int | str, shuffle: bool) -> None:
-        self._length = length
-        self._shuffle = shuffle
-        self._order = lru_cache(maxsize=2)(lambda epoch: _permutation(seed, epoch, length))
-
-    def row(self, instance: int) -> int:
-        epoch, place = divmod(instance, self._length)
-        return self._order(epoch)[place] if self._shuffle else place
-
-
-class MixedOrder:
-    """Which (source, row) instance i of a run takes: the n-th instance of a source takes what its `InstanceOrder` says
-    of n. Of one source alone, instance i is its i-th."""
-
-    def __init__(self, mixed: Mixed[Any], *, seed: int) -> None:
-        self._turns = Turns(mixed.weights, seed)
-        self._orders = [
-            InstanceOrder(len(rows), seed=f"{seed}/{place}" if place else seed, shuffle=shuffle)
-            for place, (rows, shuffle) in enumerate(zip(mixed.sets, mixed.shuffles, strict=True))
-        ]
-
-    def rows(self, start: int, count: int) -> list[tuple[int, int]]:
-        """The (row, repetition) of instances `start` … `start + count − 1`."""
-        return [(source, self._orders[source].row(n)) for source, n in self._turns.take(start, count)]
-
-
 class PromptStream:
     """The prompts of every step: a pure function of (prompt sets, seed, step), with nothing to save and restore.
 
@@ -278,9 +272,3 @@ class PromptStream:
 def evaluation_prompts(prompts: PromptSet, first_uid: int = EVALUATION_UID) -> list[Prompt]:
     """Every held-out prompt once, in the order of its source; uids from `first_uid` on."""
     return [prompts.prompt(index, first_uid + index) for index in range(len(prompts))]
-
-
-def _permutation(seed: int | str, epoch: int, length: int) -> tuple[int, ...]:
-    order = list(range(length))
-    random.Random(f"plait.data/{seed}/{epoch}").shuffle(order)
-    return tuple(order)

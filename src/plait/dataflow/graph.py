@@ -15,6 +15,7 @@ from plait.dataflow.options import (
     GenerateOptions,
     Options,
     ScoreOptions,
+    TextOptions,
     TrainOptions,
 )
 
@@ -42,6 +43,10 @@ class CallKind(StrEnum):
     TRAIN = "train"
     COMPUTE = "compute"
     """A pure function over columns, run where the rows live."""
+    PROMPT = "prompt"
+    """A pure function that writes another prompt for each sample, run where the rows live."""
+    GRADE = "grade"
+    """A pure function that reads a number from the texts of each sample, run where the rows live."""
     CARRIED = "carried"
     """A value kept from step to step, as it is in this step."""
     BECOMES = "becomes"
@@ -93,10 +98,10 @@ class Node:
     no samples."""
     inputs: Mapping[str, Column] = field(default_factory=dict)
     """Argument name → column: all that it reads, in the order in which the flow gives them. A SCORE node reads what
-    other models scored with it, which it needs by its end alone."""
+    other models scored with it, which it needs by its end alone. A PROMPT node writes prompts, which are no column."""
     outputs: tuple[Column, ...] = ()
     fn: Callable[..., Any] | None = None
-    """The loss of a TRAIN node, the function of a COMPUTE node."""
+    """The loss of a TRAIN node, the function of a COMPUTE, PROMPT or GRADE node."""
     options: Options | None = None
     """By its kind: `GenerateOptions` of a GENERATE node, and so on. None: the kind has none (READ)."""
 
@@ -107,15 +112,16 @@ class Node:
         return self.options
 
     @property
-    def is_greedy(self) -> bool:
-        """Whether it is a rollout at temperature 0."""
-        return isinstance(self.options, GenerateOptions) and self.options.greedy
-
-    @property
     def scoring(self) -> Asked:
         """What a SCORE node asks its role for."""
         assert isinstance(self.options, ScoreOptions), f"{self.call} is no SCORE node"
         return self.options.what
+
+    @property
+    def prompts(self) -> int | None:
+        """Id of the PROMPT node whose prompts it reads: a SCORE node scores responses behind them, a GENERATE node
+        answers them. None: it reads those that the samples have, or those of the step."""
+        return self.options.prompts if isinstance(self.options, ScoreOptions | GenerateOptions) else None
 
     @property
     def training(self) -> TrainOptions:
@@ -173,6 +179,18 @@ class Node:
         return (self.scoring if self.kind is CallKind.SCORE else self.kind).value
 
 
+def texts_of(node: Node) -> dict[str, int]:
+    """See `TextOptions`; none of another kind."""
+    return dict(node.options.texts) if isinstance(node.options, TextOptions) else {}
+
+
+def _made_without_columns(node: Node) -> str:
+    """What a call makes that has no columns, in a word."""
+    if node.kind is CallKind.PROMPT:
+        return "prompts"
+    return "gradients" if node.kind is CallKind.TRAIN and node.training.with_next else "weights"
+
+
 def added_scores(node: Node) -> dict[str, int]:
     """Name of the scores of a further model → id of the call that makes them, for those that a SCORE node adds to its
     own. They may be computed beside it."""
@@ -222,6 +240,11 @@ class Dataflow:
         return tuple(node for node in self.nodes if node.kind is kind)
 
     @property
+    def of_step_prompts(self) -> tuple[Node, ...]:
+        """The calls that generate from the prompts of the step; others do from prompts that are made of samples."""
+        return tuple(node for node in self.of_kind(CallKind.GENERATE) if node.prompts is None)
+
+    @property
     def trained_roles(self) -> frozenset[str]:
         return frozenset(str(node.role) for node in self.of_kind(CallKind.TRAIN))
 
@@ -265,8 +288,9 @@ class Dataflow:
         """One line per node: `3 ref.logprobs  per sample  (0) -> ref_logprobs[token]`."""
         lines = []
         for node in self.nodes:
-            sources = ", ".join(f"{name}={column.producer}" for name, column in node.inputs.items()) or str(node.rows)
-            leaves = isinstance(node.options, TrainOptions) and node.options.with_next
-            made = ", ".join(str(column) for column in node.outputs) or ("gradients" if leaves else "weights")
+            read = {name: column.producer for name, column in node.inputs.items()}
+            read |= ({} if node.prompts is None else {"prompts": node.prompts}) | texts_of(node)
+            sources = ", ".join(f"{name}={producer}" for name, producer in read.items()) or str(node.rows)
+            made = ", ".join(str(column) for column in node.outputs) or _made_without_columns(node)
             lines.append(f"{node.id} {node.call}  per {node.grain}  ({sources}) -> {made}")
         return "\n".join(lines)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
-from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from plait.dataflow.graph import VALUE, CallKind, Column, Grain, Level
 from plait.dataflow.options import BecomesOptions
 from plait.dataflow.tracer import Tracer
+from plait.dataflow.unfit import nearest
 from plait.errors import FlowError, NoAttribute
 from plait.metric_names import OF_DATA
 
@@ -21,9 +18,18 @@ LABELLED, MISMATCHED = "labelled", "mismatched"
 
 @dataclass(frozen=True)
 class Prompts:
-    """Handle of the prompts of the step."""
+    """Handle of prompts: those of the step, or one that a function has written for each of some samples
+    (`prompts_from`)."""
 
     _tracer: Tracer
+    node: int | None = None
+    """Id of the call that writes them; None: they are those of the step."""
+
+    @property
+    def rows(self) -> int:
+        """Id of the call that makes the samples that they were written for."""
+        assert self.node is not None, "prompts of the step are written for no samples"
+        return self._tracer.nodes[self.node].rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,6 +253,22 @@ def rows_of(samples: Any, call: str) -> int:
     return samples.rows
 
 
+def written_for(prompts: Any, rows: int, call: str) -> int | None:
+    """The id of the node that writes prompts for the samples of node `rows`; None: the samples have their own.
+
+    Raises:
+        FlowError: they are no such prompts.
+    """
+    if prompts is None:
+        return None
+    if not isinstance(prompts, Prompts) or prompts.node is None:
+        found = "those of the step" if isinstance(prompts, Prompts) else describe(prompts)
+        raise FlowError(f"{call}(prompts=…) takes what `prompts_from` returns for these samples, not {found}")
+    if prompts.rows != rows:
+        raise FlowError(f"{call}(prompts=…): the prompts were written for other samples than those of the call")
+    return prompts.node
+
+
 def column_of(handle: Any, rows: int | None, call: str) -> Column:
     """The column of a handle that is read by a call on `rows` (None: on no rows).
 
@@ -264,25 +286,3 @@ def describe(value: Any) -> str:
     of_top = "what `top_logprobs` returns (give its `ids` and its `logprobs`)"
     names = ((Prompts, "prompts"), (Samples, "samples"), (ColumnHandle, "a column"), (TopLogprobs, of_top))
     return next((name for cls, name in names if isinstance(value, cls)), f"a {type(value).__name__}")
-
-
-def nearest(name: str, names: Collection[str]) -> str:
-    close = difflib.get_close_matches(name, list(names), n=1)
-    return f" (did you mean `{close[0]}`?)" if close else ""
-
-
-def unfit_partial(fn: Callable[..., Any]) -> str:
-    """What a `functools.partial` gives its function that this does not take, in words; empty where all of it fits, and
-    of any other callable."""
-    if not isinstance(fn, partial):
-        return ""
-    try:
-        signature = inspect.signature(fn.func)
-    except (TypeError, ValueError):
-        return ""
-    try:
-        signature.bind_partial(*fn.args, **fn.keywords)
-    except TypeError as error:
-        unknown = next((name for name in fn.keywords if name not in signature.parameters), "")
-        return f"its `partial` does not fit: {error}{nearest(unknown, signature.parameters)}"
-    return ""

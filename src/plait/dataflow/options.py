@@ -77,12 +77,21 @@ class GenerateOptions:
     greedy: bool = False
     """Decode at temperature 0: a baseline, not what is trained on."""
     resample: Resample | None = None
+    max_tokens: int | None = None
+    """Tokens of a response at most; None: the recipe's number."""
+    prompts: int | None = None
+    """Id of the PROMPT call whose prompts it answers; None: those of the step."""
 
     @property
     def problem(self) -> str | None:
         """What is wrong with them, for a message; None: nothing."""
-        counts = {} if self.samples_per_prompt is None else {"samples_per_prompt": self.samples_per_prompt}
+        stated = {"samples_per_prompt": self.samples_per_prompt, "max_tokens": self.max_tokens}
+        counts = {name: count for name, count in stated.items() if count is not None}
         return _first(_counts(counts, least=1), _flags(greedy=self.greedy))
+
+    def limit(self, max_response_tokens: int) -> int:
+        """Tokens of a response at most, in a recipe with this number of them."""
+        return max_response_tokens if self.max_tokens is None else min(self.max_tokens, max_response_tokens)
 
     def num_samples(self, samples_per_prompt: int) -> int:
         """Samples of each prompt, in a recipe with this number of them."""
@@ -94,6 +103,8 @@ class ScoreOptions:
     """What a SCORE call scores by."""
 
     what: Asked
+    prompts: int | None = None
+    """Id of the PROMPT call behind whose prompts it scores the responses; None: behind their own."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +148,15 @@ class ComputeOptions:
 
 
 @dataclass(frozen=True)
+class TextOptions:
+    """What the function of a PROMPT or GRADE call gets beside columns."""
+
+    texts: Mapping[str, int] = field(default_factory=dict)
+    """Argument → id of the call whose samples were drawn from prompts made of its own: a list of their texts for each
+    of its own."""
+
+
+@dataclass(frozen=True)
 class CarriedOptions:
     """How a CARRIED value begins."""
 
@@ -152,7 +172,7 @@ class BecomesOptions:
     """Id of the CARRIED node whose next value it makes."""
 
 
-Options = GenerateOptions | ScoreOptions | TrainOptions | ComputeOptions | CarriedOptions | BecomesOptions
+Options = GenerateOptions | ScoreOptions | TrainOptions | ComputeOptions | TextOptions | CarriedOptions | BecomesOptions
 
 
 def _counts(counts: Mapping[str, Any], *, least: int) -> str | None:

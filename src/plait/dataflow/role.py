@@ -18,12 +18,12 @@ from plait.dataflow.handles import (
     TopLogprobs,
     column_of,
     describe,
-    nearest,
     rows_of,
-    unfit_partial,
+    written_for,
 )
 from plait.dataflow.options import Asked, GenerateOptions, Resample, Score, ScoreOptions, Top, TrainOptions
 from plait.dataflow.tracer import Tracer
+from plait.dataflow.unfit import nearest, unfit_partial
 from plait.errors import FlowError
 from plait.user_code import title_of
 
@@ -54,8 +54,11 @@ class Role:
         greedy: bool = False,
         samples_per_prompt: int | None = None,
         resample: Resample | None = None,
+        max_tokens: int | None = None,
     ) -> Generated:
-        """Sample responses. `samples_per_prompt=None` takes the recipe's number; `greedy` decodes at temperature 0.
+        """Sample responses, to the prompts of the step or to those that were made of samples (`prompts_from`).
+        `samples_per_prompt=None` takes the recipe's number; `greedy` decodes at temperature 0; `max_tokens` bounds
+        responses below the recipe's `sampling.max_response_tokens`.
 
         `resample` draws further prompts until enough groups are kept; the step then holds other prompts than those of
         another `generate` call.
@@ -64,7 +67,15 @@ class Role:
             FlowError: an option is wrong.
         """
         if not isinstance(prompts, Prompts):
-            raise FlowError(f"{self.name}.generate takes the flow's `prompts`, not {describe(prompts)}")
+            raise FlowError(
+                f"{self.name}.generate takes the flow's `prompts`, or what `prompts_from` returns, not "
+                f"{describe(prompts)}"
+            )
+        if prompts.node is not None and resample is not None:
+            raise FlowError(
+                f"{self.name}.generate(resample=…) draws further prompts of the data, but its prompts are made of "
+                "samples; give it to the call that draws these"
+            )
         node = self._tracer.add(
             f"{self.name}.generate",
             CallKind.GENERATE,
@@ -79,22 +90,35 @@ class Role:
                 samples_per_prompt,
                 greedy,
                 None if resample is None else _named(resample, f"{self.name}.generate"),
+                max_tokens,
+                prompts.node,
             ),
         )
         return Generated(self._tracer, node.id)
 
-    def logprobs(self, samples: Samples) -> ColumnHandle:
-        """Log-probs of the response tokens under this role's current weights, at the sampling temperature."""
-        return self._score(samples, Score.LOGPROBS, Level.TOKEN)
+    def logprobs(self, samples: Samples, *, prompts: Prompts | None = None) -> ColumnHandle:
+        """Log-probs of the response tokens under this role's current weights, at the sampling temperature.
 
-    def entropies(self, samples: Samples) -> ColumnHandle:
+        Args:
+            prompts: written for these samples (`prompts_from`): the same response tokens are scored behind them; None:
+                behind the samples' own.
+
+        Raises:
+            FlowError: `prompts` are others. So do the other calls that score.
+        """
+        return self._score(samples, Score.LOGPROBS, Level.TOKEN, prompts=prompts)
+
+    def entropies(self, samples: Samples, *, prompts: Prompts | None = None) -> ColumnHandle:
         """Entropy, in nats, of the distribution of each response token under this role's current weights, at the
-        sampling temperature. A forward of its own, as `logprobs`."""
-        return self._score(samples, Score.ENTROPIES, Level.TOKEN)
+        sampling temperature. A forward of its own, as `logprobs`, and with its `prompts`."""
+        return self._score(samples, Score.ENTROPIES, Level.TOKEN, prompts=prompts)
 
-    def top_logprobs(self, samples: Samples, k: int) -> TopLogprobs:
+    def top_logprobs(self, samples: Samples, k: int, *, prompts: Prompts | None = None) -> TopLogprobs:
         """The `k` likeliest tokens in the place of each response token under this role's current weights, and their
         log-probs, at the sampling temperature: what a teacher says of a sample beside its token. A forward of its own.
+
+        Args:
+            prompts: as of `logprobs`.
 
         Raises:
             FlowError: `k` is no whole number above 0. (A run checks that the models have so many tokens.)
@@ -103,11 +127,11 @@ class Role:
         if (problem := what.problem) is not None:
             raise FlowError(f"{self.name}.{what}: {problem}")
         outputs = ((f"{name}_ids", Level.TOKEN, k), (f"{name}_logprobs", Level.TOKEN, k + 1))
-        return TopLogprobs(*self._scored(samples, what, outputs))
+        return TopLogprobs(*self._scored(samples, what, outputs, prompts=prompts))
 
-    def values(self, samples: Samples) -> ColumnHandle:
-        """A critic's value of the state before each response token."""
-        return self._score(samples, Score.VALUES, Level.TOKEN)
+    def values(self, samples: Samples, *, prompts: Prompts | None = None) -> ColumnHandle:
+        """A critic's value of the state before each response token, behind the `prompts` of `logprobs`."""
+        return self._score(samples, Score.VALUES, Level.TOKEN, prompts=prompts)
 
     def score(self, samples: Samples) -> Scores:
         """One number per sample, from reward functions and reward models; `.of(NAME)` is what one of them gives.
@@ -121,9 +145,14 @@ class Role:
         return Scores(handle._tracer, handle.column)
 
     def _score(
-        self, samples: Samples, what: Score, level: Level, inputs: Mapping[str, Column] = MappingProxyType({})
+        self,
+        samples: Samples,
+        what: Score,
+        level: Level,
+        inputs: Mapping[str, Column] = MappingProxyType({}),
+        prompts: Prompts | None = None,
     ) -> ColumnHandle:
-        return self._scored(samples, what, ((f"{self.name}_{what}", level),), inputs)[0]
+        return self._scored(samples, what, ((f"{self.name}_{what}", level),), inputs, prompts)[0]
 
     def _scored(
         self,
@@ -131,6 +160,7 @@ class Role:
         what: Asked,
         outputs: tuple[tuple[str, Level] | tuple[str, Level, int], ...],
         inputs: Mapping[str, Column] = MappingProxyType({}),
+        prompts: Prompts | None = None,
     ) -> list[ColumnHandle]:
         rows = rows_of(samples, f"{self.name}.{what}")
         node = self._tracer.add(
@@ -141,7 +171,7 @@ class Role:
             rows=rows,
             inputs=dict(inputs),
             outputs=outputs,
-            options=ScoreOptions(what),
+            options=ScoreOptions(what, written_for(prompts, rows, f"{self.name}.{what}")),
         )
         return [ColumnHandle(self._tracer, column) for column in node.outputs]
 

@@ -24,13 +24,12 @@ from plait.dataflow.handles import (
     Prompts,
     column_of,
     describe,
-    nearest,
-    unfit_partial,
 )
 from plait.dataflow.option_reads import OptionReads
 from plait.dataflow.options import CarriedOptions, ComputeOptions
 from plait.dataflow.role import Role
 from plait.dataflow.tracer import Tracer, current, tracing
+from plait.dataflow.unfit import nearest, unfit_partial
 from plait.errors import FlowError
 from plait.metric_names import problem_of
 from plait.user_code import TRACE_LIMIT_S, UserCode, is_users, title_of

@@ -12,7 +12,7 @@ from typing import Any
 
 from plait.data.formats import RowKind
 from plait.dataflow import CallKind, Dataflow, trace
-from plait.dataflow.handles import nearest
+from plait.dataflow.unfit import nearest
 from plait.errors import ConfigError, FlowError
 from plait.recipes.other_names import answer_value
 from plait.recipes.recipe import Recipe
@@ -40,6 +40,7 @@ _OF_DPO = "it is `dpo` with other options (docs/algorithms.md, DPO and its relat
 _NEWER = "it is `examples/newer_losses.py:newer` with `options.loss` (docs/own-algorithm.md)"
 _DEMONSTRATED = "it is `examples/demonstrated.py:demonstrated` with `options.mix: {}` (docs/own-algorithm.md)"
 _ADVANTAGES = "it is `examples/newer_advantages.py:newer` with `options.{}` (docs/own-algorithm.md)"
+_TOLD = "it is `examples/self_distillation.py:{}` (docs/own-algorithm.md)"
 RELATIVES = {
     **dict.fromkeys(("dapo", "drgrpo", "gspo", "liteppo"), _OF_GRPO),
     **dict.fromkeys(("rpo", "simpo", "cpo", "orpo", "ipo", "slic", "exo", "nca", "bco", "sppo", "apo"), _OF_DPO),
@@ -51,6 +52,9 @@ RELATIVES = {
     "klcov": _ADVANTAGES.format("covariant"),
     **{name: _DEMONSTRATED.format(name) for name in ("chord", "luffy")},
     "ppoptx": "it is `ppo` with `options.ptx_coef` and `pretraining.source` (docs/algorithms.md)",
+    **{name: _TOLD.format(name) for name in ("sdft", "sdpo")},
+    **dict.fromkeys(("opsd", "selfdistillation", "contextdistillation"), _TOLD.format("sdft")),
+    **dict.fromkeys(("selfrewarding", "genrm"), "it is `examples/judged.py:judged` (docs/own-algorithm.md)"),
     "onlinedpo": "it is `examples/online_dpo.py:online_dpo` (docs/own-algorithm.md)",
     **dict.fromkeys(("gkd", "distillation"), "it is `distill` (docs/algorithms.md, From a teacher)"),
     **dict.fromkeys(("rm", "reward", "rewardmodeling"), "it is `reward_model`"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from plait.dataflow import CallKind, Dataflow
 from plait.dataflow.graph import scores_alone, scores_by_turn, scores_decoupled
-from plait.dataflow.handles import nearest
+from plait.dataflow.unfit import nearest
 from plait.errors import ConfigError, FlowError
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import LEARNT, REWARD_ROLES, reward_of, reward_settings, scoring_models

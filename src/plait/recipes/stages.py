@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plait.dataflow.handles import nearest
+from plait.dataflow.unfit import nearest
 from plait.errors import ConfigError
 from plait.recipes.algorithm import traced_flow
 from plait.recipes.recipe import Recipe

@@ -60,6 +60,6 @@ def among_known(
                     f"{node.call} of the flow `{flow.name}` asks for the {node.scoring.count} likeliest tokens "
                     f"(`options.top_k` of distill), but `{name}` (key `{key}`) has {has}; ask for at most so many"
                 )
-        return replace(node, options=ScoreOptions(replace(node.scoring, among=most)))
+        return replace(node, options=ScoreOptions(replace(node.scoring, among=most), node.prompts))
 
     return replace(flow, nodes=tuple(map(known, flow.nodes)))

@@ -11,7 +11,7 @@ from plait.data.records import Sample
 from plait.data.supports import Supports
 from plait.dataflow import Dataflow, Level
 from plait.dataflow.call_name import numbered
-from plait.metric_names import with_logged
+from plait.metric_names import WRITTEN, with_logged
 from plait.observe.run_log import RunLog, damaged, numbers_of, read_rows, read_steps, write_rows
 from plait.observe.trace import TraceWriter
 from plait.observe.trackers import Trackers
@@ -149,8 +149,9 @@ def value_of(metrics: Mapping[str, float]) -> float:
 
 def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
     """One record per sample: text, the columns of its row of the data, tokens, log-probs, every column of the flow
-    (rewards, advantages …) by name but for those of several numbers per token, a second one of a name as `NAME#2`, what
-    each reward function gave it, and what they logged.
+    (rewards, advantages …) by name but for those of several numbers per token, a second one of a name as `NAME#2`, the
+    prompts that functions of the flow wrote for it as `prompts/NAME`, what each reward function gave it, and what they
+    logged.
 
     Samples that lost their reward stand there too, without columns. `token_versions` says of each token which weights
     gave it, where they changed on the way; `support_sizes` how many tokens each was drawn from, where `sampling` leaves
@@ -187,6 +188,9 @@ def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
                     value = values[position] if column.level is Level.SAMPLE else values[start:stop].tolist()
                     name = numbered(column.name, record)
                     record[name] = float(value) if column.level is Level.SAMPLE else value
+            for node, written in state.written.items():
+                if flow.nodes[node].rows == table and sample.uid in written.prompts:
+                    record[f"{WRITTEN}{flow.nodes[node].call}"] = written.prompts[sample.uid].text
             scores, logged = of_rewards.get(sample.uid, ({}, {}))
             yield with_logged(record | scores, logged, is_metric=False)
 

@@ -106,7 +106,7 @@ class Session:
             self._publish_weights()
             take_up_guesses(self.workers, recipe, checkpoint.folder, self.progress.message)
         check_engines(prepared, self.roles, self.aside)
-        self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, self.aside.clock)
+        self.executor = Executor(prepared, self.roles, self.recorder, self.progress, self.aside.clock)
         self.feed = prepared.feed(self.done.prompts_drawn)
         self.batches = Batches(self.feed, recipe.prompts_per_step, self._drawn_before(checkpoint))
         with contextlib.ExitStack() as undo:

@@ -44,6 +44,8 @@ def nothing_to_hide(
             roles = list(dict.fromkeys(str(call.role) for call in in_parts))
             score = f"{' and '.join(roles)} score{'s' * (len(roles) == 1)} them in their own step"
             reasons.append(f"batches are drawn ahead, and {score}, when all samples are there")
+        elif scores and node.generation.resample is None:
+            reasons.append("samples are scored behind other prompts, which are written when all samples are there")
         elif scores:
             reasons.append("samples are drawn in rounds (`resample`), and no model scores any before a round has ended")
         else:

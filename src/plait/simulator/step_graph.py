@@ -38,6 +38,7 @@ class StepCall:
     beside:    `needs` where it does that
     judges:    slots of the models that a generation asks which groups to keep; their ranks are kept busy too
     with_next: whether it leaves its gradients to the next call of its slot, and trains together with it
+    answers:   whether it generates from prompts that are made of samples of the same batch, and so never ahead of it
     """
 
     call: str
@@ -47,6 +48,7 @@ class StepCall:
     beside: frozenset[int] = frozenset()
     judges: tuple[int, ...] = ()
     with_next: bool = False
+    answers: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class StepGraph:
                     _placed_needs(needs[node.id] - {node.rows}, needs, number) if streams else frozenset(),
                     _judges(node, flow, slots),
                     node.kind is CallKind.TRAIN and node.training.with_next,
+                    node.kind is CallKind.GENERATE and node.prompts is not None,
                 )
             )
         trained = frozenset(str(node.role) for node in placed if node.kind is CallKind.TRAIN)
@@ -203,6 +206,11 @@ class StepGraph:
             for number, call in enumerate(self.calls)
             if call.slot != NO_MODEL and self.slots[call.slot].mode == "decode"
         )
+
+    @cached_property
+    def draws_ahead(self) -> frozenset[int]:
+        """Those of them that may draw samples of a later batch."""
+        return frozenset(number for number in self.draws if not self.calls[number].answers)
 
     @cached_property
     def scores_of(self) -> Mapping[int, tuple[int, ...]]:

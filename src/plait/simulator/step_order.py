@@ -29,13 +29,13 @@ class StepOrder:
         calls = range(len(self.graph.calls))
         if not self.graph.ahead:
             return list(calls)
-        apart = {number for number in self.graph.draws if self._keeps_weights(number)}
+        apart = {number for number in self.graph.draws_ahead if self._keeps_weights(number)}
         return sorted(calls, key=lambda number: (number not in apart, number in self._of_later))
 
     def needs_ahead(self, number: int) -> Iterable[int]:
         """The calls that a call waits for in a step whose own samples were drawn in an earlier one. If generation uses
         the weights that are trained, training begins when all samples are drawn."""
-        call, draws = self.graph.calls[number], self.graph.draws
+        call, draws = self.graph.calls[number], self.graph.draws_ahead
         if number in self._of_later:
             return call.needs & self._of_later
         needs = call.needs - self._of_later
@@ -47,7 +47,7 @@ class StepOrder:
     @property
     def _of_later(self) -> frozenset[int]:
         """Calls that a step does for a later batch, and that an earlier step did for its own."""
-        return self.graph.draws | self.graph.early
+        return self.graph.draws_ahead | self.graph.early
 
     def together(self) -> dict[int, tuple[int, ...]]:
         """Training call that trains together with others → all of these calls: those of an update of their role

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from plait.algorithms.losses import Aggregation
 from plait.data.across import uploaded
-from plait.dataflow.handles import nearest
+from plait.dataflow.unfit import nearest
 from plait.errors import RunError
 from plait.metric_names import problem_of
 from plait.models.outputs import Outputs

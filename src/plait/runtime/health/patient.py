@@ -36,5 +36,5 @@ class Patient:
         """What roles that are trained have sampled in a step that has ended, to be trained on. Without greedy rollouts:
         the doctor compares log-probs at the temperature of the run, and theirs are of temperature 1; without what a
         frozen role has sampled, whose log-probs and versions are no other role's."""
-        nodes = [node for node in self.flow.trained_on if node.kind is CallKind.GENERATE and not node.is_greedy]
+        nodes = [node for node in self.flow.trained_on if node.kind is CallKind.GENERATE and not node.generation.greedy]
         return [(node, state.generated[node.id]) for node in nodes if node.role in self.flow.trained_roles]

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from plait.data.computing import trained_rows
 from plait.data.records import FinishReason, Sample
-from plait.data.rows import FloatArray, Rows, trained_rows
+from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Grain, Node, Score, Top
 from plait.models.loading import read_tokens
 from plait.runtime.health.patient import Patient
@@ -93,11 +94,12 @@ class StepFacts:
         return next(compared, None) not in (None, *own)
 
     def _is_taught(self) -> bool:
-        """Whether the actor learns from a teacher, or from given samples in its first training, whose entropy is that
-        of the step: it becomes as certain as these are."""
+        """Whether the actor learns from a teacher, one that reads other prompts perhaps, or from given samples in its
+        first training, whose entropy is that of the step: it becomes as certain as these are."""
         flow = self._patient.flow
         first = next((node for node in flow.calls("actor") if node.kind is CallKind.TRAIN), None)
-        return bool(flow.teachers) or (first is not None and flow.nodes[first.rows].kind is CallKind.READ)
+        reads_more = any(node.prompts is not None for node in flow.of_kind(CallKind.SCORE))
+        return reads_more or bool(flow.teachers) or (first is not None and flow.nodes[first.rows].kind is CallKind.READ)
 
     def _of_reference(self, state: StepState) -> dict[str, float]:
         """KL(sampling ‖ reference) of the step's samples, k3, from the columns that the flow asked for."""
@@ -105,7 +107,7 @@ class StepFacts:
         for node in self._patient.flow.calls("ref"):
             rows = state.tables.get(node.rows)
             is_logprobs = node.kind is CallKind.SCORE and node.scoring is Score.LOGPROBS
-            if is_logprobs and rows is not None and node.rows in sampled:
+            if is_logprobs and node.prompts is None and rows is not None and node.rows in sampled:
                 log_ratio_R = rows.columns[node.outputs[0]] - rows.sampling_logprobs
                 clipped_R = np.clip(log_ratio_R[np.isfinite(log_ratio_R)], -20.0, 20.0)
                 if len(clipped_R):
@@ -216,4 +218,5 @@ def mask_edges(rows: Rows, mask_R: FloatArray, ends: frozenset[int]) -> dict[str
 
 def _compares_siblings(node: Node) -> bool:
     """Whether a call of the flow weighs the samples of a prompt against each other, and against nothing else."""
-    return node.grain is Grain.GROUP and all(column.rows == node.rows for column in node.inputs.values())
+    is_compared = node.kind is CallKind.COMPUTE and node.grain is Grain.GROUP
+    return is_compared and all(column.rows == node.rows for column in node.inputs.values())

@@ -6,12 +6,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any, NamedTuple
 
 from plait.algorithms.kto import KTOOptions, unbalanced
 from plait.cost.estimate import ModelShape
 from plait.data.examples import ExampleSet, Given, evaluation_samples, example_set, most_tokens
-from plait.data.formats import RowKind
+from plait.data.formats import RowKind, nearest
 from plait.data.mismatched import mismatched
 from plait.data.mixture import Mixed
 from plait.data.numbers import check_numbers, names_asked
@@ -20,6 +21,10 @@ from plait.data.records import EVALUATION_UID, Prompt
 from plait.data.settings import DataSettings
 from plait.data.sources import Splits, check_there, open_sources, questions_held_out
 from plait.dataflow import LABELLED, MISMATCHED, CallKind, Dataflow
+from plait.dataflow.from_samples import title_of_call
+from plait.dataflow.graph import texts_of
+from plait.dataflow.made_rows import source_of
+from plait.dataflow.prompt_call import of_data
 from plait.errors import ConfigError, DataError
 from plait.models.files.known_shapes import is_shape
 from plait.observe.loading import loading
@@ -74,9 +79,31 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
             if name == LABELLED:
                 held_out_given[MISMATCHED] = tuple(mismatched(items, most_tokens(given[name])))
     data = RunData(columns, train_set, given, held_out, held_out_given)
+    if trains or not generates:
+        _check_written(dataflow, data)
     if trains:
         _say_of_repeats(data, recipe.prompts_per_step)
     return data
+
+
+def _check_written(flow: Dataflow, data: RunData) -> None:
+    """Raises DataError where the data lack a column that a function of the flow cannot write prompts without."""
+    prompts = () if data.train_set is None else data.train_set.sets
+    for node in (*flow.of_kind(CallKind.PROMPT), *flow.of_kind(CallKind.GRADE)):
+        assert node.fn is not None, f"{node.call} has no function"
+        made_by = source_of(flow, node.rows)
+        name = LABELLED if made_by.call == MISMATCHED else made_by.call
+        sets = prompts if made_by.kind is CallKind.GENERATE else data.given[name].sets
+        columns = [(rows.source.name, rows.source.columns) for rows in sets]
+        columns += [("held-out rows", tuple(one.sample.prompt.columns)) for one in data.held_out_given.get(name, ())]
+        for (source, found), wanted in product(columns, of_data(node.fn, (*node.inputs, *texts_of(node)))):
+            if wanted not in found:
+                others = [column for column in found if column != "prompt"]
+                names = ", ".join(f"`{name}`" for name in others) or "none"
+                raise DataError(
+                    f"{source}: {title_of_call(node)} needs the column `{wanted}`{nearest(wanted, others)}, found "
+                    f"{names}; add it to the data, or give the parameter a default"
+                )
 
 
 def _say_of_repeats(data: RunData, per_step: int) -> None:

@@ -45,7 +45,7 @@ def measured(prepared: Prepared, leading: Leading, progress: AbstractContextMana
         recorder = Recorder()
         opened = open_roles(prepared, partial(leading.workers, recorder), recorder, shown, stack)
         shown.start()
-        calls = Calls(prepared.flow, opened.roles, prepared.recipe, recorder, shown)
+        calls = Calls(prepared, opened.roles, recorder, shown)
         result = measure(prepared, opened.roles, opened.judges, calls, opened.aside)
         opened.workers.close()
         return result

@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from plait.data.given_rows import given_rows
-from plait.data.rows import FloatArray, Rows, evaluate, trained_rows
-from plait.dataflow import CallKind, Dataflow, Level, Node
+from plait.data.computing import trained_rows
+from plait.data.rows import FloatArray, Rows
+from plait.dataflow import CallKind, Node
 from plait.engines import GenerationEngine, ScoredBy, Training, TrainingEngine
-from plait.errors import RunError
 from plait.observe.progress import ProgressSink
 from plait.policy.score_parts import PartSize
 from plait.recipes.drawn_ahead import scores_ahead
-from plait.recipes.recipe import Recipe
+from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.free_copies import Copies, where_free
+from plait.runtime.steps.host_calls import HostCalls
 from plait.runtime.steps.rewarding import RewardCalls
 from plait.runtime.steps.roles import ModelRole, Roles, models_of, rewards_of
 from plait.runtime.steps.rollout import Draw, Rollout
@@ -32,23 +32,21 @@ from plait.schedule.dispatch import Task
 from plait.schedule.joint_training import fused_calls
 from plait.schedule.needs import may_stream
 from plait.schedule.work import Work
-from plait.user_draws import drawing
 from plait.workers.recorder import Recorder
 
 
 class Calls:
     """The calls of a flow, bound to the engines of its roles."""
 
-    def __init__(
-        self, flow: Dataflow, roles: Roles, recipe: Recipe, recorder: Recorder, progress: ProgressSink
-    ) -> None:
-        self._flow = flow
+    def __init__(self, prepared: Prepared, roles: Roles, recorder: Recorder, progress: ProgressSink) -> None:
+        self._flow = flow = prepared.flow
+        recipe = prepared.recipe
         self._roles, self._models, self._rewards = roles, models_of(roles), rewards_of(roles)
         self._recorder = recorder
         self._progress = progress
-        self._of_next_step = {node.next_value for node in flow.of_kind(CallKind.BECOMES)}
         self.rewarding = RewardCalls(flow, roles, recorder, progress)
         self.rollout = Rollout(flow, self.rewarding, recipe, progress)
+        self._host = HostCalls(prepared, recorder)
         self._recipe = recipe
         self.ahead = scores_ahead(flow, recipe)
         """Ids of the SCORE calls that score samples in the step that draws them; None: all do, as no batch is drawn
@@ -113,6 +111,8 @@ class Calls:
         """
         match node.kind:
             case CallKind.GENERATE:
+                if node.prompts is not None:
+                    state.made[node.id] = self._host.writing.made(node, state)
                 readers = [other for other in self._flow.nodes if other.rows == node.id]
                 is_fused = any(self.scores_where_free(other, state.step) for other in readers)
                 return self.rollout.work(node, self._engine(node), state, draw, task if is_fused else None)
@@ -157,7 +157,8 @@ class Calls:
             parts = RolloutParts(rollout, size, self._running(node), parted)
             behind = state.step, node.rows
             return partial(where_free, parts, Copies(instances, behind, copies if is_last else 0), task)
-        parts = Table(lambda: state.born[node.rows])
+        written = None if node.prompts is None else state.written[node.prompts]
+        parts = Table(lambda: state.born[node.rows] if written is None else written.rows)
         if trainer is not None and self.streams(node):
             rollout = state.growing[node.rows]
             size = PartSize(trainer.tokens_of_a_part(rollout.root_tokens))
@@ -175,16 +176,18 @@ class Calls:
 
     def _scored(self, node: Node, state: StepState, spread: Spread) -> Work[None]:
         self._progress.phase(node.call, 0, "actions")
-        scored = yield from spread(partial(self._score, node), node.call)
+        scored = yield from spread(partial(self._score, node, state), node.call)
         while node.rows not in state.tables:  # all samples are scored, and the rollout has not ended yet
             yield None
         samples = tuple(sample for rows, _ in scored for sample in rows.samples)
         state.add_scored(node.outputs, Rows(samples), np.concatenate([values for _, values in scored]))
         state.scored.add(node.id)
 
-    def _score(self, node: Node, rows: Rows, name: str, by: ScoredBy | None) -> Work[FloatArray]:
+    def _score(self, node: Node, state: StepState, rows: Rows, name: str, by: ScoredBy | None) -> Work[FloatArray]:
         """A SCORE call of a model; its result is the column."""
         temperature = self._temperature(node)
+        if node.prompts is not None:
+            rows = state.written[node.prompts].behind(rows)
         return self._model(node).trainer.score(rows, node.scoring, temperature=temperature, call=name, by=by)
 
     # -- train
@@ -257,42 +260,6 @@ class Calls:
     # -- read and compute
 
     def _at_once(self, node: Node, state: StepState) -> Work[None]:
-        match node.kind:
-            case CallKind.READ:
-                state.begin_table(node.id, given_rows(state.given[node.call], node.outputs))
-            case CallKind.COMPUTE:
-                self._compute(node, state)
-            case CallKind.CARRIED:
-                value = state.carried.get(node.call, np.asarray(node.start, dtype=np.float64))
-                state.batch[node.outputs[0]] = value
-                _record(node.call, value, state)
-            case CallKind.BECOMES:
-                self._keep(node, state)
+        self._host.run(node, state)
         return
         yield
-
-    def _compute(self, node: Node, state: StepState) -> None:
-        output = node.outputs[0]
-        noise = f"{self._recipe.seed} {state.step} {node.call}"
-        with self._recorder.span(node.call, "COMPUTE"), drawing(noise):
-            values = evaluate(node, state.tables, state.batch)
-        if output.level is Level.BATCH:
-            state.batch[output] = values
-            if output not in self._of_next_step:
-                _record(node.call, values, state)
-        else:
-            state.add(output, values)
-
-    def _keep(self, node: Node, state: StepState) -> None:
-        name = self._flow.nodes[node.carried].call
-        value = state.batch[node.next_value]
-        now = state.batch[self._flow.nodes[node.carried].outputs[0]]
-        if value.shape != now.shape:
-            raise RunError(f"carried({name!r}) has shape {now.shape} and cannot become one of shape {value.shape}")
-        state.next_carried[name] = value
-
-
-def _record(name: str, value: FloatArray, state: StepState) -> None:
-    """A number for the whole batch is a metric of its name."""
-    if value.ndim == 0:
-        state.metrics[name] = float(value)

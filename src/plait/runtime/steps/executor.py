@@ -8,7 +8,7 @@ from functools import partial
 
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.observe.progress import ProgressSink
-from plait.recipes.recipe import Recipe
+from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.asking import Beside
 from plait.runtime.steps.batches import Batches
 from plait.runtime.steps.calls import Calls
@@ -35,17 +35,17 @@ class Executor:
 
     def __init__(
         self,
-        flow: Dataflow,
+        prepared: Prepared,
         roles: Roles,
-        recipe: Recipe,
         recorder: Recorder,
         progress: ProgressSink,
         clock: Clock,
     ) -> None:
-        self.flow = flow
+        self.flow = flow = prepared.flow
+        recipe = prepared.recipe
         self._recorder = recorder
         needs = needs_of(flow, rewards_of(roles))
-        self.calls = Calls(flow, roles, recipe, recorder, progress)
+        self.calls = Calls(prepared, roles, recorder, progress)
         beside = None if recipe.update_rule.waits else self.calls.runs_beside
         ahead = self.calls.ahead or frozenset()
         self._open = OpenSteps(flow, needs, recipe.max_staleness, recipe.steps, self.calls.keeps_weights, beside, ahead)

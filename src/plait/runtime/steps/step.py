@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from plait.data.behind import WrittenPrompts
 from plait.data.examples import Given
 from plait.data.records import Prompt, Sample
 from plait.data.rows import FloatArray, Rows
@@ -43,6 +44,10 @@ class StepState:
     """Id of each GENERATE node that was halted → its samples that are unfinished and have said something."""
     sent: dict[int, set[int]] = field(default_factory=dict)
     """Id of each such node → uids of the prompts whose groups are with the reward functions."""
+    written: dict[int, WrittenPrompts] = field(default_factory=dict)
+    """Id of each PROMPT node → what it has written."""
+    made: dict[int, Sequence[Prompt]] = field(default_factory=dict)
+    """Id of each GENERATE node that answers written prompts → these."""
     batch: dict[Column, FloatArray] = field(default_factory=dict)
     """Values for the whole batch."""
     generated: dict[int, Rows] = field(default_factory=dict)
