@@ -97,7 +97,7 @@ class StepFacts:
         first training, whose entropy is that of the step: it becomes as certain as these are."""
         flow = self._patient.flow
         first = next((node for node in flow.calls("actor") if node.kind is CallKind.TRAIN), None)
-        reads_more = any(node.prompts is not None for node in flow.nodes)
+        reads_more = any(node.prompts is not None for node in flow.of_kind(CallKind.SCORE))
         return reads_more or bool(flow.teachers) or (first is not None and flow.nodes[first.rows].kind is CallKind.READ)
 
     def _of_reference(self, state: StepState) -> dict[str, float]:
