@@ -55,6 +55,13 @@ SAMPLING = (
         ("training/test_router_replay.py::test_scores_are_of_these_experts_too[torch.float64]",),
     ),
     Bug(
+        "a teacher reads for all samples of a prompt what was written for the first",
+        "plait.data.behind:WrittenPrompts.behind",
+        "groups.setdefault(prompt.token_ids, len(groups))",
+        "groups.setdefault((sample.prompt.uid,), len(groups))",
+        ("data/test_behind.py::test_who_reads_the_same_tokens_shares_them",),
+    ),
+    Bug(
         "stale sampler weights",
         "plait.workers.instances:engine_of",
         "return Engine(model, settings, keep_memory",

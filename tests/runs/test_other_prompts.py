@@ -238,6 +238,7 @@ def test_what_is_said_is_that_of_the_new_prompt_and_the_response(make: MakeRecip
                 assert row[f"logprob_{place}"] == pytest.approx(top.values[:, place].tolist(), abs=1e-9)
             assert row["logprob_4"] == pytest.approx(rest.tolist(), abs=1e-9)
     assert others > 4
+    assert "wrong_reference" not in (recipe.run_dir / "doctor.jsonl").read_text()  # what it says is of other prompts
 
 
 PLANS: dict[str, dict[str, str]] = {
