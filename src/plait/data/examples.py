@@ -61,7 +61,7 @@ class ExampleSet:
     """Rows that were too long, or pairs of equal completions, with `data.overlong_prompts: drop`."""
     max_tokens: int
     """The length limit, of prompt and response."""
-    num_parted: int = 0
+    num_parted: int
     """Rows of the data that are several here."""
     root: tuple[int, ...] = ()
     """Token ids that the prompts of all kept rows begin with, each of which has one more at least."""

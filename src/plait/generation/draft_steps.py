@@ -64,9 +64,7 @@ class DraftSteps:
         keep_memory: see `engine.Engine`.
     """
 
-    def __init__(
-        self, forward: Forwards, pool: KVPool, *, vocabulary: int, num_blocks: int, keep_memory: bool = True
-    ) -> None:
+    def __init__(self, forward: Forwards, pool: KVPool, *, vocabulary: int, num_blocks: int, keep_memory: bool) -> None:
         self.forward, self.pool, self.device = forward, pool, forward.model.device
         self.vocabulary = min(vocabulary, forward.model.config.get_text_config().vocab_size)
         """Tokens that both models have: others are not drawn."""

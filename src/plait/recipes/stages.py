@@ -30,7 +30,7 @@ class Stages:
     """The stages of a recipe in order; models of other stages still stand as `@NAME`."""
 
     recipes: Mapping[str, Recipe]
-    file: Path | None = None
+    file: Path | None
     """That they were read from."""
 
     @property

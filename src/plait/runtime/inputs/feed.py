@@ -19,7 +19,7 @@ class Feed:
         prompts: PromptStream | None,
         given: Mapping[str, ExampleStream],
         per_step: int,
-        drawn: int = 0,
+        drawn: int,
         *,
         seed: int = 0,
     ) -> None:

@@ -27,10 +27,10 @@ class HandedOnSignals:
     and if it does not, so does this process.
 
     Args:
-        ranks: that are told, where each leads itself.
+        ranks: that are told: the leader, or each that leads itself.
     """
 
-    def __init__(self, group: LocalGroup, ranks: Sequence[int] = (LEADER,)) -> None:
+    def __init__(self, group: LocalGroup, ranks: Sequence[int]) -> None:
         self._group, self._ranks = group, ranks
         self._asked = 0
         self._wished_s = -_ONE_WISH_S
