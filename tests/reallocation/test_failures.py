@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import FileStore
 
-from plait.launch.interface import WorkerContext
+from plait.launch.worker_context import WorkerContext
 from tests.forked import exit_code_of, forked
 from tests.reallocation.worker import Worker
 

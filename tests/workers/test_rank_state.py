@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plait.launch.interface import Group
+from plait.launch.group import Group
 from plait.models.loading import load_model
 from plait.models.lora import add_lora
 from plait.models.lora_files import save_adapter

@@ -95,7 +95,7 @@ class Setting:
 
     plan:        completed: every call has its place
     waiting_for: context in which a rank waits for another one, for the errors of waits
-    ahead_s:     how far this rank's clock is ahead of the one that all ranks tell times by (`launch.interface.Place`)
+    ahead_s:     how far this rank's clock is ahead of the one that all ranks tell times by (`worker_context.Place`)
     loads:       whether a checkpoint is loaded next: what optimizers begin with is not read before
     """
 

@@ -1,12 +1,12 @@
-"""What a group of workers offers, and what a worker is given."""
+"""What a worker is given: its place, and what it knows about its group."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # what torch.distributed.Store is
@@ -82,83 +82,3 @@ class WorkerContext:
         """The innermost thing waited for; empty if nothing."""
         waits = self._waits
         return waits[-1] if waits else ""
-
-
-class Handle(Protocol):
-    """The answers of one submitted action."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]: ...
-
-    @property
-    def method(self) -> str: ...
-
-    @property
-    def done(self) -> bool:
-        """Whether all ranks have answered, or one has raised."""
-        ...
-
-    def result(self, deadline_s: float) -> Any:
-        """What the method returned: the value itself if one rank was named by its number, else a list in the order of
-        the ranks. May be called again.
-
-        Args:
-            deadline_s: seconds to wait at most. What runs in this process has run when `submit` returns.
-
-        Raises:
-            WorkerError: the action raised on one of its ranks; a rank of the group died or froze, or another rank
-                raised and nobody has been told yet; the deadline has passed; the group was closed before.
-        """
-        ...
-
-
-class Group(Protocol):
-    """Running workers, one per rank."""
-
-    @property
-    def num_ranks(self) -> int: ...
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process id of each rank."""
-        ...
-
-    @property
-    def bytes_sent(self) -> int:
-        """To the workers, messages and all."""
-        ...
-
-    @property
-    def bytes_received(self) -> int: ...
-
-    def submit(self, ranks: int | Sequence[int], method: str, *args: Any, **kwargs: Any) -> Handle:
-        """Have a method called on one or several ranks, after all that was submitted to them before.
-
-        Arguments and results are pickled between processes: small ones only.
-
-        Raises:
-            WorkerError: a rank of the group has died or frozen. ValueError: the arguments are too large.
-        """
-        ...
-
-    def signal(self, rank: int, number: int) -> None:
-        """Send a signal to the process of a rank; nothing happens where that has ended."""
-        ...
-
-    def wait(self, handles: Sequence[Handle], deadline_s: float) -> list[Handle]:
-        """Those that are done, at least one, as soon as there is one.
-
-        Raises:
-            WorkerError: as `Handle.result`.
-        """
-        ...
-
-    def close(self, grace_s: float = 2.0) -> None:
-        """End the workers: each ends the action that it is in and calls its own `close()`, if it has one; those that
-        take longer than `grace_s` are killed. Returns when all are gone. Harmless when done before."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *error: object) -> None:
-        """`close()`; if an exception leaves the block, workers in other processes are killed at once."""
