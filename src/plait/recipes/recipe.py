@@ -225,6 +225,13 @@ class Recipe(OpenKeys):
 
     _paths = path_key("model", "algorithm", "plan", "run_dir")
 
+    @field_validator("run_dir", mode="before")
+    @classmethod
+    def _is_named(cls, run_dir: Any) -> Any:
+        if run_dir == "":  # as a path it would be the folder of the command
+            raise ValueError("expected a folder, found an empty text")
+        return run_dir
+
     @field_validator("options")
     @classmethod
     def _check_plain(cls, options: dict[str, Any]) -> dict[str, Any]:
