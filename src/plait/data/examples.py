@@ -16,7 +16,7 @@ from plait.data.chat import EndingTokenizer
 from plait.data.example_encoder import Encoded, ExampleEncoder
 from plait.data.mixture import Mixed
 from plait.data.prompts import MixedOrder
-from plait.data.records import EVALUATION_UID, FinishReason, Prompt, Sample
+from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.settings import DataSettings, OverlongPrompts
 from plait.data.sources import Source
 from plait.errors import DataError
@@ -187,6 +187,6 @@ class ExampleStream:
         return step * self.per_step / len(self.examples)
 
 
-def evaluation_samples(examples: ExampleSet, first_uid: int = EVALUATION_UID) -> list[Given]:
+def evaluation_samples(examples: ExampleSet, first_uid: int) -> list[Given]:
     """Every held-out example or pair once, in the order of its source; uids from `first_uid` on."""
     return [given for index in range(len(examples)) for given in examples.given(index, first_uid + index)]

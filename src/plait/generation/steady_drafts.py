@@ -22,6 +22,8 @@ class WhereSteady:
         is_steady: whether the next step is steady (`Forward.is_steady`).
     """
 
+    quiet = None
+    """See Speculates.quiet."""
     capturing_s = 0.0
     """See Speculates.capturing_s: no device that has steady steps captures any."""
 

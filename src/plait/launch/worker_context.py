@@ -45,12 +45,12 @@ class WorkerContext:
         rank: int,
         num_ranks: int,
         open_store: Callable[[], Store],
-        place: Place | None = None,
-        tell: Callable[[str], None] = lambda text: None,
+        place: Place,
+        tell: Callable[[str], None],
     ) -> None:
         self.rank = rank
         self.num_ranks = num_ranks
-        self.place = place or Place()
+        self.place = place
         self.tell = tell
         """Say something to the process that launched the group: its `heard` is called with the rank and the text, in
         the order in which the rank says it and before what the rank's action returns."""

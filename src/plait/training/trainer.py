@@ -210,7 +210,8 @@ class BegunTraining:
         if batch.totals.tokens:
             copies = trainer.split(batch.rows, self.call.whole_groups)
             trainer.optimizer.collected.zero()
-        is_first = all(result.report is None for result in self.results)  # compared with the sampling engine
+        # Until the first optimizer step, log-probs are compared with those of the sampling engine.
+        is_first = all(result.report is None for result in self.results)
         sees, balance = is_first and Said.LOGPROBS in trainer.model.says, trainer.balance
         tally = Tally(batch, sees=sees, routes=balance is not None or trainer.part.replays_experts)
         stage = TrainingStage(trainer.part, copies[trainer.team.dp.index], trainer.optimizer, tally, balance)

@@ -11,8 +11,9 @@ from plait.layout.mesh import Cluster
 from plait.layout.params import Parameters
 from plait.models.files.finite import Broken
 from plait.schedule.work import Work
+from plait.training.trainer import Trainer
 from plait.workers.offload_manager import OffloadManager
-from plait.workers.optimizer_state import Trained, broken_state, loading_state, saving_state
+from plait.workers.optimizer_state import broken_state, loading_state, saving_state
 
 Counts = dict[str, dict[str, int]]
 """Role → counts of its optimizer."""
@@ -25,7 +26,7 @@ class RankOptimizers:
              model; in an order that all ranks share
     """
 
-    trained: Mapping[str, tuple[Trained, Parameters]]
+    trained: Mapping[str, tuple[Trainer, Parameters]]
     offloads: OffloadManager
     cluster: Cluster
     rank: int

@@ -21,7 +21,7 @@ class Feed:
         per_step: int,
         drawn: int,
         *,
-        seed: int = 0,
+        seed: int,
     ) -> None:
         self._prompts = prompts
         self._given = given
