@@ -192,7 +192,7 @@ def back_beside(worker: Any, groups: int, stops: int, steps: int, requests: Sequ
 def locked(worker: Any, groups: int, requests: Sequence[Request]) -> Seen:
     """By the ranks' own loop; the first rank says what a step begins with."""
     engine, team = engine_on(worker, {"pp": worker.context.num_ranks}, {"decode_groups": groups})
-    lockstep, seen = LockstepEngine(engine, team), Seen()
+    lockstep, seen = LockstepEngine(engine, team, None, None), Seen()
     coming = [
         (0, Generate("actor", "actor.generate", requests[:1])),
         (1, Generate("actor", "actor.generate", requests[1:])),

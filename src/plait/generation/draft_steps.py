@@ -10,6 +10,7 @@ Shapes: B rows, D tokens that are drawn in some steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,7 +18,6 @@ import torch
 from plait.data.across import computes_behind, downloading
 from plait.generation.decode_batch import NO_DRAFTS, DecodeBatch, Drafts
 from plait.generation.draft_seconds import DraftSeconds
-from plait.generation.forward import Forward
 from plait.generation.joint import Tokens
 from plait.generation.pool import KVPool
 from plait.generation.ragged import SHORT_ROWS, NewTokens
@@ -27,6 +27,9 @@ from plait.generation.settings import DRAFT_MODEL_TOKENS
 from plait.kernels.noise import DrawNoise
 from plait.policy.blocks import BLOCK_TOKENS, Blocks, num_blocks_for
 from plait.speculation.pool import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from plait.generation.forward import Forward
 
 MEASURED_STEPS, MEASURED_CHUNKS = (1, 1, 1, 1, 8, 8), (8, 8, 8, 64, 64)
 """Rows of the steps, and tokens of a sample that are caught up with, by which it is found out what they take. The first

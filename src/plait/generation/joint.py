@@ -9,16 +9,18 @@ Shapes: B rows, D tokens that are drawn, V vocabulary, W bytes that have a bit f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from torch import Tensor
 
 from plait.data.across import Bits, HostTokens, downloading, downloading_bits
-from plait.generation.decode_batch import Drafts
 from plait.generation.link import NO_LINK, Link
 from plait.generation.sampler import SamplingRows, sample
 from plait.kernels.noise import DrawNoise
 from plait.policy.step import Key
+
+if TYPE_CHECKING:
+    from plait.generation.decode_batch import Drafts
 
 Tokens = tuple[Tensor, Tensor]
 """token_ids [D] (int64), log-probs [D], where they were drawn."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, KeysView
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -18,7 +19,6 @@ from plait.generation import transfer
 from plait.generation.checks import allow, check_kv, check_room, check_stages
 from plait.generation.request import Request
 from plait.generation.response import Response
-from plait.generation.state import EngineState
 from plait.generation.transfer import Place, SampleState
 from plait.layout.caches import CacheShape
 from plait.models.language_model import LanguageModel
@@ -27,6 +27,9 @@ from plait.policy.sequences import Prompt as QueuedPrompt
 from plait.policy.sequences import Started
 from plait.policy.step import PROMPT, Key
 from plait.schedule.update_rule import HeldKV
+
+if TYPE_CHECKING:
+    from plait.generation.state import EngineState
 
 
 class SampleMoves:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from plait.generation.moves import Parking
-from plait.generation.state import EngineState
+
+if TYPE_CHECKING:
+    from plait.generation.state import EngineState
 
 
 class Occupancy:

@@ -13,15 +13,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
+from typing import TYPE_CHECKING
 
 from plait.generation.drawing import Draws
 from plait.generation.joint import Joint
 from plait.generation.speculates import Quiet
-from plait.generation.state import EngineState
 from plait.generation.step_record import Landed
 from plait.policy.batching import Scheduler
 from plait.policy.shares import all_may_go_on, has_room, next_share, num_wanted
 from plait.policy.step import Key, Share, StepPlan
+
+if TYPE_CHECKING:
+    from plait.generation.state import EngineState
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,8 @@ class Quiet(Protocol):
 class Speculates(Protocol):
     """Makes the drafts of an engine's steps. Of several ranks of an instance one does (`Joint.drafts`)."""
 
-    @property
-    def quiet(self) -> Quiet | None:
-        """Says before a step whether it makes drafts for it; None: it does not know."""
-        ...
+    quiet: Quiet | None
+    """Says before a step whether it makes drafts for it; None: it does not know."""
 
     def prepare(self) -> None:
         """Before a step, outside of its measured seconds: make what guesses need, if it is missing."""
@@ -109,7 +107,7 @@ class NoSpeculation:
 
     counts = None
     capturing_s = 0.0
-    quiet: Quiet = _Always()
+    quiet: Quiet | None = _Always()
 
     def prepare(self) -> None:
         """See Speculates.prepare."""

@@ -142,7 +142,7 @@ class Speculator:
         self.speculation = Speculation(
             how, drafter, lambda: time.perf_counter() - self.capturing_s, model=model, may_lose=may_lose
         )
-        self.quiet: Quiet = self.speculation.due
+        self.quiet: Quiet | None = self.speculation.due
         """See Speculates.quiet."""
         self._heard: dict[Key, _Heard] = {}
         self._free: list[int] = []

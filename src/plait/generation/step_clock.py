@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from plait.generation.joint import Joint
-from plait.generation.overlap import Turns
+
+if TYPE_CHECKING:
+    from plait.generation.overlap import Turns
 
 
 class Captures(Protocol):

@@ -61,7 +61,7 @@ class CallWorkers:
         self._start_message = pickle.dumps({"functions": targets, "main_file": main_file(), "argv": sys.argv})
         self._num_sent = 0
         self.signatures: list[Signature] | None = None
-        """Of the functions; None: no worker has loaded them yet."""
+        """How to call the functions; None: no worker has loaded them yet."""
         self._workers: list[Worker] = []
         try:
             for place in range(workers):
@@ -113,7 +113,7 @@ class CallWorkers:
         self.dispatch()
 
     def dispatch(self) -> None:
-        """Give work to the workers that are free."""
+        """Give work to the workers that are free. Raises as `pump`."""
         awaits = [signature.awaits and self._at_once > 1 for signature in self.signatures or ()]
         calls = self._submitted.calls
         while (given := next_given(self._workers, calls, awaits, self._at_once)) is not None:

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,11 +24,13 @@ from plait.policy.step import Key
 from plait.schedule.work import LINK, MOVED_ON, Done
 from plait.workers.gathering import Computed, Gathering, MoveWord, Stage, Through
 from plait.workers.instances import deciding
-from plait.workers.migrations import SampleMoverOfRank
-from plait.workers.prompt_moves import PromptMoverOfRank
 from plait.workers.rank_state import RankState
 from plait.workers.step_links import Kind, OneToAll, Waited
 from plait.workers.words import TELL_STEPS, Answer, Delivered, Forget, Generate, Halt, Migrate, Word
+
+if TYPE_CHECKING:
+    from plait.workers.migrations import SampleMoverOfRank
+    from plait.workers.prompt_moves import PromptMoverOfRank
 
 WAIT_FOR_PROMPTS_S = 0.01
 """Seconds that a step waits for prompts that are on their way, if there is nothing else to do."""
@@ -42,11 +45,7 @@ class LockstepEngine:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        team: Team,
-        mover: SampleMoverOfRank | None = None,
-        prompts: PromptMoverOfRank | None = None,
+        self, engine: Engine, team: Team, mover: SampleMoverOfRank | None, prompts: PromptMoverOfRank | None
     ) -> None:
         self._engine = engine
         self._mover, self._prompts = mover, prompts

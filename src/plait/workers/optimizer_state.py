@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,8 +28,10 @@ from plait.reallocation.mover import moving
 from plait.reallocation.saving import SavedFiles, loading, saving, written
 from plait.reallocation.stores import StoreFile
 from plait.schedule.work import Work, to_the_end
-from plait.training.trainer import Trainer
 from plait.workers.ranks import WAIT_S
+
+if TYPE_CHECKING:
+    from plait.training.trainer import Trainer
 
 COUNTS = ("attempted_steps", "applied_steps", "skipped_in_row")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from torch import Tensor
 
@@ -35,13 +35,15 @@ from plait.schedule.plan import After, Mode, Plan
 from plait.schedule.work import Work, nothing, to_the_end
 from plait.training.trainer import Trainer
 from plait.workers.loading import room_for
-from plait.workers.migrations import SampleMoverOfRank
 from plait.workers.offload_manager import Need, OffloadManager, OffloadUnit
-from plait.workers.prompt_moves import PromptMoverOfRank
 from plait.workers.rank_optimizers import RankOptimizers
 from plait.workers.ranks import WAIT_S
 from plait.workers.recorder import Recorder
 from plait.workers.words import Forget, Generate, Halt, Listener, Migrate, Word
+
+if TYPE_CHECKING:
+    from plait.workers.migrations import SampleMoverOfRank
+    from plait.workers.prompt_moves import PromptMoverOfRank
 
 
 class Task(Protocol):
@@ -154,8 +156,7 @@ class RankState:
         self.pair_tokens = {model.role: setting.plan.pair_tokens(model.role) for model in setting.models}
         """See `Plan.pair_tokens`."""
         self.roles = roles
-        self.follow_moves = dict(follow_moves)
-        self.joint_teams = dict(joint_teams)
+        self.follow_moves, self.joint_teams = dict(follow_moves), dict(joint_teams)
         self._models = tuple(setting.models)
         self.follows = {model.role: model.follows for model in setting.models if model.follows}
         """Role → the role whose weights its own are brought towards."""
