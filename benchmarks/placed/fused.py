@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
-from plait.launch.interface import WorkerContext
+from plait.launch.worker_context import WorkerContext
 from plait.layout.mesh import Layout
 from plait.models.language_loading import load_model
 from plait.models.parallel.partial import part_of

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from plait.data.records import Sample
@@ -157,7 +157,7 @@ class Training:
     """Training step of the run, from 0."""
     temperature: float | None
     """The temperature that log-probs are taken at; None: the sampling temperature."""
-    batch_values: Mapping[Column, FloatArray] = field(default_factory=dict)
+    batch_values: Mapping[Column, FloatArray]
     """Values for the whole batch that the loss reads."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plait.launch.interface import Group
+from plait.launch.group import Group
 from plait.layout.mesh import Parallelism
 from plait.schedule.generators import gpipe, one_at_a_time
 from tests.cases import slow_but

@@ -23,7 +23,7 @@ from plait.algorithms.ppo import PPOOptions, ppo
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level, Score, Top
 from plait.errors import RunError
-from plait.launch.interface import WorkerContext
+from plait.launch.worker_context import WorkerContext
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
 from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora

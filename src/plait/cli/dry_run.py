@@ -110,7 +110,7 @@ def print_shape(foreseen: Outline, name: str, nodes: int) -> None:
     _print(foreseen, plan, data, nodes)
 
 
-def print_plan(prepared: Prepared, nodes: int = 1) -> None:
+def print_plan(prepared: Prepared, nodes: int) -> None:
     """The graph, the batch in prompts, samples, tokens and optimizer steps, the files that are kept, where calls run,
     and an estimate of the memory of each device, with what has no room."""
     data = f"{_data_text(prepared)}\non disk, at most: {KeptFiles.of(prepared)}"

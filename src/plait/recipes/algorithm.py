@@ -99,7 +99,6 @@ def trace_algorithm(
     flow: Callable[..., Any],
     options: Mapping[str, Any],
     roles: Collection[str] | Mapping[str, Mapping[str, str]],
-    name: str | None = None,
     *,
     max_staleness: int = 0,
     lets_be: bool = False,
@@ -107,7 +106,7 @@ def trace_algorithm(
     """Check `options` against the class that the flow's `options` parameter is annotated with, and trace the flow.
 
     Args:
-        roles, name: as of `dataflow.trace`.
+        roles: as of `dataflow.trace`.
         max_staleness: of the recipe; above 0 options that may correct for it do, unless they say otherwise.
         lets_be: options may be without effect (`Recipe.lets_be`).
 
@@ -122,7 +121,7 @@ def trace_algorithm(
     with UserCode(f"key `options`: the class of the options of `{title_of(flow)}`", ConfigError, users=is_users(flow)):
         said = partial(_said_of_others, title_of(flow))
         checked = None if cls is None else validate_options(cls, options, said, lets_be=lets_be)
-    return trace(flow, roles=roles, options=checked, name=name)
+    return trace(flow, roles=roles, options=checked)
 
 
 def _said_of_others(flow: str, option: str) -> str:

@@ -21,7 +21,7 @@ from plait.errors import ConfigError
 from plait.generation.settings import SamplingSettings
 from plait.models.lora_settings import LoraSettings
 from plait.observe.doctor_settings import DoctorSettings
-from plait.paths import path_key
+from plait.paths import named_folder, path_key
 from plait.recipes.open_keys import OpenKeys
 from plait.recipes.role_settings import JudgeSettings, ReferenceSettings, ValueSettings
 from plait.rewards.answers import AnswerFormat
@@ -223,6 +223,7 @@ class Recipe(OpenKeys):
     _let_be: frozenset[str] = frozenset()
 
     _paths = path_key("model", "algorithm", "plan", "run_dir")
+    _folder = named_folder("run_dir")
 
     @field_validator("options")
     @classmethod

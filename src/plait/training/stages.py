@@ -38,9 +38,9 @@ class ModelPart:
 
     model: Model
     team: Team
-    checkpoint: bool = False
+    checkpoint: bool
     """Compute the activations of layers, and logits, again in the backward."""
-    replays_experts: bool = False
+    replays_experts: bool
     """Tokens go to the experts that samples say."""
 
     def packed(self, rows: Rows, micro: MicroBatch) -> PackedBatch:
@@ -154,7 +154,7 @@ class TrainingStage:
     """For each micro-batch, what counts the mini-batch of its loss; it is told the outputs, on the last stage alone."""
     num_samples: int
     """Samples of the optimizer step, on all ranks and for all losses."""
-    balance: RouterBalance | None = None
+    balance: RouterBalance | None
     """The loss of routers that is added; what it sums up goes from stage to stage behind the hidden states."""
     kept: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = field(default_factory=dict)
     """Micro-batch in flight → its inputs, and the tensors that its backward starts from."""
