@@ -38,3 +38,12 @@ def test_the_cross_entropy_of_examples_is_added_to_each_step(flow):
     found = run_loss(second.fn, Outputs([2, 1], logprobs=np.array([-1.0, -3.0, -2.0])))
     assert (found.loss, found.metrics) == (pytest.approx(0.25 * 2), {"actor/ptx_loss": pytest.approx(2)})
     assert "examples" not in calls_of(flow, POLICIES[flow]()), "without it none are read"
+
+
+def test_the_flow_of_another_that_has_no_examples_is_refused():
+    def mine(prompts, actor, reward, options):
+        grpo(prompts, actor, reward, options)
+
+    assert trace(mine, roles=["actor", "reward"], options=GRPOOptions()).optimizer_steps("actor") == 1
+    with pytest.raises(FlowError, match=r"ptx_coef > 0 needs examples; set options\.ptx_coef to 0, or call the flow"):
+        trace(mine, roles=["actor", "reward"], options=GRPOOptions(ptx_coef=0.1))

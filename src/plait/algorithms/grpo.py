@@ -17,7 +17,7 @@ from plait.algorithms.advantages import EPSILON, FloatArray, centred, standardis
 from plait.algorithms.kl import KLPlace
 from plait.algorithms.losses import Aggregation, KLEstimator, Ratio
 from plait.algorithms.options import KLInLossOptions
-from plait.algorithms.policy import policy_logprobs, train_policy
+from plait.algorithms.policy import learnt_beside, policy_logprobs, train_policy
 from plait.dataflow import Given, Prompts, Resample, Role, per_batch, per_group, per_sample
 from plait.dataflow.handles import ColumnHandle, Scores
 
@@ -94,7 +94,12 @@ class GRPOOptions(KLInLossOptions):
 
 
 def grpo(
-    prompts: Prompts, examples: Given, actor: Role, reward: Role, options: GRPOOptions, ref: Role | None = None
+    prompts: Prompts,
+    actor: Role,
+    reward: Role,
+    options: GRPOOptions,
+    ref: Role | None = None,
+    examples: Given | None = None,
 ) -> None:
     """The flow. The reference is called only when `kl_coef` > 0, examples are read only when `ptx_coef` > 0."""
     samples = actor.generate(
@@ -122,7 +127,7 @@ def grpo(
         samples,
         advantages,
         logprobs,
-        examples=examples,
+        examples=learnt_beside(examples, options),
         ratio=options.ratio,
         keep=keep,
         weigh_kl=options.weigh_kl_by_ratio,

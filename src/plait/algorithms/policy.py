@@ -118,6 +118,17 @@ def _adapting(controller: KLController, options: PolicyOptions, start: ColumnHan
     return kl_coef
 
 
+def learnt_beside(examples: Given | None, options: PolicyOptions) -> Given | None:
+    """The examples that are in the loss beside samples; None: `ptx_coef` is 0.
+
+    Raises:
+        FlowError: `ptx_coef` > 0, and the flow is called without examples.
+    """
+    if options.ptx_coef > 0 and examples is None:
+        raise FlowError("ptx_coef > 0 needs examples; set options.ptx_coef to 0, or call the flow with its `examples`")
+    return examples if options.ptx_coef > 0 else None
+
+
 def train_policy(
     actor: Role,
     samples: Samples,
@@ -133,14 +144,13 @@ def train_policy(
     """Train the actor by `policy_loss`, on advantages per sample or per token.
 
     Args:
-        examples: whose cross entropy, times `ptx_coef`, is added to the loss of each optimizer step where that is above
-            0 (PPO-ptx: Ouyang et al. 2022, arXiv 2203.02155, eq. 2). None: nothing is.
+        examples: as of `learnt_beside`: their cross entropy, times `ptx_coef`, is added to the loss of each optimizer
+            step (PPO-ptx: Ouyang et al. 2022, arXiv 2203.02155, eq. 2). None: nothing is.
         keep: SAMPLE column; samples where it is 0 take no part.
         after: steps at the beginning of a run in which nothing is trained.
         weigh_kl: see `policy_loss`.
     """
     options, in_loss = logprobs.options, logprobs.kl_in is KLPlace.LOSS
-    given = examples if options.ptx_coef > 0 else None
     actor.train(
         samples,
         loss=partial(
@@ -160,17 +170,17 @@ def train_policy(
         epochs=options.epochs,
         keep=keep,
         after=after,
-        with_next=given is not None,
+        with_next=examples is not None,
         advantages=advantages,
         old_logprobs=logprobs.old,
         ref_logprobs=logprobs.ref,
         kl_coef=logprobs.kl_coef if in_loss else None,
     )
-    if given is not None:
+    if examples is not None:
         actor.train(
-            given,
+            examples,
             loss=partial(cross_entropy, coef=options.ptx_coef, name="actor/ptx_loss"),
-            mask=given.trained,
+            mask=examples.trained,
             mini_batches=options.mini_batches,
             epochs=options.epochs,
             after=after,

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from plait.algorithms.advantages import FloatArray, scaled, token_mean, whitened
 from plait.algorithms.critic import Credit, CriticOptions, at_last_token, credited, token_rewards, train_critic
-from plait.algorithms.policy import KLController, PolicyLogprobs, policy_logprobs, train_policy
+from plait.algorithms.policy import KLController, PolicyLogprobs, learnt_beside, policy_logprobs, train_policy
 from plait.dataflow import Generated, Given, Level, Prompts, Role, carried, per_batch, per_sample
 from plait.dataflow.handles import ColumnHandle, Scores
 
@@ -84,12 +84,12 @@ class PPOOptions(CriticOptions):
 
 def ppo(
     prompts: Prompts,
-    examples: Given,
     actor: Role,
     critic: Role,
     reward: Role,
     options: PPOOptions,
     ref: Role | None = None,
+    examples: Given | None = None,
 ) -> None:
     """The flow. The reference is called only when `kl_coef` > 0, examples are read only when `ptx_coef` > 0."""
     samples = actor.generate(prompts)
@@ -102,7 +102,7 @@ def ppo(
         samples,
         advantages_of_actor(advantages, critic, options),
         logprobs,
-        examples=examples,
+        examples=learnt_beside(examples, options),
         after=options.critic_warmup_steps,
         weigh_kl=options.weigh_kl_by_ratio,
     )

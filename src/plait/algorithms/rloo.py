@@ -13,7 +13,7 @@ from pydantic import Field
 from plait.algorithms.advantages import EPSILON, FloatArray, centred, standardised
 from plait.algorithms.losses import Aggregation, Ratio
 from plait.algorithms.options import KLPlaceOptions
-from plait.algorithms.policy import policy_logprobs, train_policy
+from plait.algorithms.policy import learnt_beside, policy_logprobs, train_policy
 from plait.dataflow import Given, Prompts, Role, per_batch, per_group
 
 
@@ -26,7 +26,12 @@ class RLOOOptions(KLPlaceOptions):
 
 
 def rloo(
-    prompts: Prompts, examples: Given, actor: Role, reward: Role, options: RLOOOptions, ref: Role | None = None
+    prompts: Prompts,
+    actor: Role,
+    reward: Role,
+    options: RLOOOptions,
+    ref: Role | None = None,
+    examples: Given | None = None,
 ) -> None:
     """The flow. The reference is called only when `kl_coef` > 0, examples are read only when `ptx_coef` > 0."""
     samples = actor.generate(prompts)
@@ -41,7 +46,7 @@ def rloo(
         samples,
         advantages,
         logprobs,
-        examples=examples,
+        examples=learnt_beside(examples, options),
         ratio=options.ratio,
         weigh_kl=options.weigh_kl_by_ratio,
     )
