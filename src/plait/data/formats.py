@@ -273,7 +273,7 @@ def _text(content: str | list[dict[str, str]] | None) -> str | None:
     return "".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
-def check_one_format(rows: Sequence[Row], kind: RowKind) -> None:
+def check_one_format(rows: Sequence[Row], kind: RowKind = RowKind.PROMPTS) -> None:
     """Raises DataError where the rows are not all of one format; both places are named."""
     first = _format(rows[0], kind)
     for row in rows:
