@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,11 +87,10 @@ class PromptWriting:
     def _checked(self, node: Node, samples: Sequence[Sample], returned: Any, encoder: Encodes) -> list[Prompt]:
         """What the function returned for a group, in tokens. Raises DataError, RunError."""
         title = _title(node)
-        count = len(returned) if isinstance(returned, Iterable) and hasattr(returned, "__len__") else None
-        if isinstance(returned, str | bytes | Mapping) or count != len(samples):
-            found = (
-                f"{type(returned).__name__} {returned!r:.60}" if count is None or isinstance(returned, str) else count
-            )
+        is_other = not isinstance(returned, Collection) or isinstance(returned, str | bytes | Mapping | Set)
+        count = None if is_other else len(returned)
+        if count != len(samples):
+            found = f"{type(returned).__name__} {returned!r:.60}" if count is None else count
             raise RunError(
                 f"{title}, {samples[0].prompt.title()}: expected a list with one prompt per sample ({len(samples)}), "
                 f"found {found}"
