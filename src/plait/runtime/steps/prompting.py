@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -69,16 +70,14 @@ class PromptWriting:
             asked = encoder.asked(samples[0].prompt)
         except DataError as error:
             raise RunError(f"{title}: {error}") from None
-        data = {
-            "prompt": asked,
-            **{name: value for name, value in samples[0].prompt.columns.items() if name != "prompt"},
-        }
+        data = {name: value for name, value in samples[0].prompt.columns.items() if name != "prompt"}
+        data = {"prompt": asked, **data}
         given = call_arguments([replace(sample, prompt=replace(sample.prompt, columns=data)) for sample in samples])
-        users = is_users(fn)
-        with UserCode(
-            f"{title}, {samples[0].prompt.title()}", RunError, users=users, limit_s=CALL_LIMIT_S if users else None
-        ):
-            returned = fn(**taken(fn, {**given, **columns}))
+        # Each entry is the function's own: it may change messages, which are the data's, in their place.
+        own = {name: [copy.deepcopy(value) for value in values] for name, values in taken(fn, given).items()}
+        users, where = is_users(fn), f"{title}, {samples[0].prompt.title()}"
+        with UserCode(where, RunError, users=users, limit_s=CALL_LIMIT_S if users else None):
+            returned = fn(**{**own, **taken(fn, columns)})
         try:
             return self._checked(node, samples, returned, encoder)
         except PlaitError as error:

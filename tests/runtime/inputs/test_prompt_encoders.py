@@ -1,0 +1,54 @@
+"""Which encoder makes tokens of a written prompt: that of the sample's own source."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from plait.data.examples import ExampleSet, example_set
+from plait.data.formats import Row, RowKind
+from plait.data.mixture import Mixed
+from plait.data.prompts import PromptSet, prompt_set
+from plait.data.records import Prompt
+from plait.data.settings import DataSettings
+from plait.data.sources import Source
+from plait.dataflow import CallKind, Grain, Node
+from plait.runtime.inputs.prompt_encoders import PromptEncoders
+from tests.models.tiny import tiny_tokenizer
+
+
+def asked(label: str, template: str) -> PromptSet:
+    source = Source("x.jsonl", (Row({"prompt": "what is 3?"}, "x:1"),), label=label)
+    return prompt_set(source, tiny_tokenizer(), DataSettings(source="x", prompt_template=template), 100)
+
+
+def labelled(label: str) -> ExampleSet:
+    row = Row({"prompt": "what is 3?", "completion": " 3", "label": True}, "x:1")
+    source = Source("x.jsonl", (row,), RowKind.LABELLED, label=label)
+    return example_set(
+        source, tiny_tokenizer(), DataSettings(source="x", prompt_template=f"{label}: {{question}}"), 100
+    )
+
+
+def made_by(call: str, kind: CallKind) -> Node:
+    return Node(0, call, kind, Grain.SAMPLE, None, 0)
+
+
+def written(encoders: PromptEncoders, call: Node, own: Prompt) -> str:
+    return encoders.of(call, own).written(own, "why?", "x").text
+
+
+def test_each_source_has_its_own() -> None:
+    sets = asked("sums", "sum: {question}"), asked("words", "word: {question}")
+    encoders = PromptEncoders(Mixed(sets, ("sums", "words")), {})
+    call = made_by("actor.generate", CallKind.GENERATE)
+    for rows, expected in zip(sets, ("sum: why?", "word: why?"), strict=True):
+        assert expected in written(encoders, call, rows.prompt(0, 4))
+
+
+def test_what_is_made_of_labelled_responses_has_theirs() -> None:
+    sets = labelled("a"), labelled("b")
+    encoders = PromptEncoders(None, {"labelled": Mixed(sets, ("a", "b"))})
+    own = sets[1].given(0, 4)[0].sample.prompt
+    for name in ("labelled", "mismatched"):
+        assert written(encoders, made_by(name, CallKind.READ), own) == "b: why?"
+    assert written(encoders, made_by("labelled", CallKind.READ), replace(own, source="a")) == "a: why?"
