@@ -35,7 +35,7 @@ from placed.decoding import VOCABULARY, Decoded, DecodeWorker
 from random_llama import write_stages
 from sides import positive, row
 
-from plait.launch.interface import Group
+from plait.launch.group import Group
 from plait.launch.local import LocalProcesses
 from plait.policy.decode_ring import Ring
 

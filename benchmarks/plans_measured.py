@@ -167,7 +167,7 @@ def recipe_of(algorithm: str, folder: Path, options: argparse.Namespace) -> dict
     recipe["micro_batch_tokens"] = 1024
     if algorithm == "ppo":
         scorer = write_reward_model(recipe["model"], folder / "reward")
-        recipe |= {"algorithm": "ppo", "reward": {"model": scorer}}
+        recipe |= {"algorithm": "ppo", "reward": {"model": [scorer]}}
     return recipe
 
 

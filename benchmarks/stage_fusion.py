@@ -88,7 +88,7 @@ def base_recipe(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     return recipe | {
         "algorithm": f"{flow}:scored",
         "options": {},
-        "reward": {"model": write_reward_model(recipe["model"], folder / "reward")},
+        "reward": {"model": [write_reward_model(recipe["model"], folder / "reward")]},
         "rebalance": "off",
         "plan": str(plan),
         "micro_batch_tokens": options.micro_batch_tokens,

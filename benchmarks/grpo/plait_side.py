@@ -10,8 +10,9 @@ import torch
 from grpo.measure import Channel, Ready, StepReport, Stopwatch, max_rss_bytes
 from grpo.workload import KL_COEF, LEARNING_RATE, MAX_GRAD_NORM, Workload, reward_of
 from plait.algorithms.grpo import GRPOOptions, grpo
+from plait.data.computing import evaluate
 from plait.data.records import Prompt
-from plait.data.rows import FloatArray, Rows, evaluate
+from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Node, Score, trace
 from plait.generation.engine import Engine, drain
 from plait.generation.request import Request
@@ -19,7 +20,7 @@ from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.backbone_model import copy_of
 from plait.models.language_loading import load_model
-from plait.training.mini_batch import LossCall
+from plait.training.mini_batch import LossCall, LossTerm
 from plait.training.settings import OptimizerSettings
 from plait.training.trainer import Trainer
 from plait.training.trainer_settings import ExecutionSettings, SampleSettings, UpdateSettings
@@ -106,7 +107,8 @@ class Side:
 
     def _train(self, node: Node, rows: Rows, step: int) -> None:
         how = node.training
-        actions = self.actor.train(rows, LossCall.of(node), mini_batches=how.mini_batches, epochs=how.epochs, step=step)
+        term = LossTerm(rows, LossCall.of(node), how.mini_batches, how.epochs)
+        actions = self.actor.train([term], step=step)
         while True:
             self.watch.enter("training")
             done = next(actions, None)

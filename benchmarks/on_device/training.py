@@ -19,12 +19,13 @@ from on_device.job import SHAPES, Job, most_bytes, random_ids, rates_of, synchro
 from on_device.kernels import profiled, say_kernels
 from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.cost.estimate import model_shape
+from plait.data.computing import evaluate
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.data.rows import Rows, evaluate
+from plait.data.rows import Rows
 from plait.dataflow import CallKind, trace
 from plait.models.language_loading import load_model
 from plait.models.shape import ModelShape
-from plait.training.mini_batch import LossCall
+from plait.training.mini_batch import LossCall, LossTerm
 from plait.training.settings import OptimizerSettings
 from plait.training.trainer import Trainer
 from plait.training.trainer_settings import ExecutionSettings, SampleSettings, UpdateSettings
@@ -111,7 +112,7 @@ def batch(groups: int, samples: int, prompt_tokens: int, tokens: int, vocabulary
 
 def seconds_of_step(trainer: Trainer, rows: Rows, node: Any, device: str, step: int) -> tuple[dict[str, float], int]:
     """Seconds by kind of action, and the packed tokens of all micro-batches."""
-    work = trainer.train(rows, LossCall.of(node), mini_batches=1, epochs=1, step=step)
+    work = trainer.train([LossTerm(rows, LossCall.of(node))], step=step)
     synchronize(device)
     marks, count = [("", mark(device))], 0
     while (done := next(work, None)) is not None:

@@ -15,7 +15,7 @@ from plait.generation.request import Request
 from plait.generation.sampling import Sampling
 from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
-from plait.launch.interface import WorkerContext
+from plait.launch.worker_context import WorkerContext
 from plait.layout.mesh import Layout
 from plait.models.language_loading import load_model
 from plait.models.parallel.partial import part_of

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
-from plait.launch.interface import WorkerContext
+from plait.launch.worker_context import WorkerContext
 from plait.layout.mesh import Layout
 from plait.models.language_loading import load_model
 from plait.models.parallel.partial import part_of
@@ -23,7 +23,7 @@ from plait.schedule.plan import Placement
 from plait.schedule.schedule import Schedule
 from plait.schedule.timeline import Span
 from plait.schedule.work import Work
-from plait.training.mini_batch import LossCall
+from plait.training.mini_batch import LossCall, LossTerm
 from plait.training.settings import OptimizerSettings
 from plait.training.together import train_together
 from plait.training.trainer import Trainer
@@ -99,12 +99,11 @@ class FusedWorker:
             self._spans.clear()
             dist.barrier()
             began = time.perf_counter()
-            how = {"mini_batches": 1, "epochs": 1, "step": step}
             if schedule is None:
                 for role, trainer in trainers.items():
-                    self._do(trainer.train(rows, LOSSES[role], **how), role)
+                    self._do(trainer.train([LossTerm(rows, LOSSES[role])], step=step), role)
             else:
-                begun = [trainer.begin(rows, LOSSES[role], **how) for role, trainer in trainers.items()]
+                begun = [trainer.begin([LossTerm(rows, LOSSES[role])], step=step) for role, trainer in trainers.items()]
                 order = fused_order(schedule, {role: _placement(role, places[role]) for role in ROLES})
                 team = self._teams[order.layout]
                 assert team is not None, "both workers are in it"

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 
-from plait.launch.interface import WorkerContext
 from plait.launch.local import LocalProcesses
+from plait.launch.worker_context import WorkerContext
 
 ROUND_DEADLINE_S = 120.0
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from plait.launch.interface import WorkerContext
 from plait.launch.local import LocalProcesses
+from plait.launch.worker_context import WorkerContext
 
 REPEATS = 3
 DEADLINE_S = 600.0

@@ -114,7 +114,7 @@ def recipe(workload: Workload, folder: Path) -> Recipe:
             "prompts_per_step": len(workload.prompts),
             "samples_per_prompt": 1,
             "data": {"source": str(prompts)},
-            "reward": {"model": workload.reward},
+            "reward": {"model": [workload.reward]},
             "critic": {"model": workload.value, "optimizer": optimizer},
             "sampling": {
                 "temperature": TEMPERATURE,

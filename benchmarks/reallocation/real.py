@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.launch.interface import WorkerContext
+from plait.launch.worker_context import WorkerContext
 from plait.layout.boxes import Box, Holding, Slice, aligned_slices
 from plait.layout.decoder import decoder_parameters
 from plait.layout.holdings import Holdings, weights

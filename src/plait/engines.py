@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from plait.data.records import Sample
@@ -157,7 +157,7 @@ class Training:
     """Training step of the run, from 0."""
     temperature: float | None
     """The temperature that log-probs are taken at; None: the sampling temperature."""
-    batch_values: Mapping[Column, FloatArray] = field(default_factory=dict)
+    batch_values: Mapping[Column, FloatArray]
     """Values for the whole batch that the loss reads."""
 
 
@@ -217,12 +217,10 @@ class TrainingEngine(Protocol):
         """Roles that train together by one schedule, this one included."""
         ...
 
-    def train(self, training: Training) -> Work[dict[str, float]]:
-        """Train as a TRAIN node of the flow says; the result is its metrics."""
-        ...
-
-    def train_together(self, trainings: Sequence[Training]) -> Work[list[dict[str, float]]]:
-        """Train several roles of `trains_with` together, in the order of the flow; the result is their metrics."""
+    def train(self, trainings: Sequence[Training]) -> Work[list[dict[str, float]]]:
+        """Train as TRAIN nodes of the flow say, in its order: of this role one, or those whose gradients meet in the
+        same optimizer steps; of several roles of `trains_with` all that train together. The result is the metrics of
+        each node."""
         ...
 
     def evaluate(

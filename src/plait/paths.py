@@ -42,6 +42,20 @@ def path_key(*keys: str) -> Any:
     return field_validator(*keys)(_every_one_at_home)
 
 
+def named_folder(key: str) -> Any:
+    """The validator of a settings class for the key of a folder that a run writes: an empty text, as of a variable that
+    is not set, would be the folder of the command."""
+    from pydantic import field_validator
+
+    return field_validator(key, mode="before")(_named)
+
+
+def _named(value: Any) -> Any:
+    if value == "":
+        raise ValueError("expected a folder, found an empty text")
+    return value
+
+
 def _every_one_at_home(value: Any) -> Any:
     match value:
         case str() | Path():

@@ -1,6 +1,6 @@
 """A whole training run without a model: the flow of an algorithm over tables.
 
-The graph is the real one, COMPUTE nodes run through `data.rows.evaluate`, losses through `MicroBatchLoss`. What is
+The graph is the real one, COMPUTE nodes run through `data.computing.evaluate`, losses through `MicroBatchLoss`. What is
 simple here are the models. A policy is a table of logits [states, places, tokens]: token t of a response to state s has
 the logits table[s, t], whatever came before. A scalar model (critic, trained reward) is a table of values [states,
 prefixes]: one number for each beginning of a response.
@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from plait.data.computing import evaluate, spread_to
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.data.rows import Rows, evaluate, spread_to
+from plait.data.rows import Rows
 from plait.dataflow import CallKind, Column, Level, Node, Score, trace
 from plait.models.outputs import Outputs
 from plait.policy.packing import draw_mini_batches
@@ -155,7 +156,7 @@ class TabularRun:
         rows = tables[node.rows]
         for column in node.inputs.values():
             if column.rows != node.rows and column.level is not Level.BATCH:
-                rows = rows.with_column(column, spread_to(column, tables[column.rows], rows, node.call))
+                rows = rows.with_column(column, spread_to(column, tables[column.rows], rows, node))
         ids = [(s.prompt.uid, s.index) for s in rows.samples]
         how = node.training
         for epoch in range(how.epochs):

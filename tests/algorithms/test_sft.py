@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.algorithms.losses import cross_entropy
 from plait.algorithms.safe_rlhf import SafeRLHFOptions, safe_rlhf
-from plait.algorithms.sft import SFTOptions, cross_entropy, sft
+from plait.algorithms.sft import SFTOptions, sft
 from plait.dataflow import CallKind
 from tests.algorithms.batches import Outputs, run_loss
 from tests.algorithms.flows import graph_of, loss_of
@@ -66,6 +67,7 @@ def test_calls_of_sft():
 def test_the_pretraining_loss_of_safe_rlhf_is_the_same_with_a_weight():
     outputs = Outputs([2, 1], logprobs=np.array([-1.0, -2, -3]), mask=np.array([1.0, 0, 1]))
     graph = graph_of(safe_rlhf, SafeRLHFOptions(ptx_coef=4.0))
+    assert [len(update) for update in graph.updates("actor")] == [1, 1], "each has optimizer steps of its own"
     trained = [node for node in graph.calls("actor") if node.kind is CallKind.TRAIN]
     assert len(trained) == 2
     assert trained[1].rows == graph.of_kind(CallKind.READ)[0].id

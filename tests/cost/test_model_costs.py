@@ -23,7 +23,7 @@ from plait.cost.moves import move_cost
 from plait.cost.passes import Passes
 from plait.cost.shape_parameters import adapter_parameters, parameters_of_shape
 from plait.cost.workload import Workload
-from plait.dataflow import Dataflow
+from plait.dataflow import Dataflow, trace
 from plait.layout.holdings import weights
 from plait.layout.mesh import Layout, Parallelism
 from plait.layout.move import plan_move
@@ -115,6 +115,35 @@ def test_training_with_data_parallel_ranks() -> None:
     assert one.terms["products"] == pytest.approx(2 * two.terms["products"])
     assert one.terms["products"] == pytest.approx(steps * 3 * 4 * 2 * 96 * LAYER / 0.5e9 / steps_per_epoch(costs))
     assert one.terms["optimizer"] == pytest.approx(steps * (2 * 12 + 2 + 4) * elements() / 0.5e8)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_gradients_that_are_left_to_another_call_make_no_optimizer_step(sharded: bool) -> None:
+    """Nor are they summed over ranks, but where that is done in every micro-batch. Their forwards and backwards are as
+    they would be."""
+    work = Workload(4, 2, LENGTHS, "bfloat16", micro_batch_tokens=24, sharded=frozenset({"actor"} if sharded else ()))
+
+    def of(with_next: bool, layout: Layout) -> list[CallCost]:
+        def flow(prompts, actor):
+            samples = actor.generate(prompts)
+            actor.train(samples, loss=lambda batch: batch, mini_batches=4, with_next=with_next)
+            actor.train(samples, loss=lambda batch: batch, mini_batches=4)
+
+        traced = trace(flow, roles=("actor",))
+        costs = ModelCosts(work, {"actor": SHAPE}, traced, a_cluster())
+        assert traced.optimizer_steps("actor") == (4 if with_next else 8)
+        return [costs.call(call, "train", layout) for call in ("actor.train", "actor.train#2")]
+
+    (left, last), (alone, _) = (of(with_next, Layout.on(range(2), dp=2)) for with_next in (True, False))
+    assert last.terms == alone.terms
+    dropped = {"optimizer", "new weights", *(() if sharded else ("gradients",))}
+    assert {**left.terms, **dict.fromkeys(dropped, 0.0)} == {**alone.terms, **dict.fromkeys(dropped, 0.0)}
+    assert all(left.terms.get(name, 0.0) == 0 for name in dropped)
+    assert left.bytes < alone.bytes
+    # In a pipeline the micro-batches of both are one behind the other, so that more may be under way.
+    one, both = (of(with_next, Layout.on(range(4), pp=4))[1] for with_next in (False, True))
+    assert one.working_bytes[-1] == both.working_bytes[-1]
+    assert one.working_bytes[0] < both.working_bytes[0]
 
 
 def test_gradients_that_are_divided_are_summed_in_every_micro_batch() -> None:

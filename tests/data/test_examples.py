@@ -11,7 +11,7 @@ from plait.data.chat import Ids
 from plait.data.examples import ExampleSet, ExampleStream, Given, evaluation_samples, example_set
 from plait.data.formats import Row, RowKind
 from plait.data.mixture import Mixed
-from plait.data.records import EVALUATION_UID, FinishReason
+from plait.data.records import FinishReason
 from plait.data.settings import DataSettings
 from plait.data.sources import Source, open_splits, read_rows
 from plait.data.spoken import SpokenFinder
@@ -642,8 +642,8 @@ def test_a_stream_takes_every_row_once_per_epoch_as_prompts_do(tmp_path):
     assert stream.epoch(5) == 2
     in_order = ExampleStream(Mixed((made,), shuffles=(False,)), seed=3, per_step=2).samples(5, 5)
     assert [one.sample.prompt.text for one in in_order[::2]] == list("01234")
-    held_out = evaluation_samples(made)
-    assert [one.sample.prompt.uid for one in held_out[::2]] == list(range(EVALUATION_UID, EVALUATION_UID + 5))
+    held_out = evaluation_samples(made, 16)
+    assert [one.sample.prompt.uid for one in held_out[::2]] == list(range(16, 21))
 
 
 def test_prompts_and_examples_of_one_seed_take_the_same_places(tmp_path):

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from plait.data.formats import Row
 from plait.data.mixture import Mixed
 from plait.data.prompts import PromptEncoder, PromptSet, PromptStream, evaluation_prompts, prompt_set
-from plait.data.records import EVALUATION_UID
 from plait.data.settings import DataSettings
 from plait.data.sources import Source
 from plait.errors import DataError
@@ -306,9 +305,9 @@ GOLDEN = (5, 2, 0, 3, 1, 4)
 def test_epoch_and_evaluation_prompts():
     one = stream(8, 3)
     assert [one.epoch(step) for step in (0, 4, 8)] == [0, 1.5, 3]
-    held_out = evaluation_prompts(one.prompt_set.sets[0])
+    held_out = evaluation_prompts(one.prompt_set.sets[0], 16)
     assert asked(held_out) == [f"question {n}" for n in range(8)]
-    assert [prompt.uid for prompt in held_out] == list(range(EVALUATION_UID, EVALUATION_UID + 8))
+    assert [prompt.uid for prompt in held_out] == list(range(16, 24))
 
 
 def test_columns_of_a_prompt_survive_json():

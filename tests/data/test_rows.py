@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from plait.data.computing import evaluate, spread_to, trained_rows
 from plait.data.experts import Experts
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.data.rows import Rows, evaluate, spread_to, trained_rows
+from plait.data.rows import Rows
 from plait.dataflow import Column, Dataflow, Level, Node, per_batch, per_group, per_sample, trace
 from plait.errors import RunError
 
@@ -227,7 +228,7 @@ def test_a_baseline_of_other_samples_is_matched_by_prompt():
     flow = remax_graph(lambda score, baseline: score - baseline)
     baseline, tables = greedy_rows(flow, 4, 7)
     assert evaluate(flow.nodes[4], tables).tolist() == [-629, -360, -630, -358, -359]
-    assert spread_to(baseline, tables[1], tables[0], "train").tolist() == [700, 400, 700, 400, 400]
+    assert spread_to(baseline, tables[1], tables[0], flow.nodes[-1]).tolist() == [700, 400, 700, 400, 400]
     grouped = remax_graph(lambda scores, baselines: scores - baselines.mean(), per_group)
     _, tables = greedy_rows(grouped, 4, 7)
     assert evaluate(grouped.nodes[4], tables).tolist() == [-629, -360, -630, -358, -359]

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from plait.data import tasks
 from plait.data.settings import DataSettings
-from plait.data.sources import open_splits, read_jsonl
+from plait.data.sources import open_splits, read_jsonl, read_rows
 from plait.errors import DataError
 from tests.data.json_rows import written
 
@@ -60,7 +60,7 @@ def test_contents_in_parts_are_one_text(tmp_path):
 
 
 def test_another_prompt_column(tmp_path):
-    rows = read_jsonl(write(tmp_path / "a.jsonl", {"question": "q", "answer": "a"}), "question")
+    rows = read_rows(str(write(tmp_path / "a.jsonl", {"question": "q", "answer": "a"})), prompt_column="question")
     assert rows[0].columns == {"prompt": "q", "question": "q", "answer": "a"}
 
 
@@ -326,10 +326,11 @@ def test_what_a_child_finds_wrong_is_said_here():
         open_splits(task("chain_som"))
 
 
-def test_a_task_that_looks_for_a_question_for_ever():
+def test_a_task_that_looks_for_a_question_for_ever(monkeypatch):
+    monkeypatch.setattr(tasks, "QUESTION_LIMIT_S", 1)
     # Source and target base must differ, so with one base there is no question.
     with pytest.raises(DataError, match=r"found no question within 1 s; change `data\.parameters`"):
-        tasks.draw_in_child("base_conversion", {"min_base": 2, "max_base": 2}, 0, 1, 1, question_limit_s=1)
+        tasks.draw_in_child("base_conversion", {"min_base": 2, "max_base": 2}, 0, 1, 1)
 
 
 def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from plait.data.computing import evaluate
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.data.rows import Rows, evaluate
+from plait.data.rows import Rows
 from plait.dataflow import CallKind, Level, Resample, TrainOptions, carried, per_batch, per_sample, trace
 from plait.errors import FlowError
 

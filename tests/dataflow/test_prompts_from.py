@@ -187,10 +187,6 @@ def scores_behind_them(prompts, actor, reward):
     reward.score(samples, prompts=prompts_from(samples, hinted))
 
 
-def drawn_from_them(prompts, actor):
-    actor.generate(prompts_from(actor.generate(prompts), hinted))
-
-
 def computed_with(prompts, actor):
     per_group(max, prompts_from(actor.generate(prompts), hinted), name="x")
 
@@ -212,7 +208,6 @@ def computed_with(prompts, actor):
         (behind_samples, r"actor.logprobs\(prompts=…\) takes what `prompts_from` returns .*, not samples"),
         (behind_those_of_others, "the prompts were written for other samples than those of the call"),
         (scores_behind_them, r"unexpected keyword argument 'prompts'"),
-        (drawn_from_them, "actor.generate takes the flow's own `prompts`, not those of `prompts_from`"),
         (computed_with, r"per_group\(max\) takes columns, not prompts"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

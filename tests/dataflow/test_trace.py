@@ -331,6 +331,20 @@ def train_where_tokens_are(prompts, actor):
     actor.train(samples, loss=lambda batch: batch, mask=actor.top_logprobs(samples, 4).ids)
 
 
+def summed(*, between=None, first=None, second=None):
+    """A flow of two calls whose gradients meet; `second=None`: it is not there."""
+
+    def flow(prompts, examples, actor, ref, reward):
+        samples = actor.generate(prompts)
+        actor.train(samples, loss=lambda batch: batch, with_next=True, **(first or {}))
+        if between is not None:
+            between(samples, actor, ref)
+        if second is not None:
+            actor.train(examples, loss=lambda batch: batch, **second)
+
+    return flow
+
+
 def actor_samples(prompts, role):
     return role.generate(prompts)
 
@@ -343,7 +357,10 @@ def actor_samples(prompts, role):
             r"the role `rewrd`, which nothing fills \(did you mean `reward`\?\); filled roles: actor, ref",
         ),
         (call_unknown_call, r"role `actor` has no call `logprob` \(did you mean `logprobs`\?\); its calls: generate"),
-        (generate_from_samples, "actor.generate takes the flow's `prompts`, not samples"),
+        (
+            generate_from_samples,
+            "actor.generate takes the flow's `prompts`, or what `prompts_from` returns, not samples",
+        ),
         (score_prompts, r"reward.score takes samples \(what `generate` returns\), not prompts"),
         (train_without_a_column, "actor.train: the loss `loss` needs the column `advantages`, which is not given"),
         (train_with_an_unknown_column, r"takes no column `advantage` \(did you mean `advantages`\?\); it takes: adv"),
@@ -380,6 +397,26 @@ def actor_samples(prompts, role):
         (ask_for_tokens_in_words, "ref.top_logprobs: k must be a whole number, found '64'"),
         (train_with_tokens_alone, r"not what `top_logprobs` returns \(give its `ids` and its `logprobs`\)"),
         (train_where_tokens_are, r"mask=…\) takes one number per token, not actor_top_ids\[token × 4\]"),
+        (summed(), r"flow `flow`: actor.train\(with_next=True\) .*, expected another actor.train, found none; make"),
+        (
+            summed(second={"with_next": True}),
+            r"actor.train#2\(with_next=True\) .* another actor.train, found none",
+        ),
+        (
+            summed(between=lambda samples, actor, ref: ref.logprobs(samples), second={}),
+            r"actor.train\(with_next=True\) .* expected another actor.train, found ref.logprobs; make all other",
+        ),
+        (
+            summed(between=lambda samples, actor, ref: ref.train(samples, loss=lambda batch: batch), second={}),
+            "expected another actor.train, found ref.train",
+        ),
+        (
+            summed(first={"mini_batches": 4}, second={"epochs": 2}),
+            r"its optimizer steps with actor.train#2, expected equal `mini_batches x epochs` of both, found 4 and 2",
+        ),
+        (summed(first={"after": 1}, second={}), "expected equal `after` of both, found 1 and 0"),
+        (summed(first={"mini_batches": "4"}, second={}), "actor.train: mini_batches must be a whole number, found '4'"),
+        (summed(second={"with_next": "no"}), "actor.train: with_next must be True or False, found 'no'"),
         (calculate_with_a_column, r"computes with reward_score\[sample\], which has no values .* per_sample"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -387,6 +424,31 @@ def actor_samples(prompts, role):
 def test_a_mistake_is_named(flow, message):
     with pytest.raises(FlowError, match=message):
         trace(flow, roles=ROLES)
+
+
+def test_gradients_of_several_calls_meet_in_one_step():
+    """Functions over columns may stand between; a third loss may be among them; the steps are those of the last."""
+
+    def flow(prompts, examples, actor, reward):
+        samples = actor.generate(prompts)
+        scores = reward.score(samples)
+        how = {"mini_batches": 2, "epochs": 2, "after": 1}
+        actor.train(samples, loss=lambda batch: batch, with_next=True, **how)
+        advantages = per_group(centre, scores, name="advantages")
+        actor.train(samples, loss=loss, advantages=advantages, with_next=True, **how)
+        actor.train(examples, loss=lambda batch: batch, mini_batches=4, after=1)
+        actor.train(samples, loss=lambda batch: batch)
+
+    graph = trace(flow, roles=ROLES)
+    meeting = [[node.call for node in update] for update in graph.updates("actor")]
+    assert meeting == [["actor.train", "actor.train#2", "actor.train#3"], ["actor.train#4"]]
+    assert graph.optimizer_steps("actor", 3) == 2 * 4 + 3
+    assert [str(line).rpartition(" ")[2] for line in str(graph).splitlines() if "train" in line.split()[1]] == [
+        "gradients",
+        "gradients",
+        "weights",
+        "weights",
+    ]
 
 
 def test_a_call_has_the_options_of_its_kind_alone():

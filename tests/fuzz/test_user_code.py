@@ -82,7 +82,9 @@ def test_a_flow_or_a_file_that_hangs_is_broken_off(
     assert "mine.py:2: has not come back" in str(error)
 
 
-@pytest.mark.parametrize(("function", "module"), [("judge", "plait.data.rows"), ("loss", "plait.training.loss_share")])
+@pytest.mark.parametrize(
+    ("function", "module"), [("judge", "plait.data.computing"), ("loss", "plait.training.loss_share")]
+)
 def test_what_hangs_in_a_step_is_broken_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, module: str
 ) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
+from plait.data.computing import evaluate
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.data.rows import Rows, evaluate
+from plait.data.rows import Rows
 from plait.dataflow import CallKind, Dataflow, Level
 from plait.errors import PlaitError
 from plait.models.outputs import Outputs

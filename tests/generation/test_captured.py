@@ -432,7 +432,8 @@ def test_samples_with_speculation_are_those_without(how: int | str, monkeypatch:
     monkeypatch.setattr(plain.state.forward, "prepare", lambda longest: None)
     expected, _ = drafted(plain, asked)
     engine, steps = captured_engine(monkeypatch)
-    engine.speculates = speculator_of(SamplingSettings(speculation=how), engine.state.forward)  # type: ignore[arg-type]
+    asked_for = SamplingSettings(speculation=how)  # type: ignore[arg-type]
+    engine.speculates = speculator_of(asked_for, engine.state.forward, keep_memory=True)
     sizes = asked_sizes(monkeypatch)
     for _ in range(2):
         assert_same(drafted(engine, asked)[0], expected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from plait.launch.interface import Group
+from plait.launch.group import Group
 from plait.launch.local import LocalProcesses
 
 

@@ -44,7 +44,7 @@ def test_a_rank_is_still_while_its_number_stays():
     ],
 )
 def test_who_is_to_blame(suspects, waits_for, blamed):
-    assert stalled_of(suspects, waits_for) == blamed
+    assert stalled_of(suspects, waits_for, excuses_silent=False) == blamed
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,11 @@ def test_assignment_is_the_best_of_all(size: int, data) -> None:
 
 
 @settings(max_examples=examples(20, 40), deadline=None)
-@given(pairs(), st.booleans())
-def test_never_moves_more_than_the_given_order(case, across_nodes: bool) -> None:
+@given(pairs())
+def test_never_moves_more_than_the_given_order(case) -> None:
     parameters, cluster, before, after = case
     source = weights(parameters, before, "float32", "before")
-    found = regrouped(after, parameters, source, cluster, across_nodes=across_nodes)
+    found = regrouped(after, parameters, source, cluster)
     assert sorted(found.mesh.ranks) == sorted(after.mesh.ranks)
     assert found.parallelism == after.parallelism
     moved = [
@@ -40,9 +40,8 @@ def test_never_moves_more_than_the_given_order(case, across_nodes: bool) -> None
         for layout in (found, after)
     ]
     assert moved[0] <= moved[1]
-    if not across_nodes:
-        same_node = zip(found.mesh.ranks, after.mesh.ranks, strict=True)
-        assert all(cluster.node_of(mine) == cluster.node_of(given) for mine, given in same_node)
+    same_node = zip(found.mesh.ranks, after.mesh.ranks, strict=True)
+    assert all(cluster.node_of(mine) == cluster.node_of(given) for mine, given in same_node)
 
 
 def test_the_own_layout_stays_as_it_is() -> None:

@@ -127,6 +127,13 @@ ONE_STEP: list[tuple[dict[str, float], str, Severity, str, str]] = [
         "every advantage",
         "reward.functions",
     ),
+    (
+        {"doctor/zero_advantages": 1.0, "frac_reward_zero_std": 1.0, "doctor/learns_beside": 1.0},
+        "dead_groups",
+        WARNING,
+        "these teach nothing",
+        "reward.functions",
+    ),
     ({"doctor/groups_broken": 1.0}, "dead_groups", ERROR, "keyed by something else", "samples_per_prompt"),
     ({"reward/dropped": 2}, "reward_dropped", INFO, "2 samples (3%)", "reward.on_error"),
     ({"reward/dropped": 32}, "reward_dropped", WARNING, "32 samples (50%)", "reward.on_error"),

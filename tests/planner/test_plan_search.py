@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.cost.costs import Tail
+from plait.cost.pipelines import FILLING
 from plait.cost.placement import check_layouts
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.dataflow import trace
@@ -390,6 +391,40 @@ def test_no_plan_is_worth_less_than_its_bound(traits, rollouts: Rollouts) -> Non
     for _ in range(300):
         state = moves.near(state, rng)
         assert objective.bound(state) <= objective(state).value * (1 + 1e-12)
+
+
+def summed(prompts, actor, critic):
+    samples = actor.generate(prompts)
+    critic.train(samples, loss=never, values=critic.values(samples))
+    actor.train(samples, loss=never, with_next=True)
+    actor.train(samples, loss=never)
+
+
+class Filling(StandIn):
+    """A pipeline's gaps are those of filling and draining it."""
+
+    def call(self, call, mode, layout, **options):
+        found = super().call(call.removesuffix("#2"), mode, layout, **options)
+        return replace(found, terms={FILLING if name == "bubble" else name: s for name, s in found.terms.items()})
+
+
+@pytest.mark.parametrize("traits", [{}, {"ahead": True}], ids=["plain", "ahead"])
+def test_no_plan_whose_losses_meet_is_worth_less_than_its_bound(traits) -> None:
+    """The calls of one update are played together, and fill a pipeline once."""
+    flow, weights = trace(summed, roles=("actor", "critic")), {"actor": 20, "critic": 10}
+    costs = Filling(WORK, weights, devices=4, memory=260)
+    facts = dict.fromkeys(("actor", "critic"), RoleFacts((1.0,) * LAYERS, last=1.0, max_tp=1))
+    graph = replace(StepGraph.of(flow, ("actor", "critic")), **traits)
+    space = PlanSpace(PlanProblem(graph, costs, facts, pairs=(("actor", "critic"),)))
+    objective, moves, rng = Objective(space.problem), Moves(space), Random("sums")
+    state = moves.greedy()
+    assert state is not None
+    stages = Counter[int]()
+    for _ in range(300):
+        state = moves.near(state, rng)
+        stages[state[graph.slots_of("actor")["train"]].placements[0].pp] += 1
+        assert objective.bound(state) <= objective(state).value * (1 + 1e-12)
+    assert stages.total() - stages[1] > 20, "some are cut into stages"
 
 
 def test_nothing_is_the_bound_where_keys_and_values_take_what_is_left_of_a_device() -> None:

@@ -42,7 +42,7 @@ SAMPLING = (
     ),
     Bug(
         "experts of a response one token off",
-        "plait.data.packed_experts:packed_experts",
+        "plait.data.token_experts:token_experts",
         "put(span.start, experts.response)",
         "put(span.start + 1, experts.response)",
         ("runs/test_router_replay.py::test_engine_and_trainer_agree",),

@@ -9,7 +9,7 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from plait.launch.interface import Group
+from plait.launch.group import Group
 from tests.launch.groups import group_of
 from tests.reallocation.worker import Worker
 

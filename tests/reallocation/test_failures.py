@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from torch.distributed import FileStore
 
-from plait.launch.interface import WorkerContext
+from plait.launch.worker_context import Place, WorkerContext
 from tests.forked import exit_code_of, forked
 from tests.reallocation.worker import Worker
 
 
 def _rank(rank: int, size: int, folder: Path, victim: int, signal_number: int, deadline_s: float) -> None:
-    worker = Worker(WorkerContext(rank, size, lambda: FileStore(str(folder / "store"), size)))
+    worker = Worker(WorkerContext(rank, size, lambda: FileStore(str(folder / "store"), size), Place(), print))
     (folder / f"{rank}").write_text(worker.lost_peer(victim, 3, signal_number, deadline_s))
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from plait.launch.interface import Group
+from plait.launch.group import Group
 from plait.layout.mesh import Cluster, Layout
 from plait.reallocation.mover import AHEAD
 from tests.layout.uniform_caches import uniform

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from plait.errors import DataError, LayoutError, RunError
-from plait.launch.interface import Group
+from plait.launch.group import Group
 from plait.layout.decoder import decoder_parameters
 from plait.layout.holdings import Holdings, weights
 from plait.layout.mesh import Cluster, Layout

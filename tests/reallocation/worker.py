@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.launch.interface import WorkerContext
+from plait.launch.worker_context import WorkerContext
 from plait.layout.boxes import Holding, Slice
 from plait.layout.caches import CacheShape, cache, cache_parameters
 from plait.layout.decoder import decoder_parameters

@@ -83,6 +83,8 @@ def test_an_option_of_another_algorithm_is_said_to_be_that() -> None:
         ("CISPO", "; it is `examples/newer_losses.py:newer`"),
         ("pass_k", "; it is `examples/newer_advantages.py:newer` with `options.advantage: pass_at_k`"),
         ("KL-Cov", "; it is `examples/newer_advantages.py:newer` with `options.covariant`"),
+        ("LUFFY", "; it is `examples/demonstrated.py:demonstrated` with `options.mix: luffy`"),
+        ("PPO-ptx", "; it is `ppo` with `options.ptx_coef` and `pretraining.source`"),
         ("online_dpo", "; it is `examples/online_dpo.py:online_dpo`"),
         ("SDPOTrainer", "; it is `examples/self_distillation.py:sdpo`"),
         ("self-distillation", "; it is `examples/self_distillation.py:sdft`"),

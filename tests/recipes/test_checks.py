@@ -31,7 +31,7 @@ def recipe_of(**keys: Any) -> Recipe:
 
 
 def built_in(name: str, **options: Any) -> Dataflow:
-    return trace_algorithm(load_flow(name), options, ROLES, name)
+    return trace_algorithm(load_flow(name), options, ROLES)
 
 
 def loss(batch):

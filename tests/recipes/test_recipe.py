@@ -260,6 +260,7 @@ def test_what_other_programs_replace_in_a_path_is_refused(key: str) -> None:
         ("sampling.temperature", "1e-9", "expected 0 (greedy) or at least 0.01, found 1e-09: so small a one overflows"),
         ("data.prompt_template", "Q:", "expected {question}, the place of the prompt, in it, found 'Q:'"),
         ("data.chat_template", "chatml", "expected auto, true or false, found 'chatml'; the template itself is"),
+        ("run_dir", "", "expected a folder, found an empty text"),
         ("sampling.stop", "['']", "expected non-empty stop strings, found an empty one, which every text contains"),
     ],
 )

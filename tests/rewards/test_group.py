@@ -142,7 +142,7 @@ def test_what_cannot_be_read_as_one_score_each(returned):
 )
 def test_paths_that_have_no_form(path, said):
     with pytest.raises(ConfigError, match=said) as caught:
-        split_path(path)
+        split_path(path, key="reward.functions")
     assert "reward.functions" in str(caught.value)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plait.errors import ConfigError, RunError
-from plait.rewards import pool as pool_of
+from plait.rewards import call_workers
 from plait.rewards.functions import reward_functions
 from plait.rewards.pool import RewardPool
 from tests.cases import slow_but
@@ -184,7 +184,7 @@ def test_what_cannot_be_loaded_is_said_before_any_work(tmp_path, source, path, s
 
 
 def test_a_file_that_hangs_while_it_is_imported(tmp_path, monkeypatch):
-    monkeypatch.setattr(pool_of, "IMPORT_LIMIT_S", 1.0)
+    monkeypatch.setattr(call_workers, "IMPORT_LIMIT_S", 1.0)
     (tmp_path / "rewards.py").write_text("import time\ntime.sleep(1000)")
     with (
         RewardPool(reward_functions([f"{tmp_path}/rewards.py:f"])) as pool,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from plait.recipes.recipe_file import load_recipe
 from plait.runtime.api import run
 from plait.runtime.folder.stored_recipe import recipe_text
 from tests.runs.nodes import folder_of, left_of
-from tests.runs.plans import assert_equal_runs
+from tests.runs.plans import assert_equal_runs, write_plan
 
 LIMIT_S = 600
 """For a run that is broken off, also where the machine has much else to do."""
@@ -77,13 +78,15 @@ FLOW = """
 """
 
 
-def filled(folder: Path, flow: str) -> Path:
-    """The folder, with this flow, a reward and prompts."""
+def filled(folder: Path, flow: str, plans: Mapping[str, dict[str, str]]) -> Path:
+    """The folder, with this flow, a reward, prompts and plans."""
     (folder / "flow.py").write_text(flow)
     (folder / "reward.py").write_text(
         "def sevens(completions, **columns):\n    return [text.count('7') + 0.01 * len(text) for text in completions]\n"
     )
     (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "what is {i} plus 4?"}}\n' for i in range(12)))
+    for name, places in plans.items():
+        write_plan(folder, name, places)
     return folder
 
 

@@ -62,6 +62,10 @@ BONUS = ("grpo", {"options": {**GRPO[1]["options"], "weigh_kl_by_ratio": True, "
 KEPT = ("grpo", {"options": {**GRPO[1]["options"], "entropy_coef": 0.05}, "sampling.top_p": 0.9, "sampling.min_p": 0.1})
 """Draws from a part of the vocabulary, which samples have with them."""
 PPO = ("ppo", {"options": {"kl_coef": 0.05, "mini_batches": 2}})
+EXAMPLES = {"pretraining.source": "PLACE/examples.jsonl"}
+SUMMED = ("grpo", {"options": {**GRPO[1]["options"], "ptx_coef": 0.3}, **EXAMPLES})
+"""Two losses in each optimizer step: of 12 drawn samples, and of 3 given ones."""
+SUMMED_PPO = ("ppo", {"options": {**PPO[1]["options"], "ptx_coef": 0.3}, **EXAMPLES})
 SAFE = ("safe_rlhf", {"options": {"ptx_coef": 0.5, "kl_coef": 0.02, "cost_window": 8}})
 OWN = ("own", {"options": {}})
 PPO_MODEL = ("ppo", PPO[1] | {"reward.model": "PLACE/scorer", "reward.functions": None})
@@ -301,6 +305,20 @@ PLANS |= {
             "ref.logprobs": "2",
         },
     ),
+    "summed-colocated-2": (SUMMED, "colocated 2"),
+    "summed-split-2": (SUMMED, "split 2"),
+    "summed-pp2": (SUMMED, {"actor.generate": "1", "actor.train": "0,1 pp2", "ref.logprobs": "1,0 dp2"}),
+    "summed-dp2tp2": (SUMMED, {"actor.generate": "0", "actor.train": "0,1,2,3 dp2 tp2", "ref.logprobs": "3"}),
+    "summed-dp4": (SUMMED, {"actor.generate": "0", "actor.train": "0,1,2,3 dp4", "ref.logprobs": "3"}),
+    "summed-leaves-2": (
+        SUMMED,
+        {
+            "actor.generate": "0,1 pp2 after=drop",
+            "actor.train": "0,1 tp2 after=offload",
+            "ref.logprobs": "0,1 dp2 after=offload",
+        },
+    ),
+    "summed-ppo-standalone-4": (SUMMED_PPO, "standalone 4"),
     "dpo-tp2": (DPO, {"actor.train": "0,1 tp2", "ref.logprobs": "0"}),
     "kto-dp2": (KTO, {"actor.train": "0,1 dp2", "ref.logprobs": "0,1 tp2"}),
     "kto-split-2": (KTO, "split 2"),

@@ -13,7 +13,7 @@ from plait.runtime.api import run
 from tests.cases import slow_but
 from tests.runs.faulty_runs import FLOW, SUM, broken_off, filled, plait_train, recipe_of, whole
 from tests.runs.nodes import left_of
-from tests.runs.plans import assert_equal_runs, write_plan
+from tests.runs.plans import assert_equal_runs
 
 PLANS = {
     "plan": {"actor.generate": "0,1 dp2", "actor.train": "0,1 tp2", "ref.logprobs": "0,1 dp2"},
@@ -31,10 +31,7 @@ PHASES = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = filled(tmp_path_factory.mktemp("faults"), textwrap.dedent(FLOW))
-    for name, places in PLANS.items():
-        write_plan(folder, name, places)
-    return folder
+    return filled(tmp_path_factory.mktemp("faults"), textwrap.dedent(FLOW), PLANS)
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ from tests.runs.written import logged, samples_of
 
 MakeRecipe = Callable[..., Recipe]
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 WORDS = ["seven", "plus", "four", "is", "eleven", "and", "two", "makes", "nine"]
 
 
@@ -79,13 +80,16 @@ def recipe_of(flow: str, make_recipe: MakeRecipe, data: dict[str, str], **keys: 
             own["reference.model"] = str(teacher)
         case "ppo":
             own = {"options": {"kl_coef": 0.05, "mini_batches": 2, "target_kl": 0.1, "reward_norm": "mean-std"}}
+        case "ppo_ptx":
+            options = {"kl_coef": 0.05, "mini_batches": 2, "epochs": 2, "ptx_coef": 0.5, "critic_warmup_steps": 1}
+            own = {"options": options, "pretraining.source": data["examples"]}
         case "safe_rlhf":
             own = {
                 "options": {"ptx_coef": 0.5, "kl_coef": 0.02, "cost_window": 8},
                 "cost.functions": [data["cost"]],
                 "pretraining.source": data["examples"],
             }
-    return make_recipe(algorithm=flow, **(own | keys))
+    return make_recipe(algorithm=flow.removesuffix("_ptx"), **(own | keys))
 
 
 @pytest.mark.parametrize(
@@ -126,6 +130,39 @@ def test_flows_with_critics(make_recipe: MakeRecipe, data: dict[str, str], flow:
     assert all(math.isfinite(value) for row in rows for value in row.values())
 
 
+def test_two_losses_make_each_step_of_the_actor(make_recipe: MakeRecipe, data: dict[str, str]) -> None:
+    """PPO-ptx: as many optimizer steps as without the examples, none in the critic's warm-up, counted once."""
+    recipe = recipe_of("ppo_ptx", make_recipe, data, steps=2)
+    run(recipe)
+    first, second = logged(recipe)
+    assert "training/optimizer_steps" not in first
+    assert "actor/ptx_loss" not in first
+    assert second["training/optimizer_steps"] == second["critic/optimizer_steps"] == 4
+    assert second["actor/ptx_loss"] == pytest.approx(second["actor.train#2/loss"] / 0.5)
+    assert second["training/mask_coverage"] == second["actor.train#2/mask_coverage"] == 1
+    assert not {"actor.train#2/grad_norm", "actor.train#2/lr"} & second.keys()
+    totals = prepare(recipe).flow.optimizer_steps("actor", recipe.steps)
+    assert totals == 4, "the schedule of the learning rate counts each once"
+
+
+@pytest.mark.parametrize("mix", slow_but(["luffy"], ["chord", "luffy"]))
+def test_demonstrations_are_learnt_in_the_steps_of_own_samples(make_recipe: MakeRecipe, mix: str) -> None:
+    """examples/demonstrated.py. One file gives prompts and demonstrations: they meet, in every epoch over it."""
+    rows = str(EXAMPLES / "demonstrations.jsonl")
+    keys: dict[str, Any] = {"data.source": rows, "pretraining.source": rows, "prompts_per_step": 3, "steps": 4}
+    keys["options"] = {"mix": mix, "mini_batches": 2, **({"weights": "entropy"} if mix == "chord" else {})}
+    recipe = make_recipe(algorithm=f"{EXAMPLES}/demonstrated.py:demonstrated", **keys)
+    run(recipe)
+    steps = logged(recipe)
+    assert [row["training/optimizer_steps"] for row in steps] == [2] * 4
+    if mix == "luffy":
+        assert {row["demonstrated"] for row in steps} == {1 / (1 + recipe.samples_per_prompt)}
+        assert all(math.isfinite(row["examples/reward"]) for row in steps)
+    else:
+        assert [row["mu"] for row in steps] == pytest.approx([0.9, 0.8997903, 0.8991614, 0.8981139], abs=1e-6)
+    assert all(row["actor/nll"] > 0 for row in steps)
+
+
 @pytest.mark.slow
 def test_a_critic_says_what_follows_truncated_responses(make_recipe: MakeRecipe, data: dict[str, str]) -> None:
     """Their score is left out of what the critic learns, and its value of their end stands there."""
@@ -158,7 +195,7 @@ def test_an_evaluation_leaves_training_as_it_was(
 
 
 OFFLINE = ["sft", "reward_model", "dpo", "kto", "distill"]
-FLOWS = [*OFFLINE, "ppo", "safe_rlhf"]
+FLOWS = [*OFFLINE, "ppo", "ppo_ptx", "safe_rlhf"]
 
 
 @pytest.mark.parametrize("flow", slow_but(["safe_rlhf"], FLOWS))

@@ -34,7 +34,7 @@ SENDS = """
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flow = textwrap.dedent(FLOW + SENDS).replace("from plait.algorithms.grpo import grpo as grpo", "")
-    folder = filled(tmp_path_factory.mktemp("faults"), "from plait.algorithms.ppo import ppo as ppo\n" + flow)
+    folder = filled(tmp_path_factory.mktemp("faults"), "from plait.algorithms.ppo import ppo as ppo\n" + flow, {})
     write_plan(folder, "plan", ACTOR_CRITIC, [schedule_of((2, 2), (2, 2))])
     return folder
 

@@ -30,7 +30,7 @@ from plait.schedule.schedule import Schedule
 from plait.schedule.timeline import load_any
 from tests.cases import slow_but
 from tests.models.tiny import save_tiny
-from tests.runs.placed_runs import PPO, SAFE, Flow
+from tests.runs.placed_runs import PPO, SAFE, SUMMED_PPO, Flow
 from tests.runs.plans import assert_equal_runs, write_plan
 from tests.training.schedules import shuffled
 
@@ -85,6 +85,8 @@ CASES: dict[str, tuple[Flow, dict[str, str], str]] = {
     "critic warm-up": (WARM_UP, ACTOR_CRITIC, schedule_of((2, 2), (2, 4))),
     "adapters": (("ppo", PPO[1] | {"lora.rank": 2}), ACTOR_CRITIC, schedule_of((2, 2), (2, 3))),
     "balanced experts": (BALANCED, ACTOR_CRITIC, schedule_of((2, 2), (2, 3))),
+    "two losses of the actor": (SUMMED_PPO, ACTOR_CRITIC, schedule_of((2, 2), (2, 3))),
+    "two losses of adapters": ((SUMMED_PPO[0], SUMMED_PPO[1] | {"lora.rank": 2}), BESIDE, schedule_of((2, 2), (3, 2))),
     "two critics": (SAFE, CRITICS, schedule_of((2, 2), (2, 3), ("critic", "cost_critic"))),
     "actor twice": (SAFE, ACTOR_CRITIC | {"cost_critic.train": "0,1 dp2"}, schedule_of((2, 2), (2, 2))),
     "a critic of one stage": (
@@ -140,7 +142,8 @@ def test_training_together_changes_nothing(
     assert plan.schedules == (Schedule.from_json(schedule),)
     order = placements_of(plan, schedule_roles(plan)[0]).together
     assert order is not None
-    assert_executed(found, order, first_step=1 + flow[1]["options"].get("critic_warmup_steps", 0))
+    second = "actor.train#2" if flow[1] is SUMMED_PPO[1] else None
+    assert_executed(found, order, 1 + flow[1]["options"].get("critic_warmup_steps", 0), second)
 
 
 FOUND = {call: text.replace("=both", "=fused") for call, text in ACTOR_CRITIC.items()}
@@ -230,9 +233,13 @@ def schedule_roles(plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(action.model for action in plan.schedules[0]))
 
 
-def assert_executed(run_dir: Path, order: FusedOrder, first_step: int) -> None:
-    """Every rank did the actions of its row in that order, those of each role under its own name."""
-    done = executed(run_dir, order)
+def assert_executed(run_dir: Path, order: FusedOrder, first_step: int, second: str | None = None) -> None:
+    """Every rank did the actions of its row in that order, those of each role under its own name.
+
+    Args:
+        second: a call whose gradients meet those of the first: its micro-batches are behind the others.
+    """
+    done = executed(run_dir, order, second)
     assert {step for _, step, _ in done} == set(range(1, STEPS + 1))
     assert {action.model for actions in done.values() for action in actions} == set(order.roles)
     for (rank, step, _), actions in done.items():
@@ -253,14 +260,14 @@ def assert_executed(run_dir: Path, order: FusedOrder, first_step: int) -> None:
         ]
 
 
-def executed(run_dir: Path, order: FusedOrder) -> dict[tuple[int, int | None, str], list[Action]]:
+def executed(run_dir: Path, order: FusedOrder, second: str | None) -> dict[tuple[int, int | None, str], list[Action]]:
     """(rank, step, mini-batch) → forwards and backwards of the first training calls, in the order in which they ran."""
     found: dict[tuple[int, int | None, str], list[Action]] = {}
     for span in load_any(run_dir / "trace.json").ordered().spans:
-        if span.kind in (Kind.FORWARD, Kind.BACKWARD) and span.whole.endswith(".train"):
+        if span.kind in (Kind.FORWARD, Kind.BACKWARD) and (span.whole.endswith(".train") or span.whole == second):
             call, batch, name = span.action.split("/", 2)
             action = parse_action(name)
-            assert (call, span.role) == (f"{action.model}.train", action.model)
+            assert (call, span.role) in ((f"{action.model}.train", action.model), (second, "actor"))
             if action.model in order.roles:
                 found.setdefault((span.rank, span.step, batch), []).append(action)
     return found

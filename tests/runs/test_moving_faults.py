@@ -13,7 +13,6 @@ import pytest
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from tests.runs.faulty_runs import FLOW, broken_off, filled, patience, recipe_of, whole
-from tests.runs.plans import write_plan
 
 MOVES = """
     import sys
@@ -70,9 +69,8 @@ CASES = list(itertools.product(("kill", "stop", "raise"), ("here", "give", "take
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = filled(tmp_path_factory.mktemp("faults"), textwrap.dedent(FLOW) + textwrap.dedent(MOVES))
-    write_plan(folder, "plan", PLACES)
-    return folder
+    flow = textwrap.dedent(FLOW) + textwrap.dedent(MOVES)
+    return filled(tmp_path_factory.mktemp("faults"), flow, {"plan": PLACES})
 
 
 @pytest.fixture(scope="module")

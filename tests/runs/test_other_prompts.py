@@ -402,7 +402,7 @@ def test_a_column_that_the_data_lack_is_named_before_the_run(make: MakeRecipe, t
     (tmp_path / "which").write_text("of_columns")
     recipe = make("broken", "one")
     with pytest.raises(
-        DataError, match=r"sums.jsonl: `of_columns`, .* `solutions` \(did you mean `solution`\?\), found"
+        DataError, match=r"prompts_from\(of_columns\) needs the column `solutions` \(did you mean `solution`\?\), found"
     ):
         run(recipe)
     assert not recipe.run_dir.exists()

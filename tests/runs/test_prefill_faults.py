@@ -11,7 +11,6 @@ import pytest
 
 from tests.cases import slow_but
 from tests.runs.faulty_runs import FAULTS, FLOW, broken_off, filled, patience, plait_train, recipe_of, whole
-from tests.runs.plans import write_plan
 
 MOVES = """
     import sys
@@ -54,9 +53,8 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = filled(tmp_path_factory.mktemp("faults"), textwrap.dedent(FLOW) + textwrap.dedent(MOVES))
-    write_plan(folder, "plan", PLACES)
-    return folder
+    flow = textwrap.dedent(FLOW) + textwrap.dedent(MOVES)
+    return filled(tmp_path_factory.mktemp("faults"), flow, {"plan": PLACES})
 
 
 @pytest.fixture(scope="module")

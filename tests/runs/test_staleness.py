@@ -18,7 +18,7 @@ from plait.runtime.session import Session
 from plait.schedule.timeline import load_any
 from tests.cases import slow_but
 from tests.forked import exit_code_of, forked
-from tests.runs.placed_runs import GRPO, PPO, SAFE, where
+from tests.runs.placed_runs import GRPO, PPO, SAFE, SUMMED, where
 from tests.runs.plans import assert_equal_runs
 from tests.runs.test_resume import kill_and_resume
 from tests.runs.written import samples_by_step
@@ -78,6 +78,7 @@ PLANS: dict[str, tuple[tuple[str, dict[str, Any]], int, str | dict[str, str]]] =
             PPO,
             {"actor.generate": "1", "actor.train": "0", "ref.logprobs": "0", "critic.train": "0", "critic.values": "0"},
         ),
+        ("summed-split", SUMMED, "split 2"),
         ("safe-split", SAFE, "split 2"),
         ("safe-colocated", SAFE, "colocated 2"),
     )

@@ -13,7 +13,7 @@ import torch
 
 from plait.cli.dry_run import dry_run
 from plait.errors import RESUME, ConfigError, RunError
-from plait.launch.local_group import LocalGroup
+from plait.launch.group import Group
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.folder.export import export_checkpoint
@@ -64,14 +64,14 @@ def journey(placed: Callable[..., Recipe], place: Path) -> Journey:
     undisturbed = placed("grpo", "undisturbed", steps=STEPS, **keys)
     run(undisturbed)
     closed: list[tuple[int, int]] = []
-    close = LocalGroup.close
+    close = Group.close
 
-    def counted(group: LocalGroup, grace_s: float = 2.0) -> None:
+    def counted(group: Group, grace_s: float = 2.0) -> None:
         closed.append((group.bytes_sent, group.bytes_received))
         close(group, grace_s)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalGroup, "close", counted)
+        patch.setattr(Group, "close", counted)
         for step, plan in ((2, "tp2"), (3, "pp2"), (4, None), (STEPS, "dp2")):
             here = {} if plan is None else where(place, plan, PLANS[plan])
             run(placed("grpo", "changed", steps=step, **keys, **here), resume=step > 2)

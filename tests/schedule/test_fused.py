@@ -259,6 +259,21 @@ def twice(prompts: Any, actor: Any, critic: Any) -> None:
     actor.train(samples, loss=nothing, old=actor.logprobs(samples))
 
 
+def summed(prompts: Any, actor: Any, critic: Any) -> None:
+    samples = actor.generate(prompts)
+    actor.train(samples, loss=nothing, mini_batches=2, with_next=True)
+    actor.train(samples, loss=nothing, epochs=2)
+    critic.train(samples, loss=nothing, mini_batches=2)
+    actor.train(samples, loss=nothing)
+
+
+def test_calls_whose_gradients_meet_train_together_with_those_of_another_role() -> None:
+    traced = trace(summed, roles=("actor", "critic"))
+    groups = fused_calls(traced, ("actor", "critic"))
+    assert [[node.call for node in group] for group in groups] == [["actor.train", "actor.train#2", "critic.train"]]
+    complete(plan_of("0,1 pp2", "1,0 pp2", MINE, 2), traced, MODELS, "here")
+
+
 def test_the_first_calls_of_all_train_together_and_a_second_one_alone() -> None:
     traced = trace(twice, roles=("actor", "critic"))
     groups = fused_calls(traced, ("actor", "critic"))

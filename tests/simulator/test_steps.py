@@ -413,6 +413,44 @@ def test_roles_that_train_together_fill_each_others_gaps() -> None:
     assert both > alone  # activations of both are there at the same time
 
 
+def test_calls_whose_gradients_meet_are_one_training() -> None:
+    """Two stages: 12 + 3 s, 6 + 1.5 s of which a fifth is filling and draining: that is done once, so 24 - 1.5 s. With
+    a critic of 6 + 1.5 s beside it nobody waits: the work of all is 18 + 6 s."""
+
+    def summed(prompts, actor, critic):
+        samples = actor.generate(prompts)
+        actor.train(samples, loss=lambda batch: batch, with_next=True)
+        actor.train(samples, loss=lambda batch: batch)
+        critic.train(samples, loss=lambda batch: batch)
+
+    flow = trace(summed, roles=("actor", "critic"))
+    graph = StepGraph.of(flow, MODELS)
+    assert graph.updates == (((0,),), ((1, 2),), ((3,),))
+
+    class Idle(StandIn):
+        def call(self, call, mode, layout, **options):
+            found = super().call(call, mode, layout, **options)
+            return replace(found, terms={FILLING if name == "bubble" else name: s for name, s in found.terms.items()})
+
+    def trained(schedule: str) -> dict[str, tuple[float, float]]:
+        placements = [
+            Placement("actor.train", "train", (0, 1), pp=2, stages=(1, 1), schedule=schedule),
+            Placement("critic.train", "train", (1, 0), pp=2, stages=(1, 1), schedule=schedule),
+        ]
+        plan = complete(Plan("two stages", 2, tuple(placements)), flow, MODELS, "plan")
+        work = {**WORK, "actor.train#2": 12.0}
+        found = predict(plan, graph, Idle(work, WEIGHTS, devices=2, memory=1000)).calls
+        return {one.call: (one.start_s, one.start_s + one.seconds) for one in found}
+
+    alone, beside = trained(""), trained(FUSED)
+    begins, ends = alone["actor.train"][0], alone["actor.train#2"][1]
+    assert ends - begins == pytest.approx(15 + 7.5 - 1.5)
+    assert alone["actor.train"][1] == alone["actor.train#2"][0] == pytest.approx(begins + 21 * 15 / 22.5)
+    assert alone["critic.train"] == pytest.approx((ends, ends + 7.5))
+    assert beside["critic.train"] == pytest.approx((beside["actor.train"][0], beside["actor.train#2"][1]))
+    assert beside["critic.train"][1] - beside["critic.train"][0] == pytest.approx(12 + 6 + 6)
+
+
 def test_more_ranks_than_devices_are_refused() -> None:
     plan = complete(named_plan("colocated", PPO, MODELS, 8), PPO, MODELS, "plan")
     with pytest.raises(ConfigError, match="num_ranks"):

@@ -13,7 +13,7 @@ from plait.data.rows import Rows
 from plait.dataflow import Column, Level
 from plait.models.model import Model
 from plait.schedule.work import Done, Work
-from plait.training.mini_batch import LossCall
+from plait.training.mini_batch import LossCall, LossTerm
 from plait.training.settings import OptimizerSettings
 from plait.training.trainer import Trainer
 from plait.training.trainer_settings import ExecutionSettings, SampleSettings, UpdateSettings
@@ -102,9 +102,10 @@ def train(
     step: int = 0,
     **asked: Any,
 ) -> Work[dict[str, float]]:
-    """`Trainer.train`, with keys of LossCall."""
-    call = LossCall(loss, columns, **asked)
-    return trainer.train(rows, call, mini_batches=mini_batches, epochs=epochs, step=step)
+    """`Trainer.train` by one loss, with keys of LossCall."""
+    term = LossTerm(rows, LossCall(loss, columns, **asked), mini_batches, epochs)
+    (metrics,) = yield from trainer.train([term], step=step)
+    return metrics
 
 
 def evaluate(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from plait.launch.interface import Group
+from plait.launch.group import Group
 from tests.launch.groups import group_of
 from tests.training.exact import ExactFloat64
 from tests.training.worker import Worker

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plait.launch.interface import Group
+from plait.launch.group import Group
 from plait.layout.mesh import Parallelism
 from plait.schedule.generators import gpipe, one_at_a_time
 from tests.cases import slow_but
@@ -230,6 +230,23 @@ def test_gradients_that_are_divided_and_activations_that_are_computed_again(four
     """As on a GPU, where the second is the default: each gradient still comes once."""
     options = {"shard_gradients": True, "run_elements": 5000, "checkpoint_activations": True}
     check(four, alone, Parallelism(dp=2), "grpo", "tied", "float64", 1e-9, **options)
+
+
+SUMMED = [
+    (Parallelism(dp=2, pp=2), "tied", {}),
+    (Parallelism(dp=4), "tied", {"shard_gradients": True, "micro_batch_tokens": 40}),
+    (Parallelism(tp=2, pp=2), "experts", {}),
+    (Parallelism(pp=4), "adapter", {"pipeline": gpipe}),
+    (Parallelism(pp=2), "biased", {"micro_batches": 1, "checkpoint_activations": True}),
+    (Parallelism(dp=4), "experts", {"shard_gradients": True, "run_elements": 5000}),
+    (Parallelism(dp=2, tp=2), "biased adapter", {"micro_batch_tokens": 40}),
+]
+
+
+@pytest.mark.parametrize(("sizes", "model", "options"), slow_but(SUMMED[:2], SUMMED), ids=named)
+def test_losses_add_up_alike(four, alone, sizes, model, options):
+    """Two losses in each step. Of the three samples of the second some ranks have none; one pipeline computes both."""
+    check(four, alone, sizes, "summed", model, "float64", 1e-9, **options)
 
 
 HOW: dict[str, dict[str, Any]] = {

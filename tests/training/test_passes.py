@@ -16,9 +16,10 @@ from plait.models.parallel.peers import Peers
 from plait.models.scalar_loading import scalar_of, scalar_view
 from plait.schedule.pipeline import Workload
 from plait.schedule.validate import validate
-from plait.training.mini_batch import LossCall
+from plait.training.mini_batch import LossCall, LossTerm
 from plait.training.passes import OpenMiniBatch
 from plait.training.pipeline import execute
+from plait.training.results import TermResult
 from plait.training.trainer import Trainer
 from tests.cases import examples, slow_but
 from tests.models.tiny import tiny_llama
@@ -43,7 +44,11 @@ CALLS = {
     "actor": LossCall(policy_loss, {"advantages": ADVANTAGES}),
     "critic": LossCall(value_loss, {"returns": RETURNS}),
 }
-PASSES = {"mini_batches": 2, "epochs": 1, "step": 3}
+STEP, MINI_BATCHES = 3, 2
+
+
+def terms_of(role: str, rows: Rows) -> list[LossTerm]:
+    return [LossTerm(rows, CALLS[role], MINI_BATCHES)]
 
 
 def rows_with(column: Column = RETURNS) -> Rows:
@@ -80,7 +85,7 @@ def states(trainers: dict[str, Trainer]) -> dict[str, torch.Tensor]:
 
 
 def one_after_the_other(trainers: dict[str, Trainer], rows: Rows) -> dict[str, dict[str, float]]:
-    return {role: run_all(trainer.train(rows, CALLS[role], **PASSES))[1] for role, trainer in trainers.items()}
+    return {role: run_all(trainer.train(terms_of(role, rows), step=STEP))[1][0] for role, trainer in trainers.items()}
 
 
 def both(opened: dict[str, OpenMiniBatch]) -> Workload:
@@ -91,8 +96,8 @@ def both(opened: dict[str, OpenMiniBatch]) -> Workload:
 def together(trainers: dict[str, Trainer], rows: Rows, seed: int) -> tuple[dict[str, dict[str, float]], list[str]]:
     """Train both by one random schedule for each pair of mini-batches: metrics, and the actions done."""
     done: list[str] = []
-    begun = {role: trainer.begin(rows, CALLS[role], **PASSES) for role, trainer in trainers.items()}
-    for number in range(PASSES["mini_batches"]):
+    begun = {role: trainer.begin(terms_of(role, rows), step=STEP) for role, trainer in trainers.items()}
+    for number in range(MINI_BATCHES):
         opened = {role: call.open() for role, call in begun.items()}
         workload = both(opened)
         schedule = shuffled(workload, 10 * seed + number)
@@ -102,7 +107,7 @@ def together(trainers: dict[str, Trainer], rows: Rows, seed: int) -> tuple[dict[
         done += [action.action.removeprefix("fused/") for action in actions]
         for role, call in begun.items():
             call.close(opened[role])
-    return {role: call.metrics() for role, call in begun.items()}, done
+    return {role: call.metrics()[0] for role, call in begun.items()}, done
 
 
 @pytest.mark.parametrize("models", slow_but([two_adapters], [two_models, two_adapters]))
@@ -123,7 +128,7 @@ def test_a_schedule_of_both_gives_the_bits_of_each_alone(models):
 
 def test_every_rank_knows_the_pipelines_of_all_copies():
     trainer = make_trainer(tiny_llama(), micro_batch_tokens=BUDGET)
-    opened = trainer.begin(rows_with(), CALLS["actor"], mini_batches=1, epochs=1, step=0).open()
+    opened = trainer.begin([LossTerm(rows_with(), CALLS["actor"])], step=0).open()
     pipeline = opened.pipeline(0, (3, 1))
     assert (pipeline.model, pipeline.copy, pipeline.ranks) == ("actor", 0, (3, 1))
     assert pipeline.forward_s[0] == tuple(micro.num_tokens for micro in opened.copies[0])
@@ -132,7 +137,7 @@ def test_every_rank_knows_the_pipelines_of_all_copies():
 
 def test_a_mini_batch_is_closed_when_all_of_it_is_done():
     trainer = make_trainer(tiny_llama(), micro_batch_tokens=BUDGET)
-    begun = trainer.begin(rows_with(), CALLS["actor"], mini_batches=1, epochs=1, step=0)
+    begun = trainer.begin([LossTerm(rows_with(), CALLS["actor"])], step=0)
     opened = begun.open()
     for index in range(len(opened.stage.micros) - 1):
         opened.stage.forward(index, None)
@@ -151,10 +156,10 @@ def test_nothing_trained_is_nothing_to_do():
     mask = Column("trained", RETURNS.level, 9, 0)
     rows = rows_with(mask).with_column(mask, np.zeros(rows_with().num_tokens))
     call = LossCall(policy_loss, {"advantages": ADVANTAGES}, mask=mask)
-    begun = trainer.begin(rows, call, mini_batches=1, epochs=1, step=0)
+    begun = trainer.begin([LossTerm(rows, call)], step=0)
     opened = begun.open()
     assert opened.copies == ((),)
     assert begun.close(opened) is None
     (result,) = begun.results
-    assert (result.metrics, result.report) == ({"actor/loss": 0.0}, None)
+    assert (result.terms, result.report) == ((TermResult({"actor/loss": 0.0}, is_masked=True),), None)
     assert trainer.optimizer.attempted_steps == 0

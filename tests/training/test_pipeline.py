@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from plait.errors import DataError
-from plait.launch.interface import Group
+from plait.launch.group import Group
 from plait.models.parallel.peers import FIRST_INNER_TAG, Peers
 from plait.models.parallel.transfer import Transfer
 from plait.policy.packing import MicroBatch

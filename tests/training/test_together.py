@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plait.launch.interface import Group
+from plait.launch.group import Group
 from plait.schedule.generators import one_f_one_b
 from plait.schedule.pipeline import fused_workload
 from plait.schedule.schedule import Schedule

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,11 +18,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.algorithms.grpo import GRPOOptions, grpo
+from plait.algorithms.losses import cross_entropy
 from plait.algorithms.ppo import PPOOptions, ppo
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level, Score, Top
 from plait.errors import RunError
-from plait.launch.interface import WorkerContext
+from plait.launch.worker_context import WorkerContext
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
 from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora
@@ -38,7 +40,7 @@ from plait.schedule.plan import Placement
 from plait.schedule.schedule import Schedule
 from plait.schedule.work import Work
 from plait.training import gradients
-from plait.training.mini_batch import LossCall
+from plait.training.mini_batch import LossCall, LossTerm
 from plait.training.pipeline import execute
 from plait.training.together import train_together
 from plait.training.trainer import Trainer
@@ -62,6 +64,7 @@ STEPS = examples(1, 2)
 """Each of four optimizer steps, and scores before them."""
 RETURNS = Column("returns", Level.TOKEN, 5, 0)
 OLD_VALUES = Column("critic_values", Level.TOKEN, 6, 0)
+MASK = Column("trained", Level.TOKEN, 7, 7)
 
 MODELS: dict[str, dict[str, Any]] = {
     "tied": {"family": "llama", "num_hidden_layers": 4, "vocab_size": 323},
@@ -115,7 +118,9 @@ CASES: dict[str, tuple[str, Any, dict[str, Column], dict[str, Any]]] = {
     ),
     "replayed": ("actor", actor_loss, {"advantages": ADVANTAGES, "old_logprobs": OLD, "ref_logprobs": REF}, {}),
     "scores": ("reward", lambda: score_loss, {"advantages": ADVANTAGES}, {}),
+    "summed": ("actor", actor_loss, {"advantages": ADVANTAGES, "old_logprobs": OLD, "ref_logprobs": REF}, {}),
 }
+"""Role, loss, its columns, keys of LossCall. `summed` has a second loss, over other samples."""
 
 
 ADAPTED = {"adapter": "tied", "biased adapter": "biased", "adapter of experts": "experts"}
@@ -151,6 +156,18 @@ def rows_of(case: str, step: int, prompts: int = 7) -> Rows:
     return with_experts(rows, layers=3)  # of `MODELS["experts"]`; who does not replay them reads none
 
 
+def terms_of(case: str, rows: Rows, step: int) -> list[LossTerm]:
+    """What a case trains by: two mini-batches in two epochs."""
+    _, loss, columns, asked = CASES[case]
+    terms = [LossTerm(rows, LossCall(loss(), columns, name="actor.train" if case == "summed" else None, **asked), 2, 2)]
+    if case == "summed":
+        given = random_rows(3, 1, seed=100 + step)
+        mask_R = np.random.default_rng(step).integers(0, 2, given.num_tokens).astype(float)
+        call = LossCall(partial(cross_entropy, coef=0.3), {}, mask=MASK, temperature=1.0, name="actor.train#2")
+        terms.append(LossTerm(given.with_column(MASK, mask_R), call, 2, 2))
+    return terms
+
+
 def exhausted(steps: Iterable[Any]) -> None:
     for _ in steps:
         pass
@@ -171,8 +188,7 @@ def run(
         else:
             scored.append(run_all(trainer.score(rows, Score.VALUES))[1])
             scored.append(run_all(trainer.score(rows, Score.SCORE))[1])
-        call = {"mini_batches": 2, "epochs": 2, "step": step, **asked}
-        metrics.append(run_all(train(trainer, rows, columns, loss(), **call))[1])
+        metrics += run_all(trainer.train(terms_of(case, rows, step), step=step))[1]
         metrics.append(run_all(evaluate(trainer, rows, columns, loss(), **asked))[1])
     return metrics, scored
 
@@ -310,7 +326,6 @@ class Worker:
         joint = self.team_on(order.layout)
         if joint is None:
             return None
-        how = {"mini_batches": 2, "epochs": 2, "step": 0}
         rows = rows_of("grpo", 0, prompts)
         rows = with_policy_columns(rows, np.full(rows.num_tokens, -5.0))
         given = {"actor": rows.select(range(1)), "critic": rows}  # a batch of one sample is one mini-batch
@@ -327,8 +342,9 @@ class Worker:
 
         alone, both = trainers(), trainers()
         for part in (given, dict.fromkeys(cases, rows)):
-            expected = [run_all(alone[role].train(part[role], calls[role], **how))[1] for role in cases]
-            begun = [both[role].begin(part[role], calls[role], **how) for role in cases]
+            terms = {role: [LossTerm(part[role], calls[role], mini_batches=2, epochs=2)] for role in cases}
+            expected = [run_all(alone[role].train(terms[role], step=0))[1][0] for role in cases]
+            begun = [both[role].begin(terms[role], step=0) for role in cases]
             done, found = run_all(delayed(train_together(begun, order, joint), self.rank == slow))
         unlike = [
             f"{role} {name}"
@@ -337,7 +353,7 @@ class Worker:
             if not torch.equal(tensor, alone[role].optimizer.state()[name])
         ]
         first = [one.action for one in done if "/b0/" in one.action and one.kind in (Kind.FORWARD, Kind.BACKWARD)]
-        return first, {**found[0], **found[1]}, {**expected[0], **expected[1]}, unlike
+        return first, {**found[0][0], **found[1][0]}, {**expected[0], **expected[1]}, unlike
 
     def pipeline(self, schedule: Schedule, tokens: Sequence[int], in_order: bool = False) -> tuple[list[str], float]:
         """Run a schedule on linear stages: the actions done, and how far gradients are from those of the whole."""

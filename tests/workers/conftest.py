@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from plait.launch.interface import Group
+from plait.launch.group import Group
 from tests.launch.groups import group_of
 from tests.models.parallel.team_workers import TeamWorker
 from tests.runs.conftest import make_recipe as make_recipe

@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 
 from plait.data.records import Sample
+from plait.generation import engine as engine_of_a_rank
 from plait.generation import forward
 from plait.generation.engine import Engine, drain
 from plait.generation.request import GoingOn, Request
@@ -21,7 +22,6 @@ from plait.models.backbone_model import copy_of
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
 from plait.models.parallel.partial import part_of
-from plait.workers import instances
 from plait.workers.instances import engine_of
 from plait.workers.lockstep_engine import LockstepEngine
 from plait.workers.words import Delivered, Generate
@@ -147,7 +147,7 @@ def misled(
     """By guesses of which most are wrong: the rank that drafts tells them to the others."""
     known = [token_ids for token_ids, _ in alone(requests, exact=True).values()]
     speculator = Speculator(4, Guessing(misleading(drafter, known)))
-    with mock.patch.object(instances, "speculator_of", return_value=speculator):
+    with mock.patch.object(engine_of_a_rank, "speculator_of", return_value=speculator):
         engine, _ = engine_on(worker, sizes, settings | {"speculation": 4})
     return all_at_once(engine, requests)
 
@@ -192,7 +192,7 @@ def back_beside(worker: Any, groups: int, stops: int, steps: int, requests: Sequ
 def locked(worker: Any, groups: int, requests: Sequence[Request]) -> Seen:
     """By the ranks' own loop; the first rank says what a step begins with."""
     engine, team = engine_on(worker, {"pp": worker.context.num_ranks}, {"decode_groups": groups})
-    lockstep, seen = LockstepEngine(engine, team), Seen()
+    lockstep, seen = LockstepEngine(engine, team, None, None), Seen()
     coming = [
         (0, Generate("actor", "actor.generate", requests[:1])),
         (1, Generate("actor", "actor.generate", requests[1:])),

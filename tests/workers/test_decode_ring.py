@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from plait.generation.request import Request
 from plait.kernels import paged_attention
 from plait.launch.failures import WorkerError
-from plait.launch.interface import Group
+from plait.launch.group import Group
 from plait.launch.local import LocalProcesses
 from tests.cases import examples, slow_but
 from tests.generation.guessing import MISLEADING

@@ -85,7 +85,7 @@ class Pair:
         self.words: deque[torch.Tensor] = deque()
         self.sent: list[int] = []
         self.members = [
-            LockstepEngine(engine, team(self.peers(ranks, index)))  # type: ignore[arg-type]
+            LockstepEngine(engine, team(self.peers(ranks, index)), None, None)  # type: ignore[arg-type]
             for index, engine in enumerate(self.engines)
         ]
 
@@ -165,7 +165,7 @@ def test_forgotten_requests_leave_at_the_same_step_and_what_came_behind_stays() 
 
 
 def test_samples_go_to_the_commands_that_asked_for_them() -> None:
-    lockstep = LockstepEngine(Tokens(), team(SimpleNamespace(ranks=(1,), index=0, size=1)))  # type: ignore[arg-type]
+    lockstep = LockstepEngine(Tokens(), team(SimpleNamespace(ranks=(1,), index=0, size=1)), None, None)  # type: ignore[arg-type]
     lockstep.hear(4, asks([request(1, 1), request(2, 2)]))
     lockstep.hear(6, asks([request(3, 1)]))
     assert delivered(lockstep) == {4: [1], 6: [3]}

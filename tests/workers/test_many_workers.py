@@ -64,7 +64,9 @@ def sent(rows: Rows, ranks: int, *, trains: bool, tp: int = 1) -> int:
     )
     inputs = {"advantages": ADVANTAGES, "ref_logprobs": LOGPROBS, "mask": MASK}
     node = Node(3, "actor.train", CallKind.TRAIN, Grain.BATCH, "actor", 0, inputs, options=TrainOptions())
-    call = TrainCall(LossOver(node, rows), 1) if trains else ScoreCall("actor", Score.LOGPROBS, "actor.logprobs", rows)
+    call = (
+        TrainCall((LossOver(node, rows),), 1) if trains else ScoreCall("actor", Score.LOGPROBS, "actor.logprobs", rows)
+    )
     transport = Counted()
     anything: Any = SimpleNamespace(step=1)
     announcer = Announcer(state, transport, anything, anything)  # pyright: ignore[reportArgumentType]

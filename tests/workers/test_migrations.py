@@ -9,7 +9,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from plait.launch.interface import Group
+from plait.launch.group import Group
 from tests.cases import examples
 from tests.workers.sample_moves import DrawnMove, DrawnRollout, alone
 

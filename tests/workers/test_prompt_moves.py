@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.launch.interface import Group
+from plait.launch.group import Group
 from tests.cases import slow_but
 from tests.workers.prompts_apart import ASKED
 from tests.workers.sample_moves import OTHER, alone

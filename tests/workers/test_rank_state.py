@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plait.launch.interface import Group
+from plait.launch.group import Group
 from plait.models.loading import load_model
 from plait.models.lora import add_lora
 from plait.models.lora_files import save_adapter
@@ -31,7 +31,7 @@ def test_a_pair_takes_what_the_plan_says(make_recipe: Callable[..., Recipe], tmp
     def pair_tokens(**policies: dict[str, float]) -> dict[str, float]:
         one = prepare(make_recipe(plan=str(write_plan(tmp_path, "plan", PLACES, policies=policies))))
         setting = Setting(one.recipe, one.flow, one.models, one.plan, 0, lambda what: nullcontext())
-        return RankState(setting, {}).pair_tokens
+        return RankState(setting, {}, {}, {}).pair_tokens
 
     assert pair_tokens() == {"actor": 0.0, "ref": 0.0}
     by_shape = pair_tokens(shares={})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plait.launch.interface import Group
+from plait.launch.group import Group
 from tests.cases import slow_but
 from tests.generation.requests import request, with_head
 from tests.models.tiny import VOCAB_SIZE

@@ -132,10 +132,10 @@ def test_each_rank_gets_its_share_of_a_call() -> None:
     top = ScoreCall("actor", Top(4, among=50), "actor.top_logprobs", rows).messages(parts)
     assert ScoreCall.of(top[2]).what == Top(4, among=50)
     node = train_node(3, "actor.train", {"advantages": WEIGHTS, "mask": MASK})
-    train = TrainCall(LossOver(node, rows), 1).messages(parts)
+    train = TrainCall((LossOver(node, rows),), 1).messages(parts)
     flow: Any = SimpleNamespace(nodes={3: node})
     for rank, own in ((1, [0, 1]), (2, [2, 3]), (3, [2, 3])):
-        found, ordered = TrainCall.of(train[rank], flow).over.rows, rows.ordered()
+        found, ordered = TrainCall.of(train[rank], flow).overs[0].rows, rows.ordered()
         there = np.isfinite(found.columns[WEIGHTS])
         assert there.tolist() == np.isin(np.arange(9), ordered.token_places(own)).tolist()
     evaluation = EvaluateCall(LossOver(node, rows, 0.5)).messages(parts)
@@ -156,14 +156,16 @@ def test_to_evaluate_is_another_call_than_to_train() -> None:
     node = train_node(0, "actor.train#2", {})
     flow: Any = SimpleNamespace(nodes=[node])
     over = LossOver(node, rows, 0.5)
-    evaluates, trains = (command_of(call.messages(parts)[1], flow) for call in (EvaluateCall(over), TrainCall(over, 7)))
+    evaluates, trains = (
+        command_of(call.messages(parts)[1], flow) for call in (EvaluateCall(over), TrainCall((over,), 7))
+    )
     assert isinstance(evaluates, EvaluateCall)
     assert isinstance(trains, TrainCall)
     assert (evaluates.trained, evaluates.needs) == ((), (("actor", "home"),)), "it takes no optimizer"
     assert (trains.trained, trains.needs, trains.step) == (("actor",), (("actor", "train"),), 7)
-    for told in (evaluates, trains):
-        assert (told.call, told.over.node, told.over.temperature) == ("actor.train#2", node, 0.5)
-        assert len(told.over.rows) == len(rows)
+    for told, heard in ((evaluates, evaluates.over), (trains, trains.overs[0])):
+        assert (told.call, heard.node, heard.temperature) == ("actor.train#2", node, 0.5)
+        assert len(heard.rows) == len(rows)
 
 
 PLANS = {

@@ -14,7 +14,7 @@ from plait.data.records import Sample
 from plait.generation.engine import Engine, drain
 from plait.generation.moves import SampleMoves
 from plait.generation.settings import SamplingSettings
-from plait.launch.interface import Group
+from plait.launch.group import Group
 from plait.layout.mesh import Layout
 from plait.models.parallel.peers import Peers
 from plait.policy.step import Key

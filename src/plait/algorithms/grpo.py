@@ -18,7 +18,7 @@ from plait.algorithms.kl import KLPlace
 from plait.algorithms.losses import Aggregation, KLEstimator, Ratio
 from plait.algorithms.options import KLInLossOptions
 from plait.algorithms.policy import policy_logprobs, train_policy
-from plait.dataflow import Prompts, Resample, Role, per_batch, per_group, per_sample
+from plait.dataflow import Given, Prompts, Resample, Role, per_batch, per_group, per_sample
 from plait.dataflow.handles import ColumnHandle, Scores
 
 
@@ -93,8 +93,10 @@ class GRPOOptions(KLInLossOptions):
         return self
 
 
-def grpo(prompts: Prompts, actor: Role, reward: Role, options: GRPOOptions, ref: Role | None = None) -> None:
-    """The flow. The reference is called only when `kl_coef` > 0."""
+def grpo(
+    prompts: Prompts, examples: Given, actor: Role, reward: Role, options: GRPOOptions, ref: Role | None = None
+) -> None:
+    """The flow. The reference is called only when `kl_coef` > 0, examples are read only when `ptx_coef` > 0."""
     samples = actor.generate(
         prompts,
         resample=Resample(keep=informative, reward=reward, max_rounds=options.max_sampling_rounds)
@@ -116,7 +118,14 @@ def grpo(prompts: Prompts, actor: Role, reward: Role, options: GRPOOptions, ref:
     advantages = _advantages(scores, rewards, options)
     keep = samples.finished if options.mask_truncated else None
     train_policy(
-        actor, samples, advantages, logprobs, ratio=options.ratio, keep=keep, weigh_kl=options.weigh_kl_by_ratio
+        actor,
+        samples,
+        advantages,
+        logprobs,
+        examples=examples,
+        ratio=options.ratio,
+        keep=keep,
+        weigh_kl=options.weigh_kl_by_ratio,
     )
 
 

@@ -1,4 +1,5 @@
-"""What losses are made of: the batch that a loss sees, aggregation, ratios, clipping, KL estimators, the policy loss.
+"""What losses are made of: the batch that a loss sees, aggregation, ratios, clipping, KL estimators, the policy loss,
+the cross entropy.
 
 Shapes: R response tokens of a micro-batch (or of whatever a loss is given). Tensors come in; torch is not imported.
 """
@@ -249,3 +250,11 @@ def clipped_surrogate(
     if dual_clip is not None:
         gain_R = gain_R.maximum(dual_clip * advantages_R).where(advantages_R < 0, gain_R)
     return -gain_R, ratio_R, (gain_R != plain_R).to(plain_R.dtype)
+
+
+def cross_entropy(
+    batch: LossBatch, *, aggregation: Aggregation = Aggregation.TOKEN_MEAN, coef: float = 1.0, name: str = "actor/nll"
+) -> Tensor:
+    """coef · aggregate of −log π over the trained tokens, a scalar; their mean, in nats, is the metric `name`."""
+    batch.log(name, -batch.logprobs)
+    return coef * batch.aggregate(-batch.logprobs, aggregation)

@@ -57,6 +57,11 @@ class PolicyOptions(UpdateOptions):
     entropy_coef: float = Field(
         default=0.0, ge=0, description="weight of the entropy bonus: the loss less this times the entropy; 0: none"
     )
+    ptx_coef: float = Field(
+        default=0.0,
+        ge=0,
+        description="weight of the cross entropy on given examples (`pretraining`) in the loss; 0: none is trained",
+    )
     correction: Correction = Field(
         default=Correction.OFF,
         description="off, tis, icepop, seq_tis, seq_icepop, seq_mask or geo_mask: what samples of other weights than "

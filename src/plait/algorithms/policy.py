@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from plait.algorithms.kl import KLPlace, adapted_kl_coef, mean_kl, reward_to_go, subtract_kl
-from plait.algorithms.losses import Ratio, policy_loss
+from plait.algorithms.losses import Ratio, cross_entropy, policy_loss
 from plait.algorithms.options import LogprobSource, PolicyOptions
-from plait.dataflow import Generated, Level, Role, Samples, carried, per_batch, per_sample
+from plait.dataflow import Generated, Given, Level, Role, Samples, carried, per_batch, per_sample
 from plait.dataflow.handles import ColumnHandle
 from plait.errors import FlowError
 
@@ -124,6 +124,7 @@ def train_policy(
     advantages: ColumnHandle,
     logprobs: PolicyLogprobs,
     *,
+    examples: Given | None = None,
     ratio: Ratio = Ratio.TOKEN,
     keep: ColumnHandle | None = None,
     after: int = 0,
@@ -132,11 +133,14 @@ def train_policy(
     """Train the actor by `policy_loss`, on advantages per sample or per token.
 
     Args:
+        examples: whose cross entropy, times `ptx_coef`, is added to the loss of each optimizer step where that is above
+            0 (PPO-ptx: Ouyang et al. 2022, arXiv 2203.02155, eq. 2). None: nothing is.
         keep: SAMPLE column; samples where it is 0 take no part.
         after: steps at the beginning of a run in which nothing is trained.
         weigh_kl: see `policy_loss`.
     """
     options, in_loss = logprobs.options, logprobs.kl_in is KLPlace.LOSS
+    given = examples if options.ptx_coef > 0 else None
     actor.train(
         samples,
         loss=partial(
@@ -156,8 +160,18 @@ def train_policy(
         epochs=options.epochs,
         keep=keep,
         after=after,
+        with_next=given is not None,
         advantages=advantages,
         old_logprobs=logprobs.old,
         ref_logprobs=logprobs.ref,
         kl_coef=logprobs.kl_coef if in_loss else None,
     )
+    if given is not None:
+        actor.train(
+            given,
+            loss=partial(cross_entropy, coef=options.ptx_coef, name="actor/ptx_loss"),
+            mask=given.trained,
+            mini_batches=options.mini_batches,
+            epochs=options.epochs,
+            after=after,
+        )

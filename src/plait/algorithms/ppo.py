@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from plait.algorithms.advantages import FloatArray, scaled, token_mean, whitened
 from plait.algorithms.critic import Credit, CriticOptions, at_last_token, credited, token_rewards, train_critic
 from plait.algorithms.policy import KLController, PolicyLogprobs, policy_logprobs, train_policy
-from plait.dataflow import Generated, Level, Prompts, Role, carried, per_batch, per_sample
+from plait.dataflow import Generated, Given, Level, Prompts, Role, carried, per_batch, per_sample
 from plait.dataflow.handles import ColumnHandle, Scores
 
 
@@ -83,15 +83,29 @@ class PPOOptions(CriticOptions):
 
 
 def ppo(
-    prompts: Prompts, actor: Role, critic: Role, reward: Role, options: PPOOptions, ref: Role | None = None
+    prompts: Prompts,
+    examples: Given,
+    actor: Role,
+    critic: Role,
+    reward: Role,
+    options: PPOOptions,
+    ref: Role | None = None,
 ) -> None:
-    """The flow. The reference is called only when `kl_coef` > 0."""
+    """The flow. The reference is called only when `kl_coef` > 0, examples are read only when `ptx_coef` > 0."""
     samples = actor.generate(prompts)
     scores = shaped_scores(reward.score(samples), samples, options)
     logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in, options.kl_controller)
     rewards = shaped_rewards(samples, scores, logprobs, critic, options)
     advantages = train_critic(critic, samples, rewards, options)
-    train_actor(actor, samples, advantages, logprobs, critic, options)
+    train_policy(
+        actor,
+        samples,
+        advantages_of_actor(advantages, critic, options),
+        logprobs,
+        examples=examples,
+        after=options.critic_warmup_steps,
+        weigh_kl=options.weigh_kl_by_ratio,
+    )
 
 
 def shaped_scores(given: Scores, samples: Generated, options: PPOOptions) -> ColumnHandle:
@@ -134,26 +148,12 @@ def shaped_rewards(
     return rewards
 
 
-def train_actor(
-    actor: Role,
-    samples: Generated,
-    advantages: ColumnHandle,
-    logprobs: PolicyLogprobs,
-    critic: Role,
-    options: PPOOptions,
-) -> None:
-    """By the clipped surrogate, once the critic's warm-up is over; the metric `{critic}/advantages/mean`."""
+def advantages_of_actor(advantages: ColumnHandle, critic: Role, options: PPOOptions) -> ColumnHandle:
+    """As the actor is trained on them, whitened if asked; the metric `{critic}/advantages/mean`."""
     if options.whiten_advantages:
         advantages = per_batch(whitened, advantages, name="advantages", level=Level.TOKEN)
     per_batch(token_mean, advantages, name=f"{critic.name}/advantages/mean", level=Level.BATCH)
-    train_policy(
-        actor,
-        samples,
-        advantages,
-        logprobs,
-        after=options.critic_warmup_steps,
-        weigh_kl=options.weigh_kl_by_ratio,
-    )
+    return advantages
 
 
 def updated_moments(moments: FloatArray, scores: FloatArray) -> FloatArray:

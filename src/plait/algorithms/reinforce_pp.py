@@ -14,7 +14,7 @@ from pydantic import Field
 from plait.algorithms.advantages import FloatArray, centred, whitened
 from plait.algorithms.options import KLPlaceOptions
 from plait.algorithms.policy import policy_logprobs, train_policy
-from plait.dataflow import Level, Prompts, Role, per_batch, per_group, per_sample
+from plait.dataflow import Given, Level, Prompts, Role, per_batch, per_group, per_sample
 
 
 class ReinforcePPOptions(KLPlaceOptions):
@@ -24,9 +24,9 @@ class ReinforcePPOptions(KLPlaceOptions):
 
 
 def reinforce_pp(
-    prompts: Prompts, actor: Role, reward: Role, options: ReinforcePPOptions, ref: Role | None = None
+    prompts: Prompts, examples: Given, actor: Role, reward: Role, options: ReinforcePPOptions, ref: Role | None = None
 ) -> None:
-    """The flow. The reference is called only when `kl_coef` > 0."""
+    """The flow. The reference is called only when `kl_coef` > 0, examples are read only when `ptx_coef` > 0."""
     samples = actor.generate(prompts)
     scores = reward.score(samples)
     if options.group_baseline:
@@ -37,7 +37,7 @@ def reinforce_pp(
     else:
         returns = per_sample(at_each_token, scores, samples.logprobs, name="returns", level=Level.TOKEN)
     advantages = per_batch(whitened, returns, name="advantages", level=Level.TOKEN)
-    train_policy(actor, samples, advantages, logprobs, weigh_kl=options.weigh_kl_by_ratio)
+    train_policy(actor, samples, advantages, logprobs, examples=examples, weigh_kl=options.weigh_kl_by_ratio)
 
 
 def at_each_token(score: float, logprobs: FloatArray) -> FloatArray:

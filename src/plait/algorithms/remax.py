@@ -14,7 +14,7 @@ from plait.algorithms.kl import KLPlace
 from plait.algorithms.losses import Aggregation, KLEstimator
 from plait.algorithms.options import PolicyOptions
 from plait.algorithms.policy import policy_logprobs, train_policy
-from plait.dataflow import Prompts, Role, per_group
+from plait.dataflow import Given, Prompts, Role, per_group
 
 
 class ReMaxOptions(PolicyOptions):
@@ -25,13 +25,16 @@ class ReMaxOptions(PolicyOptions):
     )
 
 
-def remax(prompts: Prompts, actor: Role, reward: Role, options: ReMaxOptions, ref: Role | None = None) -> None:
-    """The flow: two rollouts of the same weights. The reference is called only when `kl_coef` > 0."""
+def remax(
+    prompts: Prompts, examples: Given, actor: Role, reward: Role, options: ReMaxOptions, ref: Role | None = None
+) -> None:
+    """The flow: two rollouts of the same weights. The reference is called only when `kl_coef` > 0, examples are read
+    only when `ptx_coef` > 0."""
     samples = actor.generate(prompts)
     greedy = actor.generate(prompts, greedy=True, samples_per_prompt=1)
     advantages = per_group(over_greedy, reward.score(samples), reward.score(greedy), name="score_over_greedy")
     logprobs = policy_logprobs(actor, ref, samples, options, KLPlace.REWARD)
-    train_policy(actor, samples, logprobs.to_go(advantages, "advantages"), logprobs)
+    train_policy(actor, samples, logprobs.to_go(advantages, "advantages"), logprobs, examples=examples)
 
 
 def over_greedy(scores: FloatArray, greedy_scores: FloatArray) -> FloatArray:

@@ -14,7 +14,7 @@ from plait.algorithms.advantages import EPSILON, FloatArray, centred, standardis
 from plait.algorithms.losses import Aggregation, Ratio
 from plait.algorithms.options import KLPlaceOptions
 from plait.algorithms.policy import policy_logprobs, train_policy
-from plait.dataflow import Prompts, Role, per_batch, per_group
+from plait.dataflow import Given, Prompts, Role, per_batch, per_group
 
 
 class RLOOOptions(KLPlaceOptions):
@@ -25,8 +25,10 @@ class RLOOOptions(KLPlaceOptions):
     )
 
 
-def rloo(prompts: Prompts, actor: Role, reward: Role, options: RLOOOptions, ref: Role | None = None) -> None:
-    """The flow. The reference is called only when `kl_coef` > 0."""
+def rloo(
+    prompts: Prompts, examples: Given, actor: Role, reward: Role, options: RLOOOptions, ref: Role | None = None
+) -> None:
+    """The flow. The reference is called only when `kl_coef` > 0, examples are read only when `ptx_coef` > 0."""
     samples = actor.generate(prompts)
     rewards = reward.score(samples)
     logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in)
@@ -34,7 +36,15 @@ def rloo(prompts: Prompts, actor: Role, reward: Role, options: RLOOOptions, ref:
     advantages = per_group(leave_one_out_advantages, rewards, name="advantages", least_samples=2)
     if options.normalize_advantages:
         advantages = per_batch(standardised, advantages, name="normalized_advantages", epsilon=EPSILON)
-    train_policy(actor, samples, advantages, logprobs, ratio=options.ratio, weigh_kl=options.weigh_kl_by_ratio)
+    train_policy(
+        actor,
+        samples,
+        advantages,
+        logprobs,
+        examples=examples,
+        ratio=options.ratio,
+        weigh_kl=options.weigh_kl_by_ratio,
+    )
 
 
 def leave_one_out_advantages(rewards: FloatArray) -> FloatArray:

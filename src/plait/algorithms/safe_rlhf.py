@@ -17,9 +17,9 @@ from pydantic import Field, model_validator
 
 from plait.algorithms.advantages import FloatArray
 from plait.algorithms.critic import credited, token_rewards, train_critic
-from plait.algorithms.policy import policy_logprobs
-from plait.algorithms.ppo import PPOOptions, shaped_rewards, shaped_scores, train_actor
-from plait.algorithms.sft import cross_entropy
+from plait.algorithms.losses import cross_entropy
+from plait.algorithms.policy import policy_logprobs, train_policy
+from plait.algorithms.ppo import PPOOptions, advantages_of_actor, shaped_rewards, shaped_scores
 from plait.dataflow import Given, Level, Prompts, Role, carried, per_batch, per_sample
 from plait.dataflow.handles import ColumnHandle
 
@@ -43,7 +43,9 @@ class SafeRLHFOptions(PPOOptions):
     lambda_max: float | None = Field(default=5.0, gt=0, description="the largest multiplier; null: there is none")
     cost_window: int = Field(default=128, ge=1, description="the mean cost is that of so many of the last responses")
     ptx_coef: float = Field(
-        default=0.0, ge=0, description="weight of the cross entropy on given examples; 0: none is trained"
+        default=0.0,
+        ge=0,
+        description="weight of the cross entropy on given examples, in optimizer steps of its own; 0: none is trained",
     )
 
     @model_validator(mode="after")
@@ -83,7 +85,14 @@ def safe_rlhf(
         name="lagrangian_advantages",
         level=Level.TOKEN,
     )
-    train_actor(actor, samples, advantages, logprobs, critic, options)
+    train_policy(
+        actor,
+        samples,
+        advantages_of_actor(advantages, critic, options),
+        logprobs,
+        after=options.critic_warmup_steps,
+        weigh_kl=options.weigh_kl_by_ratio,
+    )
     if options.ptx_coef > 0:
         actor.train(
             examples,

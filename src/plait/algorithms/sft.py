@@ -9,7 +9,7 @@ from functools import partial
 
 from pydantic import Field
 
-from plait.algorithms.losses import Aggregation, LossBatch, Tensor
+from plait.algorithms.losses import Aggregation, LossBatch, Tensor, cross_entropy
 from plait.algorithms.options import UpdateOptions
 from plait.dataflow import Given, Role
 
@@ -35,11 +35,3 @@ def supervised(batch: LossBatch, *, aggregation: Aggregation = Aggregation.TOKEN
     """The cross entropy, a scalar; logs besides how many of the trained tokens are the model's own choice."""
     batch.log("actor/mean_token_accuracy", batch.likeliest)
     return cross_entropy(batch, aggregation=aggregation)
-
-
-def cross_entropy(
-    batch: LossBatch, *, aggregation: Aggregation = Aggregation.TOKEN_MEAN, coef: float = 1.0, name: str = "actor/nll"
-) -> Tensor:
-    """coef · aggregate of −log π over the trained tokens, a scalar; their mean, in nats, is the metric `name`."""
-    batch.log(name, -batch.logprobs)
-    return coef * batch.aggregate(-batch.logprobs, aggregation)

@@ -24,7 +24,7 @@ from plait.recipes.device_checks import check_device, ranks_on_ray
 from plait.recipes.engine_checks import said_of_program
 from plait.recipes.plan_files import plan_file, ranks_of
 from plait.recipes.recipe import Recipe
-from plait.recipes.turn_checks import said_of_rounds
+from plait.recipes.turn_checks import said_of_made, said_of_rounds
 from plait.runtime.folder.claim import claim
 from plait.runtime.folder.progressed import has_all_steps
 from plait.runtime.folder.stored_recipe import as_begun, check_left
@@ -110,7 +110,7 @@ def print_shape(foreseen: Outline, name: str, nodes: int) -> None:
     _print(foreseen, plan, data, nodes)
 
 
-def print_plan(prepared: Prepared, nodes: int = 1) -> None:
+def print_plan(prepared: Prepared, nodes: int) -> None:
     """The graph, the batch in prompts, samples, tokens and optimizer steps, the files that are kept, where calls run,
     and an estimate of the memory of each device, with what has no room."""
     data = f"{_data_text(prepared)}\non disk, at most: {KeptFiles.of(prepared)}"
@@ -135,8 +135,8 @@ def _print(prepared: Outline | Prepared, plan: Plan, data: str, nodes: int) -> N
     console.print(_placement_table(plan, _named_by(prepared.recipe)))
     if plan.predicted is not None:
         console.print(_predicted_text(prepared, plan))
-    if (rounds := said_of_rounds(prepared.flow, prepared.recipe)) is not None:
-        console.print(rounds)
+    for text in filter(None, (said_of_rounds(prepared.flow, prepared.recipe), said_of_made(prepared.flow))):
+        console.print(text)
     if plan.keeps_pools:
         console.print(f"pools of keys and values, and CUDA graphs, stay on GPUs between rollouts (policy `{POOL}`)")
     if prepared.recipe.max_staleness:

@@ -233,7 +233,7 @@ def _of_speculation(counts: dict[str, float]) -> str:
     )
 
 
-def summary(figures: dict[str, Any], *, guesses: bool = False) -> str:
+def summary(figures: dict[str, Any], *, guesses: bool) -> str:
     """
     Args:
         figures: of the report.

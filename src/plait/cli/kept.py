@@ -39,7 +39,7 @@ class Kept:
             something else; or another process is at it.
     """
 
-    def __init__(self, out: Path, asked: Mapping[str, Any], *, resume: bool = False, overwrite: bool = False) -> None:
+    def __init__(self, out: Path, asked: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
         self.path = kept_path(out)
         self._asked = dict(asked)
         self.rows: list[dict[str, Any]] = []

@@ -28,8 +28,8 @@ class Report:
 
     planning: Planning
     choice: Choice
-    variants: Sequence[Foretold] = ()
-    states_lengths: bool = False
+    variants: Sequence[Foretold]
+    states_lengths: bool
 
     @property
     def plan(self) -> Plan:

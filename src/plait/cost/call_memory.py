@@ -17,6 +17,7 @@ from plait.cost.generation_memory import (
 from plait.cost.graph_memory import GRAPHS, first_context, graph_bytes, prompt_graph_bytes
 from plait.cost.kept_sets import NO_SETS, ROUTED, SETS_READ, KeptSets, reads_sets
 from plait.cost.layer_kinds import stage_counts
+from plait.cost.lengths import Lengths
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
@@ -38,6 +39,7 @@ from plait.cost.working_memory import (
     wide_bytes,
 )
 from plait.dataflow import CallKind
+from plait.dataflow.made_rows import prompts_each
 from plait.generation.settings import DRAFT_MODEL_TOKENS
 from plait.layout.mesh import Layout
 from plait.layout.params import Heads
@@ -66,13 +68,13 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
         cached = pool.tokens * _cached_bytes(rank, facts, model, instance)
         rows_by_use[model.role, "decode"] = [(f"{CACHE} ({pool})", cached)]
         if place.prefill:
-            tokens = _tokens_on_their_way(facts, place, instance)
+            tokens = _tokens_on_their_way(facts, model.role, place, instance)
             on_their_way = tokens * _cached_bytes(rank, facts, model, instance)
             rows_by_use[model.role, "decode"].append((f"{ON_THEIR_WAY} ({tokens} tokens)", on_their_way))
         shape, stage = facts.shapes[model.name], instance.coordinates(rank).pp
         if states := state_bytes(shape, recipe.dtype, pool.running, instance.parallelism)[stage]:
             rows_by_use[model.role, "decode"].append((f"{STATES} ({pool.running} samples)", states))
-        contexts = first_context(facts.lengths.prompts), pool.context
+        contexts = min(map(first_context, _prompts_asked(facts, model.role))), pool.context
         most_new_tokens = 1 + most_guessed(recipe)
         if recipe.device == "cuda":
             is_last = stage == instance.parallelism.pp - 1
@@ -101,11 +103,21 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
     return rows_by_use
 
 
-def _tokens_on_their_way(facts: Facts, place: RolePlacement, instance: Layout) -> int:
+def _prompts_asked(facts: Facts, role: str) -> list[Lengths]:
+    """Lengths of the prompts of each call of a role that generates."""
+    return [facts.lengths_of[node.id].prompts for node in facts.flow.calls(role) if node.kind is CallKind.GENERATE]
+
+
+def _tokens_on_their_way(facts: Facts, role: str, place: RolePlacement, instance: Layout) -> int:
     """Tokens of prompts that come to an instance, or leave it, at the same time at most."""
     here, there = (place.prefill, place.drawing) if instance in place.prefill else (place.drawing, place.prefill)
-    prompts, most = -(-facts.recipe.prompts_per_step // len(here)), facts.recipe.sampling.max_prefill_tokens
-    return tokens_sent(facts.lengths.prompts.longest, prompts, most, len(there))
+    recipe = facts.recipe
+    sent = []
+    for node in (node for node in facts.flow.calls(role) if node.kind is CallKind.GENERATE):
+        count = recipe.prompts_per_step * prompts_each(facts.flow, node, recipe.samples_per_prompt)
+        longest, prompts = facts.lengths_of[node.id].prompts.longest, -(-count // len(here))
+        sent.append(tokens_sent(longest, prompts, recipe.sampling.max_prefill_tokens, len(there)))
+    return max(sent)
 
 
 def _forward_rows(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout: Layout) -> Rows:
@@ -266,13 +278,16 @@ def _pool(facts: Facts, model: RoleModel, *, draws: bool) -> _Pool | None:
     if not calls or abilities(recipe).computes_elsewhere:
         return None
     # Prompts are dealt to instances with all of their samples.
-    per_prompt = max(node.generation.num_samples(recipe.samples_per_prompt) for node in calls)
-    running = min(recipe.sampling.max_running, -(-recipe.prompts_per_step // len(place.drawing)) * per_prompt)
-    prompts = facts.lengths.prompts
-    context = prompts.longest + recipe.sampling.max_response_tokens
+    count, most_said = recipe.samples_per_prompt, recipe.sampling.max_response_tokens
+    prompts_of = {node.id: recipe.prompts_per_step * prompts_each(facts.flow, node, count) for node in calls}
+    share = lambda node: -(-prompts_of[node.id] // len(place.drawing)) * node.generation.num_samples(count)
+    running = min(recipe.sampling.max_running, max(map(share, calls)))
+    lengths = [(facts.lengths_of[node.id].prompts, node.generation.limit(most_said)) for node in calls]
+    context = max(prompts.longest + tokens for prompts, tokens in lengths)
     if not draws:
-        running, context = -(-recipe.prompts_per_step // len(place.prefill)), prompts.longest
+        running = -(-max(prompts_of.values()) // len(place.prefill))
+        context = max(prompts.longest for prompts, _ in lengths)
     most = recipe.sampling.num_blocks(facts.shapes[model.name].max_positions) * BLOCK_TOKENS
-    root = 0 if facts.shapes[model.name].recurrent else held_root(recipe, prompts)
+    root = 0 if facts.shapes[model.name].recurrent else min(held_root(recipe, prompts) for prompts, _ in lengths)
     asked = asked_tokens(running, context, root)
     return _Pool(running, context, pool_tokens(asked, most, recipe.device), recipe.device == "cuda", draws)

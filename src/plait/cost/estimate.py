@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plait.cost.call_lengths import lengths_by_call
 from plait.cost.lengths import SampleLengths
 from plait.dataflow import CallKind, Dataflow
+from plait.dataflow.made_rows import prompts_each, samples_of_prompt
 from plait.models.files.hub import is_stated, read_config
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
@@ -42,18 +44,18 @@ class Arithmetic:
 
     @classmethod
     def of(cls, recipe: Recipe, flow: Dataflow, lengths: SampleLengths) -> Arithmetic:
-        prompts = recipe.prompts_per_step
         samples = tokens = 0
-        for node in flow.nodes:
+        lengths_of, count = lengths_by_call(flow, lengths), recipe.samples_per_prompt
+        for node in (node for node in flow.nodes if node.kind in (CallKind.GENERATE, CallKind.READ)):
+            prompts = recipe.prompts_per_step * prompts_each(flow, node, count)
+            here = prompts * samples_of_prompt(node, count)
+            samples += here
             if node.kind is CallKind.GENERATE:
-                here = prompts * node.generation.num_samples(recipe.samples_per_prompt)
-                samples += here
-                tokens += prompts * lengths.prompts.longest + here * recipe.sampling.max_response_tokens
-            elif node.kind is CallKind.READ:
-                here = prompts * (2 if node.call == "pairs" else 1)
-                samples += here
-                tokens += here * lengths.of(node.call).longest
-        return cls(prompts, samples, tokens, recipe.steps)
+                most = node.generation.limit(recipe.sampling.max_response_tokens)
+                tokens += prompts * lengths_of[node.id].prompts.longest + here * most
+            else:
+                tokens += here * lengths_of[node.id].longest
+        return cls(recipe.prompts_per_step, samples, tokens, recipe.steps)
 
 
 def human_bytes(count: int) -> str:

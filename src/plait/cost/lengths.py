@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from statistics import NormalDist
 
@@ -107,6 +107,23 @@ class SampleLengths:
     def of(self, rows: str) -> SampleLengths:
         """Those of rows that a call of this name makes or reads (`actor.generate`, `examples`)."""
         return self.beside.get(rows, self)
+
+    def answered(self, responses: Lengths) -> SampleLengths:
+        """These responses to prompts of which each is made of one of these samples: it counts as long as the sample
+        with its own prompt, whatever the function says that makes it."""
+        if self.groups:
+            prompts = [prompt + tokens for prompt, tokens in self._pairs]
+        else:
+            count = max(len(self.prompts.values), len(self.responses.values))
+            pairs = zip(self.prompts.of(count), self.responses.of(count), strict=True)
+            prompts = [prompt + tokens for prompt, tokens in pairs]
+        return SampleLengths(Lengths.recorded(prompts), responses)
+
+    def cut(self, most: int | None) -> SampleLengths:
+        """With responses of so many tokens at most; None: as they are."""
+        if most is None or most >= self.responses.longest:
+            return self
+        return replace(self, responses=Lengths.recorded([min(most, tokens) for tokens in self.responses.values]))
 
     @property
     def longest(self) -> int:

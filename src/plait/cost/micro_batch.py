@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Self
 
+from plait.cost.call_lengths import lengths_by_call
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.wide_columns import wide_numbers
-from plait.dataflow import CallKind, Dataflow, TrainOptions
+from plait.dataflow import CallKind, Dataflow, Node, TrainOptions
+from plait.dataflow.made_rows import prompts_each, samples_of_prompt
 from plait.policy.packing import GroupTokens
 from plait.recipes.recipe import Recipe
 from plait.schedule.pipeline import micro_batches_of
@@ -57,7 +59,7 @@ class LargestBatch:
 
     tokens: of its row
     scores: attention scores of one head
-    count: such micro-batches that the share has
+    count: such micro-batches that the share has, those of calls whose gradients meet among them
     numbers: of each token, in columns of several numbers per token that the call reads or gives
     """
 
@@ -86,19 +88,27 @@ class LargestBatch:
             trains: or scores.
             budget_tokens: None: the recipe's.
         """
-        kind, batches = CallKind.TRAIN if trains else CallKind.SCORE, []
-        for node in (node for node in flow.calls(role) if node.kind is kind):
+        lengths_of, num_samples = lengths_by_call(flow, lengths), recipe.samples_per_prompt
+
+        def of_call(node: Node) -> Self:
             rows, options = flow.nodes[node.rows], node.training if trains else TrainOptions()
-            per_prompt = 2 if rows.call == "pairs" else 1
-            of_rows = lengths.of(rows.call)
+            per_prompt, of_rows = samples_of_prompt(rows, num_samples), lengths_of[rows.id]
             if rows.kind is CallKind.GENERATE:
-                per_prompt = rows.generation.num_samples(recipe.samples_per_prompt)
-                of_rows = SampleLengths(of_rows.prompts, Lengths.fixed(recipe.sampling.max_response_tokens))
+                most = rows.generation.limit(recipe.sampling.max_response_tokens)
+                of_rows = SampleLengths(of_rows.prompts, Lengths.fixed(most))
             whole = per_prompt if options.whole_groups else 1
-            share = share_of(recipe.prompts_per_step * per_prompt, options.mini_batches, dp, whole)
+            samples = recipe.prompts_per_step * prompts_each(flow, rows, num_samples) * per_prompt
+            share = share_of(samples, options.mini_batches, dp, whole)
             tokens = recipe.micro_batch_tokens if budget_tokens is None else budget_tokens
             cut = Cut(tokens, micro_batches_of(pp), options.whole_groups, wide_numbers(node))
-            batches.append(cls.of_share(share, per_prompt, of_rows, cut))
+            return cls.of_share(share, per_prompt, of_rows, cut)
+
+        scores = [(node,) for node in flow.calls(role) if node.kind is CallKind.SCORE]
+        batches: list[Self] = []
+        for calls in flow.updates(role) if trains else scores:
+            of_calls = [of_call(node) for node in calls]
+            count = sum(batch.count for batch in of_calls)  # they are one behind the other
+            batches += [replace(batch, count=count) for batch in of_calls]
         return max(batches, key=lambda batch: (batch.tokens, batch.scores, batch.numbers))
 
     @classmethod

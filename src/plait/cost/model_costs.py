@@ -8,17 +8,14 @@ from functools import cache
 from math import ceil
 from typing import Literal
 
-from plait.cost.beginning import Beginning
+from plait.cost.call_lengths import lengths_by_call
 from plait.cost.cluster import ClusterSpec
 from plait.cost.connections import Connections, heads_of_keys
 from plait.cost.corrections import Corrections
 from plait.cost.costs import CallCost, MoveCost, Spread, num_instances
 from plait.cost.cutting import Cutting
 from plait.cost.forward_memory import Beside, ForwardMemory, forward_memory
-from plait.cost.generating import Generating
-from plait.cost.generating_apart import GeneratingApart
-from plait.cost.generation_bytes import GenerationBytes
-from plait.cost.instances import Instances
+from plait.cost.generations import Generations
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.layer_times import BALANCING, added, scaled, total
 from plait.cost.micro_batch import Cut, LargestBatch, share_of
@@ -34,7 +31,7 @@ from plait.cost.wide_columns import numbers_read, numbers_scored, wide_numbers
 from plait.cost.working_memory import NCCL, Amount, Expected, keeps_freed, process_terms, slack_terms
 from plait.cost.workload import Workload
 from plait.dataflow import Dataflow, Node, TrainOptions
-from plait.layout.mesh import Layout
+from plait.layout.mesh import Layout, Parallelism
 from plait.layout.params import Parameters
 from plait.models.shape import ModelShape
 from plait.recipes.role_models import is_scalar
@@ -85,18 +82,14 @@ class ModelCosts:
         outputs = lambda role: 1 if is_scalar(role) else None
         self._parameters = cache(lambda role: given.get(role) or parameters_of_shape(self.shapes[role], outputs(role)))
         self._samples = {node.id: workload.samples_of(flow, node) for node in flow.nodes}
-        self._lengths = {node.id: workload.lengths.of(flow.nodes[node.rows].call) for node in flow.nodes}
+        self._lengths = lengths_by_call(flow, workload.lengths)
         self._sets = SampleSets(workload, self.shapes, flow, self._samples, self._lengths)
         self._cutting = Cutting(workload, self.shapes, flow, self._samples, self._lengths, cluster.software)
         self._memory = RoleMemory(workload, self.shapes, self._parameters)
         role_passes = RolePasses(work_of_roles(workload, shapes, flow), cluster, profile)
         self._passes, self._copies = role_passes.of, role_passes.copies
-        taken = GenerationBytes(workload, cluster, self.shapes)
         held = lambda role, sizes: self._memory.held(role, sizes, False)
-        instances = Instances(workload, cluster, self.shapes, self._passes, held, taken.of_token, profile)
-        beginning = Beginning(workload, self.shapes, held, profile)
-        self._generating = Generating(workload, self._passes, instances, beginning, taken)
-        self._apart = GeneratingApart(workload, cluster, self._passes, instances, beginning, taken)
+        self._generations = Generations(workload, cluster, self.shapes, self._passes, held, profile)
 
     def _call(
         self,
@@ -119,7 +112,9 @@ class ModelCosts:
                 cost = self._score(node, layout, budget)
             case "prefill":
                 there = spread or Spread((layout,), (layout,))
-                cost = self._apart.prompts(str(node.role), self._samples[node.id], layout, there)
+                cost = self._generations.of(self._lengths[node.id]).apart.prompts(
+                    str(node.role), self._samples[node.id], layout, there
+                )
             case _:
                 cost = self._generate(node, layout, spread or Spread((), (layout,)))
         return self._corrected(cost, "decode" if mode == "prefill" else mode, layout)
@@ -148,7 +143,9 @@ class ModelCosts:
     def step_line(self, call: str, layout: Layout, instances: int) -> tuple[float, float, float]:
         """See `Generating.step_line`."""
         node = self._nodes[call]
-        return self._generating.step_line(str(node.role), self._samples[node.id], layout, instances)
+        return self._generations.of(self._lengths[node.id]).whole.step_line(
+            str(node.role), self._samples[node.id], layout, instances
+        )
 
     def stage_seconds(self, call: str, layout: Layout, micro_batches: int) -> list[tuple[float, float]]:
         """Forward and backward of each pipeline stage, of a mini-batch's share of one copy in so many micro-batches; a
@@ -172,7 +169,8 @@ class ModelCosts:
         role, samples, sizes = str(node.role), self._samples[node.id], layout.parallelism
         if mode in ("decode", "prefill"):
             running = ceil(samples.count / min(sizes.dp, samples.prompts))
-            context = running * (self.workload.lengths.prompts.mean + self.workload.lengths.responses.mean / 2)
+            lengths = self._lengths[node.id]
+            context = running * (lengths.prompts.mean + lengths.responses.mean / 2)
             seconds = lambda kind: total(kind.decode_layer(running, context))
         else:
             share = self._cutting.share(node, sizes.dp) if mode == "train" else share_of(samples.count, 1, sizes.dp)
@@ -196,7 +194,7 @@ class ModelCosts:
         """Groups of samples that go round the stages of one of so many instances that share the samples of a call."""
         node = self._nodes[call]
         share = ceil(self._samples[node.id].count / instances)
-        return self._generating.groups(str(node.role), layout, share)
+        return self._generations.of(self._lengths[node.id]).whole.groups(str(node.role), layout, share)
 
     # Calls
 
@@ -236,8 +234,10 @@ class ModelCosts:
         micro, count = self._cutting.micro(node, share, layout, budget)
         again = self.workload.checkpoint_activations
         step = max((copy.training(micro, count, recompute=again, schedule=schedule) for copy in copies), key=total)
-        sums = count if role in self.workload.sharded else 1
-        update, update_bytes = optimizer_step(passes, self._memory.trained_elements(role, sizes), sums)
+        updates = not options.with_next
+        sums = count if role in self.workload.sharded else int(updates)
+        elements = self._memory.trained_elements(role, sizes)
+        update, update_bytes = optimizer_step(passes, elements, sums, updates=updates)
         steps = mini_batches * options.epochs
         terms = scaled(added(step, update), steps)
         sent = trained_bytes(self._lengths[node.id], samples, numbers_read(node), self._sets.sent(node))
@@ -249,12 +249,13 @@ class ModelCosts:
 
     def _generate(self, node: Node, layout: Layout, spread: Spread, held_bytes: Sequence[int | None] = ()) -> CallCost:
         role, samples = str(node.role), self._samples[node.id]
+        drawing = self._generations.of(self._lengths[node.id])
         if spread.prompts:
-            cost = self._apart.drawing(role, samples, layout, spread)
+            cost = drawing.apart.drawing(role, samples, layout, spread)
         else:
-            cost = self._generating.cost(role, samples, layout, spread, held_bytes)
-        ranks = sorted({rank for drawing in spread.samples for rank in drawing.mesh.ranks})
-        sent = generated_bytes(self.workload.lengths, samples, self._sets.sent(node))
+            cost = drawing.whole.cost(role, samples, layout, spread, held_bytes)
+        ranks = sorted({rank for placed in spread.samples for rank in placed.mesh.ranks})
+        sent = generated_bytes(self._lengths[node.id], samples, self._sets.sent(node))
         rows = rows_traffic(self.cluster, ranks, sent, copies=1)
         cost = replace(cost, seconds=cost.seconds + total(rows), terms={**cost.terms, **rows})
         held, held_by_all = self._sets.held(node, num_instances(spread.samples)), self._sets.held_by_all(node)
@@ -264,14 +265,20 @@ class ModelCosts:
 
     def _forward_memory(self, node: Node, layout: Layout, budget: int, schedule: str | None) -> ForwardMemory:
         """What the largest micro-batch takes; `schedule` None: of a score."""
-        workload, sizes, samples = self.workload, layout.parallelism, self._samples[node.id]
-        options = TrainOptions() if schedule is None else node.training
-        share = share_of(samples.count, 1, sizes.dp) if schedule is None else self._cutting.share(node, sizes.dp)
-        cut = Cut(budget, self._cutting.least(sizes), options.whole_groups, wide_numbers(node))
-        batch = LargestBatch.of_share(share, samples.per_prompt, self._lengths[node.id], cut)
-        role = str(node.role)
+        workload, sizes, role = self.workload, layout.parallelism, str(node.role)
+        batch = self._largest(node, sizes, budget, trains=schedule is not None)
+        if schedule is not None:  # those of calls whose gradients meet are one behind the other
+            calls = next(calls for calls in self.flow.updates(role) if node.id in {call.id for call in calls})
+            counts = (self._largest(call, sizes, budget, trains=True).count for call in calls)
+            batch = replace(batch, count=sum(counts))
         beside = Beside(is_scalar(role), role in workload.balanced, self._sets.read(node))
         return forward_memory(workload, self.shapes[role], sizes, batch, schedule, beside)
+
+    def _largest(self, node: Node, sizes: Parallelism, budget: int, *, trains: bool) -> LargestBatch:
+        samples, options = self._samples[node.id], node.training if trains else TrainOptions()
+        share = self._cutting.share(node, sizes.dp) if trains else share_of(samples.count, 1, sizes.dp)
+        cut = Cut(budget, self._cutting.least(sizes), options.whole_groups, wide_numbers(node))
+        return LargestBatch.of_share(share, samples.per_prompt, self._lengths[node.id], cut)
 
     # Weights
 

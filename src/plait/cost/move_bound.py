@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from plait.cost.costs import CallCost, MoveCost, Spread
-from plait.cost.model_costs import ModelCosts
 from plait.layout.mesh import Layout
 from plait.layout.shards import stage_bounds
+
+if TYPE_CHECKING:
+    from plait.cost.model_costs import ModelCosts
 
 LARGE = 16
 """Devices beyond which a search takes the bound."""

@@ -9,19 +9,23 @@ from plait.cost.passes import Passes
 from plait.training.memory import parameter_bytes
 
 
-def optimizer_step(passes: Passes, elements: Sequence[int], sums: int) -> tuple[Terms, int]:
+def optimizer_step(passes: Passes, elements: Sequence[int], sums: int, *, updates: bool = True) -> tuple[Terms, int]:
     """Gradients are summed over dp (`sums` times), each device updates its range, new weights are gathered.
 
     Args:
         passes: of the role, by the slowest devices of each stage.
         elements: that are trained, on a device of each stage, before dp divides them.
+        updates: else gradients are left to another call's step, and are only summed.
     """
     times = passes.times
     sizes, per = times.layout.parallelism, parameter_bytes(times.work.dtype, trained=True)
     most, profile = max(elements), times.profile
     passed = 2 * (per.masters + per.moments) + (per.weights if per.masters else 0)
     of_each = passed + per.gradients
-    if profile is not None and profile.optimizer_s is not None:
+    terms: Terms = {}
+    if not updates:
+        pass
+    elif profile is not None and profile.optimizer_s is not None:
         terms = {"optimizer": most / sizes.dp * profile.optimizer_s * times.contention}
     elif passes.stages:
         parts = zip(elements, passes.stages, strict=True)
@@ -30,6 +34,8 @@ def optimizer_step(passes: Passes, elements: Sequence[int], sums: int) -> tuple[
         terms = {"optimizer": most / sizes.dp * of_each / times.bytes_per_s}
     if sizes.dp > 1:
         terms["gradients"] = sums * times.traffic.gather("dp", most * per.gradients)
-        terms["new weights"] = times.traffic.gather("dp", most * per.weights)
-    received = (sizes.dp - 1) / sizes.dp * (sums * per.gradients + per.weights) * sizes.dp * sizes.tp
+        if updates:
+            terms["new weights"] = times.traffic.gather("dp", most * per.weights)
+    sent = sums * per.gradients + updates * per.weights
+    received = (sizes.dp - 1) / sizes.dp * sent * sizes.dp * sizes.tp
     return terms, int(received * sum(elements))

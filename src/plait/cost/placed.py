@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from plait.cost.aliasing import Aliasing
+from plait.cost.call_lengths import lengths_by_call
 from plait.cost.connections import Connected, Connections, Placing, Sending, heads_of_keys
 from plait.cost.draft_memory import drafts_on
 from plait.cost.kept_sets import Filters, KeptSets, sets_of
@@ -113,6 +114,11 @@ class Facts(Placed):
 
     flow: Dataflow
     lengths: SampleLengths
+
+    @cached_property
+    def lengths_of(self) -> Mapping[int, SampleLengths]:
+        """See `lengths_by_call`."""
+        return lengths_by_call(self.flow, self.lengths)
 
     def spending(self, recipe: Recipe) -> Facts:
         """The same of a recipe with other `MEMORY_KEYS`, on which nothing depends that is kept here."""

@@ -7,6 +7,7 @@ from plait.cost.placed import Facts
 from plait.cost.sample_sets import share_bytes
 from plait.cost.workload import Samples
 from plait.dataflow import CallKind, Node
+from plait.dataflow.made_rows import prompts_each
 
 
 def held_sets(rank: int, facts: Facts) -> int:
@@ -33,6 +34,8 @@ def _held(facts: Facts, node: Node, copies: int) -> int:
     rows, recipe, sets = facts.flow.nodes[node.rows], facts.recipe, facts.sets_of(node)
     if sets == NO_SETS:
         return 0
-    samples = Samples(recipe.prompts_per_step, rows.generation.num_samples(recipe.samples_per_prompt))
-    longest = facts.lengths.prompts.longest, recipe.sampling.max_response_tokens
+    count, most = recipe.samples_per_prompt, rows.generation.limit(recipe.sampling.max_response_tokens)
+    prompts = recipe.prompts_per_step * prompts_each(facts.flow, rows, count)
+    samples = Samples(prompts, rows.generation.num_samples(count))
+    longest = facts.lengths_of[node.id].prompts.longest, most
     return share_bytes(node, samples, sets, copies, longest)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from plait.cost.call_lengths import lengths_by_call
 from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.generation_memory import EngineBytes
 from plait.cost.kept_sets import Filters
@@ -13,6 +14,7 @@ from plait.cost.lengths import SampleLengths
 from plait.cost.shared_root import held_root, shared_root
 from plait.cost.working_memory import is_fused, is_packed
 from plait.dataflow import CallKind, Dataflow, Node
+from plait.dataflow.made_rows import prompts_each, samples_of_prompt
 from plait.errors import ConfigError
 from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
@@ -152,15 +154,15 @@ class Workload:
 
     def samples_of(self, flow: Dataflow, node: Node) -> Samples:
         """The samples that a call makes or reads."""
-        rows = next(other for other in flow.nodes if other.id == node.rows)
-        if rows.kind is CallKind.GENERATE:
-            return Samples(self.prompts_per_step, rows.generation.num_samples(self.samples_per_prompt))
-        return Samples(self.prompts_per_step, 2 if rows.call == "pairs" else 1)
+        rows, count = flow.nodes[node.rows], self.samples_per_prompt
+        prompts = self.prompts_per_step * prompts_each(flow, rows, count)
+        return Samples(prompts, samples_of_prompt(rows, count))
 
     def tokens_of_step(self, flow: Dataflow) -> float:
         """Prompt and response tokens of a step."""
         rows = [node for node in flow.nodes if node.kind in (CallKind.GENERATE, CallKind.READ)]
-        read = [(self.samples_of(flow, node), self.lengths.of(node.call)) for node in rows]
+        lengths_of = lengths_by_call(flow, self.lengths)
+        read = [(self.samples_of(flow, node), lengths_of[node.id]) for node in rows]
         return math.fsum(
             samples.prompts * lengths.prompts.mean + samples.count * lengths.responses.mean for samples, lengths in read
         )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from plait.data.chat import EndingTokenizer
 from plait.data.example_encoder import Encoded, ExampleEncoder
 from plait.data.mixture import Mixed, MixedOrder
-from plait.data.records import EVALUATION_UID, FinishReason, Prompt, Sample
+from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.settings import DataSettings, OverlongPrompts
 from plait.data.sources import Source
 from plait.errors import DataError
@@ -60,7 +60,7 @@ class ExampleSet:
     """Rows that were too long, or pairs of equal completions, with `data.overlong_prompts: drop`."""
     max_tokens: int
     """The length limit, of prompt and response."""
-    num_parted: int = 0
+    num_parted: int
     """Rows of the data that are several here."""
     root: tuple[int, ...] = ()
     """Token ids that the prompts of all kept rows begin with, each of which has one more at least."""
@@ -186,6 +186,6 @@ class ExampleStream:
         return step * self.per_step / len(self.examples)
 
 
-def evaluation_samples(examples: ExampleSet, first_uid: int = EVALUATION_UID) -> list[Given]:
+def evaluation_samples(examples: ExampleSet, first_uid: int) -> list[Given]:
     """Every held-out example or pair once, in the order of its source; uids from `first_uid` on."""
     return [given for index in range(len(examples)) for given in examples.given(index, first_uid + index)]

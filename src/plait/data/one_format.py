@@ -8,7 +8,7 @@ from plait.data.formats import Row, RowKind, parts_of
 from plait.errors import DataError
 
 
-def check_one_format(rows: Sequence[Row], kind: RowKind = RowKind.PROMPTS) -> None:
+def check_one_format(rows: Sequence[Row], kind: RowKind) -> None:
     """Raises DataError where the rows are not all of one format; both places are named."""
     first = _format(rows[0], kind)
     for row in rows:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from plait.data.chat import Ids, Tokenizer, rendered_whole
 from plait.data.formats import Messages, Row
 from plait.data.mixture import Mixed, MixedOrder
-from plait.data.records import EVALUATION_UID, Prompt
+from plait.data.records import Prompt
 from plait.data.settings import DataSettings, OverlongPrompts
 from plait.data.sources import Source
 from plait.errors import DataError
@@ -269,6 +269,6 @@ class PromptStream:
         return step * self.prompts_per_step / len(self.prompt_set)
 
 
-def evaluation_prompts(prompts: PromptSet, first_uid: int = EVALUATION_UID) -> list[Prompt]:
+def evaluation_prompts(prompts: PromptSet, first_uid: int) -> list[Prompt]:
     """Every held-out prompt once, in the order of its source; uids from `first_uid` on."""
     return [prompts.prompt(index, first_uid + index) for index in range(len(prompts))]

@@ -15,6 +15,8 @@ SYSTEM_ROLES = ("system", "developer")
 """Roles of a message that may stand before all others, and says how the model is to behave."""
 EVALUATION_UID = 1 << 31
 """First uid of held-out prompts, so that they meet no training prompt of a run."""
+MADE_UID = 1 << 40
+"""First uid of prompts that are made of samples, so that they meet no prompt of the data."""
 
 Value = TypeVar("Value")
 
@@ -28,6 +30,16 @@ class FinishReason(StrEnum):
     """Given up from outside; as where what replies to it failed (`Sample.reply_error`)."""
     OPEN = "open"
     """Unfinished: it goes on with later weights."""
+
+
+@dataclass(frozen=True)
+class MadeOf:
+    """Where a prompt comes from that a function has made of a sample."""
+
+    uid: int
+    """That of the prompt of the data with which it began."""
+    samples: tuple[tuple[int, int], ...]
+    """Each sample that leads from there to it, in order: id of the node that drew it, and its index."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,15 @@ class Prompt:
     asked: tuple[Mapping[str, Any], ...] = ()
     """The messages that the chat template wrote, with what `data` puts before and around a prompt; of a raw text the
     text, as the user's. Empty where the response is given, and where ranks are told of it."""
+    made_of: MadeOf | None = None
+    """None: it is of the data; and where ranks are told of it."""
+
+    @property
+    def name(self) -> str:
+        """What the uids of its samples begin with: its own uid, or that of the sample that it is made of."""
+        if self.made_of is None:
+            return str(self.uid)
+        return ".".join(map(str, (self.made_of.uid, *(index for _, index in self.made_of.samples))))
 
     @property
     def system(self) -> Mapping[str, Any] | None:
@@ -58,7 +79,12 @@ class Prompt:
 
     def title(self, index: int | None = None) -> str:
         """What messages call it; or one of its samples, by index."""
-        name = f"prompt {self.uid}" if index is None else f"sample {self.uid}.{index}"
+        if index is not None:
+            name = f"sample {self.name}.{index}"
+        else:
+            name = f"prompt {self.name}" if self.made_of is None else f"the prompt made of sample {self.name}"
+        if self.made_of is not None:
+            return name
         return name if self.uid < EVALUATION_UID else f"{name} (item {self.uid - EVALUATION_UID + 1} of the evaluation)"
 
 
@@ -183,7 +209,7 @@ class Sample:
 
     @property
     def uid(self) -> str:
-        return f"{self.prompt.uid}.{self.index}"
+        return f"{self.prompt.name}.{self.index}"
 
     @property
     def versions(self) -> tuple[int, ...]:

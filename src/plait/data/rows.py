@@ -1,4 +1,4 @@
-"""Rows: samples and the columns over them, on the controller's side (NumPy float64), and COMPUTE nodes run on them.
+"""Rows: samples and the columns over them, on the controller's side (NumPy float64).
 
 Shapes: N samples, R response tokens of all of them together, in sample order. A SAMPLE column is [N]; a TOKEN column
 is flat, [R] or [R, its width], and `offsets` say where each sample's part begins. No padding.
@@ -6,22 +6,18 @@ is flat, [R] or [R, its width], and `offsets` say where each sample's part begin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
-from functools import cached_property, partial
-from numbers import Real
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from plait.data.lineage import Key, Meeting
 from plait.data.records import Sample
-from plait.dataflow.graph import CallKind, Column, Grain, Level, Node
-from plait.errors import RunError
+from plait.dataflow.graph import Column, Level
 from plait.policy.packing import LEAST_ROOT, SampleSize, common_length, root_of
-from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of
 
 FloatArray = NDArray[np.float64]
 
@@ -68,6 +64,16 @@ class Rows:
         for position, sample in enumerate(self.samples):
             groups.setdefault(sample.prompt.uid, []).append(position)
         return {uid: tuple(sorted(rows, key=lambda i: self.samples[i].index)) for uid, rows in groups.items()}
+
+    def places(self, meeting: Meeting) -> Mapping[Key, tuple[int, ...]]:
+        """See `Meeting.places`."""
+        if meeting not in self._places:
+            self._places[meeting] = meeting.places(self.samples)
+        return self._places[meeting]
+
+    @cached_property
+    def _places(self) -> dict[Meeting, Mapping[Key, tuple[int, ...]]]:
+        return {}
 
     @cached_property
     def sampling_logprobs(self) -> FloatArray:
@@ -129,195 +135,6 @@ def _read_alike(samples: Sequence[Sample]) -> int:
         return 0
     width = max(map(len, prompts)) // max(len(sample.prompt.token_ids) for sample in samples)
     return common_length(prompts) // width
-
-
-def evaluate(
-    node: Node, tables: Mapping[int, Rows], batch: Mapping[Column, FloatArray] = MappingProxyType({})
-) -> FloatArray:
-    """Run a COMPUTE node's function over the rows that it belongs to.
-
-    A SAMPLE column of other rows (a greedy baseline) is matched by prompt uid: a group function gets that prompt's
-    values there, a per-sample function needs exactly one of them, a batch function gets all of them.
-
-    Args:
-        tables: id of each GENERATE or READ node → its rows, holding every input column of `node`.
-        batch: values for the whole batch so far.
-
-    Returns:
-        The new column, [N] or [R] float64, for the rows `node.rows`; of level BATCH the value, of any shape.
-
-    Raises:
-        RunError: the function raises; or it returns another shape than its grain and level ask for, or a value that is
-            no finite number.
-    """
-    assert node.kind is CallKind.COMPUTE, f"{node.call} is not a COMPUTE node"
-    assert node.fn is not None, f"{node.call} has no function"
-    fn, output = node.fn, node.outputs[0]
-    title, users = _title(node), is_users(node.fn)
-    limit_s = CALL_LIMIT_S if users else None
-
-    def called(where: str, *given: Any) -> Any:
-        with UserCode(where, RunError, users=users, limit_s=limit_s):
-            return fn(*given, **node.computing.constants)
-
-    def arguments(read: Callable[[Column], Any]) -> list[Any]:
-        return [_plain(batch[c]) if c.level is Level.BATCH else read(c) for c in node.inputs.values()]
-
-    if output.level is Level.BATCH:
-        result = called(title, *arguments(lambda column: _of_batch(column, tables[column.rows])))
-        return _checked(result, None, "one number or an array of numbers", title)
-    rows = tables[node.rows]
-    values = np.empty(rows.shape_of(output.level))
-
-    def put(position: int, result: FloatArray) -> None:
-        values[_cell(rows, output.level, position)] = result
-
-    match node.grain:
-        case Grain.SAMPLE:
-            for position, sample in enumerate(rows.samples):
-                where = f"{title}, {sample.prompt.title(sample.index)}"
-                returned = called(where, *arguments(partial(_of_sample, tables, node, position)))
-                put(position, _checked(returned, *_expected(rows, output, position), where))
-        case Grain.GROUP:
-            for uid, members in rows.groups.items():
-                where = f"{title}, {rows.samples[members[0]].prompt.title()}"
-                result = called(where, *of_group(node, uid, tables, batch).values())
-                _spread(result, rows, output, members, where, put)
-        case Grain.BATCH:
-            where = f"{title}, the whole batch"
-            result = called(where, *arguments(lambda column: _of_batch(column, tables[column.rows])))
-            _spread(result, rows, output, range(len(rows)), where, put)
-    return values
-
-
-def of_group(node: Node, uid: int, tables: Mapping[int, Rows], batch: Mapping[Column, FloatArray]) -> dict[str, Any]:
-    """What a node that calls a function of each group reads of the group of a prompt, by the names of its inputs: see
-    `plait.dataflow.per_group`."""
-    return {
-        name: _plain(batch[column]) if column.level is Level.BATCH else _of_group(tables, uid, column)
-        for name, column in node.inputs.items()
-    }
-
-
-def spread_to(column: Column, source: Rows, target: Rows, reader: str) -> FloatArray:
-    """A SAMPLE column of `source` as a column of `target`: each sample takes the value of its prompt's only sample.
-
-    Raises:
-        RunError: a prompt has not exactly one sample in `source`.
-    """
-    return np.array([_only_value(column, source, sample.prompt.uid, reader) for sample in target.samples])
-
-
-def trained_rows(node: Node, tables: Mapping[int, Rows]) -> Rows:
-    """What a TRAIN node trains on: its rows without those that `keep` leaves out, the columns of other rows that it
-    reads spread to them. NaN, such as the score of a function that does not apply, leaves a sample out, too.
-
-    Raises:
-        RunError: as of `spread_to`.
-    """
-    rows = tables[node.rows]
-    for column in node.inputs.values():
-        if column.level is not Level.BATCH and column.rows != node.rows:
-            rows = rows.with_column(column, spread_to(column, tables[column.rows], rows, node.call))
-    kept = None if node.keep is None else np.flatnonzero(np.nan_to_num(rows.columns[node.keep]))
-    return rows if kept is None else rows.select(kept.tolist())
-
-
-def _plain(value: FloatArray) -> Any:
-    """A value for the whole batch as a function gets it: a float, or an array of its own."""
-    return float(value) if value.ndim == 0 else value.copy()
-
-
-def _cell(rows: Rows, level: Level, position: int) -> Any:
-    return position if level is Level.SAMPLE else slice(rows.offsets[position], rows.offsets[position + 1])
-
-
-def _expected(rows: Rows, output: Column, position: int) -> tuple[tuple[int, ...], str]:
-    if output.level is Level.SAMPLE:
-        return (), "one number (with level=Level.TOKEN one per response token)"
-    tokens = int(rows.offsets[position + 1] - rows.offsets[position])
-    return (tokens,), f"one number per response token ({tokens})"
-
-
-def _of_sample(tables: Mapping[int, Rows], node: Node, position: int, column: Column) -> Any:
-    rows = tables[node.rows]
-    if column.rows != node.rows:
-        return _only_value(column, tables[column.rows], rows.samples[position].prompt.uid, _title(node))
-    value = rows.columns[column][_cell(rows, column.level, position)]
-    return float(value) if column.level is Level.SAMPLE else value.copy()
-
-
-def _of_group(tables: Mapping[int, Rows], uid: int, column: Column) -> Any:
-    rows = tables[column.rows]
-    members = rows.groups.get(uid, ())
-    if column.level is Level.SAMPLE:
-        return rows.columns[column][list(members)]
-    return [rows.columns[column][_cell(rows, Level.TOKEN, i)].copy() for i in members]
-
-
-def _of_batch(column: Column, rows: Rows) -> Any:
-    if column.level is Level.SAMPLE:
-        return rows.columns[column].copy()
-    return [rows.columns[column][_cell(rows, Level.TOKEN, i)].copy() for i in range(len(rows))]
-
-
-def _only_value(column: Column, source: Rows, uid: int, reader: str) -> float:
-    members = source.groups.get(uid, ())
-    if len(members) != 1:
-        raise RunError(
-            f"{reader} reads {column} of other samples: expected exactly one of them for prompt {uid}, "
-            f"found {len(members)}; give that `generate` call samples_per_prompt=1, or read the column per group"
-        )
-    return float(source.columns[column][members[0]])
-
-
-def _spread(
-    result: Any,
-    rows: Rows,
-    output: Column,
-    members: Sequence[int],
-    where: str,
-    put: Callable[[int, FloatArray], None],
-) -> None:
-    """Hand a group's or the batch's result to its samples."""
-    if output.level is Level.SAMPLE:
-        expected = f"one number per sample ({len(members)})"
-        for position, value in zip(members, _checked(result, (len(members),), expected, where), strict=True):
-            put(position, value)
-        return
-    if not hasattr(result, "__len__") or len(result) != len(members):
-        length = len(result) if hasattr(result, "__len__") else repr(result)
-        raise RunError(f"{where}: expected a list with one array per sample ({len(members)}), found {length}")
-    for position, values in zip(members, result, strict=True):
-        put(position, _checked(values, *_expected(rows, output, position), f"{where}, {rows.samples[position].uid}"))
-
-
-def _checked(result: Any, shape: tuple[int, ...] | None, expected: str, where: str) -> FloatArray:
-    """What a function returned, as finite numbers of this shape; None: of any.
-
-    Raises:
-        RunError: it is something else: no numbers (None, texts, complex ones), another shape, NaN or infinities.
-    """
-    try:
-        values = np.asarray(result)
-        if values.dtype.kind == "O" and all(isinstance(number, Real | Decimal) for number in values.flat):
-            values = values.astype(np.float64)  # fractions, decimals, numbers of other libraries
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # ragged; a tensor with a gradient
-        raise RunError(f"{where}: expected {expected}, found {result!r:.80} ({error})") from None
-    if values.dtype.kind not in "biuf":
-        kind = "complex numbers" if values.dtype.kind == "c" else f"{result!r:.80}"
-        raise RunError(f"{where}: expected {expected}, found {kind}")
-    if shape is not None and values.shape != shape:
-        raise RunError(f"{where}: expected {expected}, found an array of shape {values.shape}")
-    values = values.astype(np.float64)
-    if not np.isfinite(values).all():
-        raise RunError(f"{where}: expected finite numbers, found {values[~np.isfinite(values)].flat[0]}")
-    return values
-
-
-def _title(node: Node) -> str:
-    assert node.fn is not None, f"{node.call} has no function"
-    return f"per_{node.grain}({title_of(node.fn)}) -> {node.outputs[0]}"
 
 
 def sizes_of(rows: Rows) -> list[SampleSize]:

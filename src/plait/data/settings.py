@@ -18,11 +18,12 @@ DEFAULT_TASK_SIZE = 4096
 """Training questions drawn from a generated task when `size` is not set."""
 SEVERAL = "several are a list of sections, `data: [{source: …}, {source: …}]` (docs/data.md)"
 """What to say where one source is expected and more are named."""
+_SHOWN = 3
 
 
-def in_short(names: Sequence[str], most: int = 3) -> str:
+def in_short(names: Sequence[str]) -> str:
     """Names of sources, for people: of many, as of a data set in shards, the first and how many follow."""
-    shown = names if len(names) <= most + 1 else names[:most]
+    shown = names if len(names) <= _SHOWN + 1 else names[:_SHOWN]
     rest = len(names) - len(shown)
     return ", ".join(shown) + (f" and {rest:,} more" if rest else "")
 

@@ -236,13 +236,13 @@ def read_rows(
     return [replace(row, columns={column: row.columns.get(column) for column in names}) for row in rows]
 
 
-def read_jsonl(path: Path, prompt_column: str = "prompt", *, key: str = "data.source") -> list[Row]:
-    """`read_rows` of prompts in a JSONL file.
+def read_jsonl(path: Path, *, key: str = "data.source") -> list[Row]:
+    """`read_rows` of prompts in the column `prompt` of a JSONL file.
 
     Raises:
         DataError: as `read_rows`.
     """
-    return read_rows(str(path), RowKind.PROMPTS, prompt_column, key=key)
+    return read_rows(str(path), RowKind.PROMPTS, "prompt", key=key)
 
 
 def _ordered(rows: list[Row], kind: RowKind) -> list[Row]:

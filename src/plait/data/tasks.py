@@ -68,13 +68,7 @@ def create_task(name: str, parameters: Mapping[str, Any], *, seed: int = 0, size
 
 
 def draw_in_child(
-    name: str,
-    parameters: Mapping[str, Any],
-    seed: int,
-    held_out: int,
-    wanted: int,
-    *,
-    question_limit_s: int = QUESTION_LIMIT_S,
+    name: str, parameters: Mapping[str, Any], seed: int, held_out: int, wanted: int
 ) -> tuple[list[Row], list[Row]]:
     """`draw`, in a process whose string hashes are fixed.
 
@@ -89,7 +83,7 @@ def draw_in_child(
     try:
         done = subprocess.run(
             [sys.executable, "-c", boot, paths],
-            input=pickle.dumps((question_limit_s, (name, dict(parameters), seed, held_out, wanted))),
+            input=pickle.dumps((QUESTION_LIMIT_S, (name, dict(parameters), seed, held_out, wanted))),
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONHASHSEED": "0"},
             timeout=DRAW_LIMIT_S,
@@ -102,7 +96,7 @@ def draw_in_child(
     except subprocess.CalledProcessError as error:
         if error.returncode == -signal.SIGALRM:
             raise DataError(
-                f"task `{name}` found no question within {question_limit_s} s; change `data.parameters`"
+                f"task `{name}` found no question within {QUESTION_LIMIT_S} s; change `data.parameters`"
             ) from None
         raise DataError(f"drawing questions of `{name}` failed (exit code {error.returncode}); see above") from None
     outcome = pickle.loads(done.stdout)

@@ -5,11 +5,12 @@ Imports `metric_names`, `user_code` and `errors`; no torch.
 """
 
 from plait.dataflow.call_name import CallName
+from plait.dataflow.from_samples import grades_from, prompts_from
 from plait.dataflow.graph import CallKind, Column, Dataflow, Grain, Level, Node
 from plait.dataflow.handles import LABELLED, MISMATCHED, Generated, Given, Labelled, Prompts, Samples
 from plait.dataflow.options import Asked, GenerateOptions, Resample, Score, Top, TrainOptions
 from plait.dataflow.role import Role
-from plait.dataflow.trace import carried, per_batch, per_group, per_sample, prompts_from, trace
+from plait.dataflow.trace import carried, per_batch, per_group, per_sample, trace
 
 __all__ = [
     "LABELLED",
@@ -34,6 +35,7 @@ __all__ = [
     "Top",
     "TrainOptions",
     "carried",
+    "grades_from",
     "per_batch",
     "per_group",
     "per_sample",

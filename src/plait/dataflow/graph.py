@@ -15,6 +15,7 @@ from plait.dataflow.options import (
     GenerateOptions,
     Options,
     ScoreOptions,
+    TextOptions,
     TrainOptions,
 )
 
@@ -44,6 +45,8 @@ class CallKind(StrEnum):
     """A pure function over columns, run where the rows live."""
     PROMPT = "prompt"
     """A pure function that writes another prompt for each sample, run where the rows live."""
+    GRADE = "grade"
+    """A pure function that reads a number from the texts of each sample, run where the rows live."""
     CARRIED = "carried"
     """A value kept from step to step, as it is in this step."""
     BECOMES = "becomes"
@@ -98,9 +101,9 @@ class Node:
     other models scored with it, which it needs by its end alone. A PROMPT node writes prompts, which are no column."""
     outputs: tuple[Column, ...] = ()
     fn: Callable[..., Any] | None = None
-    """The loss of a TRAIN node, the function of a COMPUTE or a PROMPT node."""
+    """The loss of a TRAIN node, the function of a COMPUTE, PROMPT or GRADE node."""
     options: Options | None = None
-    """By its kind: `GenerateOptions` of a GENERATE node, and so on. None: the kind has none (READ, PROMPT)."""
+    """By its kind: `GenerateOptions` of a GENERATE node, and so on. None: the kind has none (READ)."""
 
     @property
     def generation(self) -> GenerateOptions:
@@ -116,9 +119,9 @@ class Node:
 
     @property
     def prompts(self) -> int | None:
-        """Id of the PROMPT node whose prompts it reads: a SCORE node scores responses behind them. None: it reads those
-        that the samples have."""
-        return self.options.prompts if isinstance(self.options, ScoreOptions) else None
+        """Id of the PROMPT node whose prompts it reads: a SCORE node scores responses behind them, a GENERATE node
+        answers them. None: it reads those that the samples have, or those of the step."""
+        return self.options.prompts if isinstance(self.options, ScoreOptions | GenerateOptions) else None
 
     @property
     def training(self) -> TrainOptions:
@@ -176,6 +179,18 @@ class Node:
         return (self.scoring if self.kind is CallKind.SCORE else self.kind).value
 
 
+def texts_of(node: Node) -> dict[str, int]:
+    """See `TextOptions`; none of another kind."""
+    return dict(node.options.texts) if isinstance(node.options, TextOptions) else {}
+
+
+def _made_without_columns(node: Node) -> str:
+    """What a call makes that has no columns, in a word."""
+    if node.kind is CallKind.PROMPT:
+        return "prompts"
+    return "gradients" if node.kind is CallKind.TRAIN and node.training.with_next else "weights"
+
+
 def added_scores(node: Node) -> dict[str, int]:
     """Name of the scores of a further model → id of the call that makes them, for those that a SCORE node adds to its
     own. They may be computed beside it."""
@@ -225,6 +240,11 @@ class Dataflow:
         return tuple(node for node in self.nodes if node.kind is kind)
 
     @property
+    def of_step_prompts(self) -> tuple[Node, ...]:
+        """The calls that generate from the prompts of the step; others do from prompts that are made of samples."""
+        return tuple(node for node in self.of_kind(CallKind.GENERATE) if node.prompts is None)
+
+    @property
     def trained_roles(self) -> frozenset[str]:
         return frozenset(str(node.role) for node in self.of_kind(CallKind.TRAIN))
 
@@ -247,6 +267,18 @@ class Dataflow:
         """What the flow asks of a role, see `Node.asks`."""
         return frozenset(node.asks for node in self.calls(role))
 
+    def updates(self, role: str) -> tuple[tuple[Node, ...], ...]:
+        """The training calls of a role, those together whose gradients meet in the same optimizer steps."""
+        updates: list[tuple[Node, ...]] = []
+        meeting: tuple[Node, ...] = ()
+        for node in (node for node in self.calls(role) if node.kind is CallKind.TRAIN):
+            meeting += (node,)
+            if not node.training.with_next:
+                updates.append(meeting)
+                meeting = ()
+        assert not meeting, f"{meeting[-1].call} leaves its gradients to a call that is not there"
+        return tuple(updates)
+
     def optimizer_steps(self, role: str, steps: int = 1) -> int:
         """Optimizer steps of a role in the first `steps` training steps."""
         trained = (node for node in self.calls(role) if node.kind is CallKind.TRAIN)
@@ -257,9 +289,8 @@ class Dataflow:
         lines = []
         for node in self.nodes:
             read = {name: column.producer for name, column in node.inputs.items()}
-            read |= {} if node.prompts is None else {"prompts": node.prompts}
+            read |= ({} if node.prompts is None else {"prompts": node.prompts}) | texts_of(node)
             sources = ", ".join(f"{name}={producer}" for name, producer in read.items()) or str(node.rows)
-            nothing = "prompts" if node.kind is CallKind.PROMPT else "weights"
-            made = ", ".join(str(column) for column in node.outputs) or nothing
+            made = ", ".join(str(column) for column in node.outputs) or _made_without_columns(node)
             lines.append(f"{node.id} {node.call}  per {node.grain}  ({sources}) -> {made}")
         return "\n".join(lines)

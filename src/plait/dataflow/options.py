@@ -77,12 +77,21 @@ class GenerateOptions:
     greedy: bool = False
     """Decode at temperature 0: a baseline, not what is trained on."""
     resample: Resample | None = None
+    max_tokens: int | None = None
+    """Tokens of a response at most; None: the recipe's number."""
+    prompts: int | None = None
+    """Id of the PROMPT call whose prompts it answers; None: those of the step."""
 
     @property
     def problem(self) -> str | None:
         """What is wrong with them, for a message; None: nothing."""
-        counts = {} if self.samples_per_prompt is None else {"samples_per_prompt": self.samples_per_prompt}
+        stated = {"samples_per_prompt": self.samples_per_prompt, "max_tokens": self.max_tokens}
+        counts = {name: count for name, count in stated.items() if count is not None}
         return _first(_counts(counts, least=1), _flags(greedy=self.greedy))
+
+    def limit(self, max_response_tokens: int) -> int:
+        """Tokens of a response at most, in a recipe with this number of them."""
+        return max_response_tokens if self.max_tokens is None else min(self.max_tokens, max_response_tokens)
 
     def num_samples(self, samples_per_prompt: int) -> int:
         """Samples of each prompt, in a recipe with this number of them."""
@@ -108,18 +117,24 @@ class TrainOptions:
     """Never split the samples of one prompt over mini-batches or micro-batches (a loss over pairs)."""
     after: int = 0
     """Training steps at the beginning of a run in which the call does nothing."""
+    with_next: bool = False
+    """Leave the gradients to the role's next call, which makes each optimizer step out of both."""
 
     @property
     def problem(self) -> str | None:
         """What is wrong with them, for a message; None: nothing."""
         counts = {"mini_batches": self.mini_batches, "epochs": self.epochs}
-        return _first(
-            _counts(counts, least=1), _counts({"after": self.after}, least=0), _flags(whole_groups=self.whole_groups)
-        )
+        flags = _flags(whole_groups=self.whole_groups, with_next=self.with_next)
+        return _first(_counts(counts, least=1), _counts({"after": self.after}, least=0), flags)
+
+    @property
+    def passes(self) -> int:
+        """Mini-batches of a training step, in all epochs."""
+        return self.mini_batches * self.epochs
 
     def optimizer_steps(self, steps: int) -> int:
-        """Optimizer steps in the first `steps` training steps."""
-        return max(0, steps - self.after) * self.mini_batches * self.epochs
+        """Optimizer steps in the first `steps` training steps; those that it leaves to the next call are that one's."""
+        return 0 if self.with_next else max(0, steps - self.after) * self.passes
 
 
 @dataclass(frozen=True)
@@ -130,6 +145,15 @@ class ComputeOptions:
     """Arguments of its function beside the columns, by name."""
     least_samples: int = 1
     """That a group needs for its function to say anything."""
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """What the function of a PROMPT or GRADE call gets beside columns."""
+
+    texts: Mapping[str, int] = field(default_factory=dict)
+    """Argument → id of the call whose samples were drawn from prompts made of its own: a list of their texts for each
+    of its own."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +172,7 @@ class BecomesOptions:
     """Id of the CARRIED node whose next value it makes."""
 
 
-Options = GenerateOptions | ScoreOptions | TrainOptions | ComputeOptions | CarriedOptions | BecomesOptions
+Options = GenerateOptions | ScoreOptions | TrainOptions | ComputeOptions | TextOptions | CarriedOptions | BecomesOptions
 
 
 def _counts(counts: Mapping[str, Any], *, least: int) -> str | None:

@@ -54,8 +54,11 @@ class Role:
         greedy: bool = False,
         samples_per_prompt: int | None = None,
         resample: Resample | None = None,
+        max_tokens: int | None = None,
     ) -> Generated:
-        """Sample responses. `samples_per_prompt=None` takes the recipe's number; `greedy` decodes at temperature 0.
+        """Sample responses, to the prompts of the step or to those that were made of samples (`prompts_from`).
+        `samples_per_prompt=None` takes the recipe's number; `greedy` decodes at temperature 0; `max_tokens` bounds
+        responses below the recipe's `sampling.max_response_tokens`.
 
         `resample` draws further prompts until enough groups are kept; the step then holds other prompts than those of
         another `generate` call.
@@ -64,11 +67,14 @@ class Role:
             FlowError: an option is wrong.
         """
         if not isinstance(prompts, Prompts):
-            raise FlowError(f"{self.name}.generate takes the flow's `prompts`, not {describe(prompts)}")
-        if prompts.node is not None:
             raise FlowError(
-                f"{self.name}.generate takes the flow's own `prompts`, not those of `prompts_from`, behind which "
-                "responses are scored"
+                f"{self.name}.generate takes the flow's `prompts`, or what `prompts_from` returns, not "
+                f"{describe(prompts)}"
+            )
+        if prompts.node is not None and resample is not None:
+            raise FlowError(
+                f"{self.name}.generate(resample=…) draws further prompts of the data, but its prompts are made of "
+                "samples; give it to the call that draws these"
             )
         node = self._tracer.add(
             f"{self.name}.generate",
@@ -84,6 +90,8 @@ class Role:
                 samples_per_prompt,
                 greedy,
                 None if resample is None else _named(resample, f"{self.name}.generate"),
+                max_tokens,
+                prompts.node,
             ),
         )
         return Generated(self._tracer, node.id)
@@ -178,6 +186,7 @@ class Role:
         mask: ColumnHandle | None = None,
         whole_groups: bool = False,
         after: int = 0,
+        with_next: bool = False,
         **columns: ColumnHandle | None,
     ) -> None:
         """Update this role: `epochs` passes over `mini_batches` mini-batches, one optimizer step each.
@@ -192,6 +201,8 @@ class Role:
         Args:
             whole_groups: never split the samples of one prompt over mini-batches or micro-batches (a loss over pairs).
             after: training steps at the beginning of a run in which this call does nothing.
+            with_next: make no optimizer step, but leave the gradients of each mini-batch to the next call, a `train` of
+                this role too: its i-th step is by the sum of both gradients of the i-th mini-batches.
 
         Raises:
             FlowError: a column that the loss needs is missing, one is given that it does not take, or an option is
@@ -216,7 +227,7 @@ class Role:
             rows=rows,
             inputs=given,
             fn=loss,
-            options=TrainOptions(mini_batches, epochs, whole_groups, after),
+            options=TrainOptions(mini_batches, epochs, whole_groups, after, with_next),
         )
 
 

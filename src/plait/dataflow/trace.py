@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 from plait.dataflow.graph import CallKind, Dataflow, Grain, Level, Node
@@ -21,14 +22,11 @@ from plait.dataflow.handles import (
     Given,
     Labelled,
     Prompts,
-    Samples,
     column_of,
     describe,
-    rows_of,
 )
 from plait.dataflow.option_reads import OptionReads
 from plait.dataflow.options import CarriedOptions, ComputeOptions
-from plait.dataflow.prompt_call import unfit_prompts
 from plait.dataflow.role import Role
 from plait.dataflow.tracer import Tracer, current, tracing
 from plait.dataflow.unfit import nearest, unfit_partial
@@ -91,38 +89,6 @@ def per_batch(
         FlowError: as `per_sample`.
     """
     return _compute(fn, columns, name, level, Grain.BATCH, ComputeOptions(constants, least_samples))
-
-
-def prompts_from(
-    samples: Samples, fn: Callable[..., Any], /, name: str | None = None, **columns: ColumnHandle
-) -> Prompts:
-    """Another prompt for each sample, such as its own with a hint: `fn(prompts, completions, …)` returns one for each
-    of the samples of a prompt, a text or messages. A teacher reads them: `ref.logprobs(samples, prompts=…)`.
-
-    `fn` gets by name what it asks for, as a reward function of TRL's form does: `prompts` as they stand in the data,
-    `completions`, `completion_ids`, `turns`, and columns of the data; and these `columns` of the flow, in the form in
-    which `per_group` gives them. What it returns becomes tokens as the prompts of the run do, with the same templates.
-
-    Args:
-        name: of the call; None: that of `fn`.
-
-    Raises:
-        FlowError: `fn` is no plain function, or cannot be called with what is given; `name` is no name.
-    """
-    call = f"prompts_from({title_of(fn) if callable(fn) else describe(fn)})"
-    rows = rows_of(samples, call)
-    if not callable(fn):
-        raise FlowError(f"{call} takes a function behind the samples, not {describe(fn)}")
-    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
-        raise FlowError(f"{call}: expected a plain function, found one with `async` or `yield`")
-    name = title_of(fn) if name is None else name
-    if (problem := problem_of(name)) is not None:
-        raise FlowError(f"{call}: {problem}")
-    inputs = {key: column_of(handle, rows, f"{call}({key}=…)") for key, handle in columns.items()}
-    if (problem := unfit_prompts(fn, inputs)) is not None:
-        raise FlowError(f"{call}: {problem}")
-    node = samples._tracer.add(name, CallKind.PROMPT, Grain.GROUP, rows=rows, inputs=inputs, fn=fn)
-    return Prompts(samples._tracer, node.id)
 
 
 def carried(name: str, start: float | Sequence[float]) -> Carried:
@@ -198,6 +164,7 @@ def trace(
         raise FlowError(f"flow `{title}` trains nothing: it makes no `train` call")
     for node in tracer.nodes:
         _check_decided(node, tracer.nodes, title)
+    _check_updates(tracer.nodes, title)
     return Dataflow(title, tuple(tracer.nodes), reads.unread, arguments.get("options"), frozenset(tracer.teachers))
 
 
@@ -253,6 +220,30 @@ def _check_decided(node: Node, nodes: Collection[Node], title: str) -> None:
             f"flow `{title}`: {node.call}(resample=…) asks `{resample.reward}` which groups stay, but the flow does "
             f"not score these samples by it; call `{resample.reward}.score(samples)`"
         )
+
+
+def _check_updates(nodes: Collection[Node], title: str) -> None:
+    """Raises FlowError where a call leaves its gradients to one that cannot make an optimizer step of them."""
+    asking = [node for node in nodes if node.kind in (CallKind.GENERATE, CallKind.SCORE, CallKind.TRAIN)]
+    for node, following in zip_longest(asking, asking[1:]):
+        if node.kind is not CallKind.TRAIN or not node.training.with_next:
+            continue
+        if following is None or following.kind is not CallKind.TRAIN or following.role != node.role:
+            found = "none" if following is None else following.call
+            raise FlowError(
+                f"flow `{title}`: {node.call}(with_next=True) leaves its gradients to the next call, expected another "
+                f"{node.role}.train, found {found}; make all other calls of roles before it"
+            )
+        mine, other = node.training, following.training
+        for what, of_both in (
+            ("mini_batches x epochs", (mine.passes, other.passes)),
+            ("after", (mine.after, other.after)),
+        ):
+            if of_both[0] != of_both[1]:
+                raise FlowError(
+                    f"flow `{title}`: {node.call}(with_next=True) makes its optimizer steps with {following.call}, "
+                    f"expected equal `{what}` of both, found {of_both[0]} and {of_both[1]}"
+                )
 
 
 def _unfit(fn: Callable[..., Any], count: int, constants: Mapping[str, Any]) -> TypeError | None:

@@ -10,11 +10,10 @@ Shapes: B rows, D tokens that are drawn in some steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from plait.data.across import computes_behind, downloading
 from plait.generation.decode_batch import NO_DRAFTS, DecodeBatch, Drafts
@@ -26,31 +25,16 @@ from plait.generation.sampler import sample
 from plait.generation.sampling import Sampling
 from plait.generation.settings import DRAFT_MODEL_TOKENS
 from plait.kernels.noise import DrawNoise
-from plait.models.language_model import LanguageModel
 from plait.policy.blocks import BLOCK_TOKENS, Blocks, num_blocks_for
 from plait.speculation.pool import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from plait.generation.forward import Forward
 
 MEASURED_STEPS, MEASURED_CHUNKS = (1, 1, 1, 1, 8, 8), (8, 8, 8, 64, 64)
 """Rows of the steps, and tokens of a sample that are caught up with, by which it is found out what they take. The first
 of each kind loads what the others need, and does not count; of two that are alike the shorter one does, as one may be
 compiled anew."""
-
-
-class Forwards(Protocol):
-    """Those of one model over one pool; see `forward.Forward`."""
-
-    model: LanguageModel
-
-    @property
-    def capturing_s(self) -> float: ...
-
-    def fill(self, new: Sequence[NewTokens]) -> None: ...
-
-    def last_logits(self, rows: DecodeBatch, behind: Drafts) -> Tensor:
-        """Logits [B, V] behind the last new token of each row."""
-        ...
-
-    def drop_steps(self) -> None: ...
 
 
 class DraftSteps:
@@ -64,9 +48,7 @@ class DraftSteps:
         keep_memory: see `engine.Engine`.
     """
 
-    def __init__(
-        self, forward: Forwards, pool: KVPool, *, vocabulary: int, num_blocks: int, keep_memory: bool = True
-    ) -> None:
+    def __init__(self, forward: Forward, pool: KVPool, *, vocabulary: int, num_blocks: int, keep_memory: bool) -> None:
         self.forward, self.pool, self.device = forward, pool, forward.model.device
         self.vocabulary = min(vocabulary, forward.model.config.get_text_config().vocab_size)
         """Tokens that both models have: others are not drawn."""

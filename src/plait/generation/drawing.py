@@ -186,7 +186,7 @@ def take(
     token_ids: Sequence[int],
     logprobs: Sequence[float],
     tokenizer: Any,
-    supports: Sequence[bytes] | None = None,
+    supports: Sequence[bytes] | None,
 ) -> list[int]:
     """Give samples the drawn tokens that count; how many tokens each sample got.
 

@@ -1,8 +1,8 @@
 """The generation engine: continuous batching over a paged pool of keys and values, one ragged step at a time.
 
 `policy.batching` decides each step; this file carries the decisions out. A step is *launched*, and *lands* when its
-tokens are there; if ranks hold a model in stages, several steps are in flight. A prompt is computed once, and its
-blocks serve all its samples; what prompts begin with is computed once for all that are there.
+tokens are there; if ranks hold a model in stages, several steps are in flight. A prompt is computed once for all its
+samples, and a common beginning of prompts once for all of them.
 
 What a sample says is a function of weights, prompt, parameters and noise key. It does not depend on other samples,
 chunks, drafts, preemption or the order of arrival, up to the rounding of the forward; in exact mode to the bit.
@@ -27,7 +27,7 @@ from plait.generation.overlap import Overlap, Turn, Turns
 from plait.generation.request import Request
 from plait.generation.response import PendingPrompt
 from plait.generation.settings import SamplingSettings
-from plait.generation.speculates import FallsQuiet, Speculates
+from plait.generation.speculates import Speculates
 from plait.generation.speculator import speculator_of
 from plait.generation.state import EngineState
 from plait.generation.step_clock import StepClock
@@ -79,7 +79,7 @@ class Engine:
         # A step may be launched ahead, before the host knows what the last one drew (`overlap`). Exact mode computes
         # from these tokens on the host; guesses stand behind them, so steps go ahead only while none are made.
         ahead = computes_behind(model.device) and not settings.exact
-        quiet = self.speculates.quiet if ahead and isinstance(self.speculates, FallsQuiet) else None
+        quiet = self.speculates.quiet if ahead else None
         self._overlap = Overlap(state, self._joint, self._turns, self._land_all_but, quiet)
         self._parking = Parking(state)
         self.occupancy = Occupancy(state, self._parking)
@@ -109,7 +109,7 @@ class Engine:
     # -- requests
 
     def add(self, request: Request) -> None:
-        """Queue a request; `step` does the work. Samples that were begun before go on ahead of new ones.
+        """Queue a request; `step` does the work. Samples that go on (`GoingOn`) come before new ones.
 
         Raises:
             DataError: the prompt is empty or leaves no room for a response, or the pool is too small for both.
@@ -145,8 +145,8 @@ class Engine:
             The samples that ended in the steps that landed.
 
         Raises:
-            RunError: the model gave logits that are not finite; another rank is gone, or does not answer. Then samples
-                can be taken out alone (`abort`).
+            RunError: the model gave logits that are not finite; another rank is gone, or does not answer. After
+                that, samples can only be taken out (`abort`).
             CallError: nothing is in flight, or the weights changed without `update_weights`.
         """
         allow(self.has_work, "step: no sample is in flight; ask `has_work` first")
@@ -172,7 +172,8 @@ class Engine:
         groups, share = self._overlap.share(ahead=ahead)
         starts = self._start_ready(ahead=ahead) if share is None else None
         if not drafts and not ahead:
-            drafts = self.speculates.drafts(state.flight.started, share.rows if share else state.rows.keys)
+            running = share.rows if share else state.rows.keys
+            drafts = self._joint.drafts(lambda: self.speculates.drafts(state.flight.started, running), running)
         drafts = state.flight.shortened(drafts) if drafts else NO_DRAFTS
         plan = scheduler.plan({key: len(draft) for key, draft in drafts.items()}, share)
         state.follow(plan)  # an empty one, too: samples may come back into the batch while all others are in flight

@@ -8,8 +8,8 @@ Shapes: B rows, D tokens that are drawn, V vocabulary, W bytes that have a bit f
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -17,6 +17,10 @@ from plait.data.across import Bits, HostTokens, downloading, downloading_bits
 from plait.generation.link import NO_LINK, Link
 from plait.generation.sampler import SamplingRows, sample
 from plait.kernels.noise import DrawNoise
+from plait.policy.step import Key
+
+if TYPE_CHECKING:
+    from plait.generation.decode_batch import Drafts
 
 Tokens = tuple[Tensor, Tensor]
 """token_ids [D] (int64), log-probs [D], where they were drawn."""
@@ -72,6 +76,15 @@ class Joint(Protocol):
         """No step is in flight, and none may follow for now: receive nothing ahead."""
         ...
 
+    def drafts(self, make: Callable[[], Drafts], running: Sequence[Key]) -> Drafts:
+        """The drafts of the next step, which are equal on all ranks.
+
+        Args:
+            make: makes this rank's own.
+            running: samples in the batch.
+        """
+        ...
+
     def tell(self, drawn: Tokens | None, num_drawn: int) -> Callable[[], HostTokens]:
         """Send the drawn tokens to the hosts of all ranks.
 
@@ -115,6 +128,10 @@ class Alone:
 
     def rest(self) -> None:
         """See Joint.rest."""
+
+    def drafts(self, make: Callable[[], Drafts], running: Sequence[Key]) -> Drafts:
+        """See Joint.drafts."""
+        return make()
 
     def tell(self, drawn: Tokens | None, num_drawn: int) -> Callable[[], HostTokens]:
         """See Joint.tell."""

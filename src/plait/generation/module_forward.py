@@ -31,7 +31,7 @@ class ModuleForward:
     is_steady = False
     """Libraries choose kernels by the number of rows."""
 
-    def __init__(self, model: LanguageModel, block_tokens: int, *, notes_experts: bool = False) -> None:
+    def __init__(self, model: LanguageModel, block_tokens: int, *, notes_experts: bool) -> None:
         """notes_experts: pools of its steps are told which experts tokens go to"""
         self.model, self._is_last = model, model.team.is_last_stage
         self._attention = attention_for(model.device, model.dtype, block_tokens)

@@ -7,9 +7,9 @@ the weights, and go on in the same engine (`Parking`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, KeysView
+from collections.abc import Iterable, KeysView
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -17,35 +17,19 @@ from plait.data.records import Prompt
 from plait.errors import CallError
 from plait.generation import transfer
 from plait.generation.checks import allow, check_kv, check_room, check_stages
-from plait.generation.flight import InFlight
-from plait.generation.pool import KVPool
 from plait.generation.request import Request
 from plait.generation.response import Response
 from plait.generation.transfer import Place, SampleState
 from plait.layout.caches import CacheShape
 from plait.models.language_model import LanguageModel
-from plait.policy.batching import Scheduler
 from plait.policy.prompts_alone import is_computed
 from plait.policy.sequences import Prompt as QueuedPrompt
 from plait.policy.sequences import Started
 from plait.policy.step import PROMPT, Key
 from plait.schedule.update_rule import HeldKV
 
-
-class Holds(Protocol):
-    """What is asked of an engine's state; see `state.EngineState`."""
-
-    model: LanguageModel
-    scheduler: Scheduler
-    pool: KVPool
-    flight: InFlight
-    epoch: int
-
-    def expect_work(self) -> None: ...
-
-    def reserve(self) -> None: ...
-
-    def take_out(self, keys: Collection[Key]) -> None: ...
+if TYPE_CHECKING:
+    from plait.generation.state import EngineState
 
 
 class SampleMoves:
@@ -55,7 +39,7 @@ class SampleMoves:
         state: of the engine (`Engine.state`).
     """
 
-    def __init__(self, state: Holds) -> None:
+    def __init__(self, state: EngineState) -> None:
         self._state = state
         self._place = Place.of(state.model)
 
@@ -226,7 +210,7 @@ class Parking:
         state: of the engine.
     """
 
-    def __init__(self, state: Holds) -> None:
+    def __init__(self, state: EngineState) -> None:
         self._state = state
         self._parked: dict[Key, SampleState] = {}
 

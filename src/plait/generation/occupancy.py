@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from plait.generation.moves import Holds, Parking
+from typing import TYPE_CHECKING
+
+from plait.generation.moves import Parking
+
+if TYPE_CHECKING:
+    from plait.generation.state import EngineState
 
 
 class Occupancy:
@@ -11,7 +16,7 @@ class Occupancy:
         state, parking: of the engine.
     """
 
-    def __init__(self, state: Holds, parking: Parking) -> None:
+    def __init__(self, state: EngineState, parking: Parking) -> None:
         self._state, self._parking = state, parking
 
     @property

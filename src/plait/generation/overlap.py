@@ -10,14 +10,11 @@ or might have to give way, is waited for; so each step ahead is one that could h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from plait.generation.decode_batch import DecodeBatch
 from plait.generation.drawing import Draws
 from plait.generation.joint import Joint
 from plait.generation.speculates import Quiet
@@ -25,6 +22,9 @@ from plait.generation.step_record import Landed
 from plait.policy.batching import Scheduler
 from plait.policy.shares import all_may_go_on, has_room, next_share, num_wanted
 from plait.policy.step import Key, Share, StepPlan
+
+if TYPE_CHECKING:
+    from plait.generation.state import EngineState
 
 
 @dataclass(frozen=True)
@@ -97,15 +97,6 @@ class Turns:
         return min(idle, ceil(running / num_groups))
 
 
-class HasRows(Protocol):
-    """The state of an engine, as far as steps that overlap change it; see `state.EngineState`."""
-
-    scheduler: Scheduler
-    rows: DecodeBatch
-
-    def enter(self, keys: Sequence[Key], newest_B: Tensor | None = None) -> None: ...
-
-
 class Overlap:
     """Which steps may be in flight at the same time.
 
@@ -118,7 +109,7 @@ class Overlap:
 
     def __init__(
         self,
-        state: HasRows,
+        state: EngineState,
         joint: Joint,
         turns: Turns,
         land_all_but: Callable[[int], None],

@@ -47,6 +47,8 @@ class Request:
     in_turns: bool = False
     """Its samples may go on when they have ended: what the engine holds for them stays until
     `GenerationEngine.end_turns`."""
+    one_turn: bool = False
+    """Nobody replies to its samples, whatever the run has others do."""
 
     def __post_init__(self) -> None:
         name = self.prompt.title()

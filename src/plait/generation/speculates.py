@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from plait.generation.decode_batch import NO_DRAFTS, Drafts
 from plait.generation.response import Response
@@ -13,8 +13,24 @@ from plait.speculation.counts import Counts
 from plait.speculation.knowledge import Knowledge
 
 
+class Quiet(Protocol):
+    """Between steps with drafts: what samples have drawn need not be known before a step without."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there are no drafts for the next step, whatever is drawn in those that are in flight."""
+        ...
+
+    def passes(self) -> None:
+        """The next step is launched without asking for drafts, as `is_quiet`."""
+        ...
+
+
 class Speculates(Protocol):
-    """Makes the drafts of an engine's steps; equal on all ranks of an instance."""
+    """Makes the drafts of an engine's steps. Of several ranks of an instance one does (`Joint.drafts`)."""
+
+    quiet: Quiet | None
+    """Says before a step whether it makes drafts for it; None: it does not know."""
 
     def prepare(self) -> None:
         """Before a step, outside of its measured seconds: make what guesses need, if it is missing."""
@@ -77,27 +93,6 @@ class Speculates(Protocol):
         ...
 
 
-class Quiet(Protocol):
-    """Between steps with drafts: what samples have drawn need not be known before a step without."""
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether there are no drafts for the next step, whatever is drawn in those that are in flight."""
-        ...
-
-    def passes(self) -> None:
-        """The next step is launched without asking for drafts, as `is_quiet`."""
-        ...
-
-
-@runtime_checkable
-class FallsQuiet(Protocol):
-    """`Speculates` that knows before a step whether it makes drafts for it."""
-
-    @property
-    def quiet(self) -> Quiet: ...
-
-
 class _Always:
     """See Quiet."""
 
@@ -108,11 +103,11 @@ class _Always:
 
 
 class NoSpeculation:
-    """Makes no drafts: every step computes one token of each sample. See `Speculates`, `FallsQuiet`."""
+    """Makes no drafts: every step computes one token of each sample. See `Speculates`."""
 
     counts = None
     capturing_s = 0.0
-    quiet: Quiet = _Always()
+    quiet: Quiet | None = _Always()
 
     def prepare(self) -> None:
         """See Speculates.prepare."""

@@ -40,7 +40,7 @@ from plait.speculation.speculation import How, Speculation
 assert MOST_PLACES == MAX_DRAFT_TOKENS == SHORT_ROWS - 1, "a draft and the token before it are computed as few rows"
 
 
-def speculator_of(settings: SamplingSettings, forward: Forward, *, keep_memory: bool = True) -> Speculates:
+def speculator_of(settings: SamplingSettings, forward: Forward, *, keep_memory: bool) -> Speculates:
     """Makes drafts as the settings ask for; loads the draft model, if there is one.
 
     Args:
@@ -142,8 +142,8 @@ class Speculator:
         self.speculation = Speculation(
             how, drafter, lambda: time.perf_counter() - self.capturing_s, model=model, may_lose=may_lose
         )
-        self.quiet: Quiet = self.speculation.due
-        """See FallsQuiet."""
+        self.quiet: Quiet | None = self.speculation.due
+        """See Speculates.quiet."""
         self._heard: dict[Key, _Heard] = {}
         self._free: list[int] = []
         self._num_slots = 0

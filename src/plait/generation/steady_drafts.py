@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from plait.generation.decode_batch import NO_DRAFTS, Drafts
 from plait.generation.response import Response
-from plait.generation.speculates import Speculates
+from plait.generation.speculates import Quiet, Speculates
 from plait.policy.step import Key, StepPlan
 from plait.speculation.acceptance import Learned
 from plait.speculation.counts import Counts
@@ -22,6 +22,8 @@ class WhereSteady:
         is_steady: whether the next step is steady (`Forward.is_steady`).
     """
 
+    quiet: Quiet | None = None
+    """See Speculates.quiet."""
     capturing_s = 0.0
     """See Speculates.capturing_s: no device that has steady steps captures any."""
 

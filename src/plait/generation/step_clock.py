@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from plait.generation.joint import Joint
+
+if TYPE_CHECKING:
+    from plait.generation.overlap import Turns
 
 
 class Captures(Protocol):
@@ -19,20 +22,11 @@ class Captures(Protocol):
         ...
 
 
-class Lands(Protocol):
-    """Steps in flight."""
-
-    @property
-    def landing_s(self) -> float:
-        """Seconds in which such have landed, so far."""
-        ...
-
-
 class StepClock:
     """Seconds that a step keeps this rank busy, from now on: without those in which it waits for others in it, in which
     weights are made ready, in which a step is captured to be replayed, and in which one before it lands."""
 
-    def __init__(self, joint: Joint, turns: Lands, *captures: Captures) -> None:
+    def __init__(self, joint: Joint, turns: Turns, *captures: Captures) -> None:
         self._joint, self._turns, self._captures = joint, turns, captures
         self.packing_s = 0.0
         """In which weights were made ready."""

@@ -63,7 +63,7 @@ class SampleState:
     stop: int
     kv: Tensor
     """Flat, in the compute dtype."""
-    supports: tuple[bytes, ...] = ()
+    supports: tuple[bytes, ...]
     """As of `Response`."""
 
     @property
@@ -160,7 +160,7 @@ def read(
     pool: KVPool,
     place: Place,
     tokens: tuple[int, int],
-    out: Tensor | None = None,
+    out: Tensor | None,
 ) -> Tensor:
     """A copy of what the pool holds of the tokens start … stop − 1 of a sample, as `holdings` describes it.
 
@@ -187,7 +187,7 @@ def read(
     return out
 
 
-def contiguous(stages: Sequence[SampleState], here: int = 0) -> int:
+def contiguous(stages: Sequence[SampleState], here: int) -> int:
     """Tokens from the first on that are here: the first `here`, and what stages of the last one's weights bring."""
     for stage in sorted(stages, key=lambda stage: stage.start):
         if stage.epoch == stages[-1].epoch and stage.start <= here:
@@ -195,7 +195,7 @@ def contiguous(stages: Sequence[SampleState], here: int = 0) -> int:
     return here
 
 
-def write(stages: Sequence[SampleState], table: Sequence[int], pool: KVPool, place: Place, here: int = 0) -> None:
+def write(stages: Sequence[SampleState], table: Sequence[int], pool: KVPool, place: Place, here: int) -> None:
     """Put keys and values of the stages into the blocks of a table; those of the first `here` tokens are there."""
     size = pool.block_tokens
     for stage in sorted(stages, key=lambda stage: stage.start):

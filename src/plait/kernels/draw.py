@@ -267,10 +267,10 @@ def draw(
     draw_keys_B: Tensor,
     num_candidates: int,
     *,
-    temperature_B: Tensor | None = None,
-    greedy_B: Tensor | None = None,
-    top_k_B: Tensor | None = None,
-    top_p_B: Tensor | None = None,
+    temperature_B: Tensor | None,
+    greedy_B: Tensor | None,
+    top_k_B: Tensor | None,
+    top_p_B: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """`sampler.sample` on a CPU.
 

@@ -52,7 +52,7 @@ STREAMED_TILES = 2
 
 
 @njit(nogil=True, error_model="numpy")
-def product(like, x_CK, weight, widths, out_CN, num_rows, part, parts, matrix=False):
+def product(like, x_CK, weight, widths, out_CN, num_rows, part, parts, matrix):
     """out [rows, N] = x [rows, K] · weightᵀ + bias of a weight that `pack` has laid out; this thread's panels.
 
     Args:

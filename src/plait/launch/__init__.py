@@ -4,7 +4,8 @@
         training = group.submit([0, 1], "train", batch_ids)     # returns at once; a list: one answer per rank
         print(training.result(deadline_s=600.0))
 
-* `interface`: what a group, a handle and a worker are; a worker's context (rank, rendezvous).
+* `group`: running workers, and the handles of what they were asked.
+* `worker_context`: what a worker knows: its rank, its place, the rendezvous.
 * `local`: one process per rank on this machine; `process` is one of them, `worker` its other side, `wire` between them.
 * `watch`: when a rank counts as lost, by which `monitor` looks after a group; `stall`: which ranks stand still.
 * `keys`: the rendezvous of `torch.distributed`, which the controller keeps; `store` is how a worker asks for it.

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import LayoutError
-from plait.launch.interface import Place
-from plait.launch.local_group import LocalGroup
+from plait.launch.group import Group
 from plait.launch.machine import usable_cores, visible_devices
 from plait.launch.node import Began, Node, Order
 from plait.launch.process import WorkerProcess
@@ -23,6 +22,7 @@ from plait.launch.watch import Watch
 from plait.launch.watched_rank import Rank
 from plait.launch.wire import KEY_BYTES, Channel, Start, pickled_arguments
 from plait.launch.worker import SCRIPT_MODULE
+from plait.launch.worker_context import Place
 
 START_DEADLINE_S = 180.0
 """For all workers of a group to import what they need and be constructed."""
@@ -121,7 +121,7 @@ class LocalProcesses:
         arguments: Sequence[Any] = (),
         options: Mapping[str, Any] | None = None,
         deadline_s: float = START_DEADLINE_S,
-    ) -> LocalGroup:
+    ) -> Group:
         """Construct `worker(context, *arguments, **options)` on each rank, and return when all are constructed.
 
         Args:
@@ -150,7 +150,7 @@ class LocalProcesses:
             Start(pickled, main_file, main_module, tuple(sys.argv), rank, num_ranks, self._watch.beat_s, place)
             for rank, place in enumerate(places)
         ]
-        group = LocalGroup(ranks, self._watch)
+        group = Group(ranks, self._watch)
         try:
             group.construct(starts, deadline_s)
         except BaseException:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from plait.launch.interface import Place
+from plait.launch.worker_context import Place
 
 
 class Process(Protocol):

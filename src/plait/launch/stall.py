@@ -44,7 +44,7 @@ class Stillness:
         return self._on_devices and any(going)
 
 
-def stalled_of(suspects: Collection[int], waits_for: Mapping[int, str], *, excuses_silent: bool = False) -> int | None:
+def stalled_of(suspects: Collection[int], waits_for: Mapping[int, str], *, excuses_silent: bool) -> int | None:
     """The rank to blame: one that waits for nobody, else the first of those that wait for each other.
 
     None: all of them wait for ranks that go on, as far as is known.

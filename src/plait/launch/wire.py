@@ -14,8 +14,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from plait.launch.interface import Place
 from plait.launch.keys import Answer, Question
+from plait.launch.worker_context import Place
 
 KEY_BYTES = 32
 MAX_MESSAGE_BYTES = 256 * 2**20

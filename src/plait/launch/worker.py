@@ -22,7 +22,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from plait.launch.interface import WorkerContext
 from plait.launch.keys import Answer, GiveUp, Question
 from plait.launch.wire import (
     KEY_BYTES,
@@ -40,6 +39,7 @@ from plait.launch.wire import (
     Stop,
     StoreAnswer,
 )
+from plait.launch.worker_context import WorkerContext
 from plait.orphan_guard import begin_as_child
 from plait.user_code import importing
 

@@ -19,39 +19,29 @@ from plait.layout.params import Parameters
 from plait.layout.shards import shard
 
 
-def regrouped(
-    layout: Layout, parameters: Parameters, source: Holdings, cluster: Cluster, *, across_nodes: bool = False
-) -> Layout:
+def regrouped(layout: Layout, parameters: Parameters, source: Holdings, cluster: Cluster) -> Layout:
     """The same layout with its ranks reordered to keep the most elements of `source` in place.
 
-    Among orders that keep as much, ranks of one (tp, pp) place are ascending over dp.
-
-    Args:
-        across_nodes: let a rank take a place that the given order puts on another node. Off, a tensor-parallel group
-            that lies in one node stays in one.
+    No rank takes a place that the given order puts on another node: a tensor-parallel group that lies in one node stays
+    in one. Among orders that keep as much, ranks of one (tp, pp) place are ascending over dp.
     """
     ranks, sizes = layout.mesh.ranks, layout.parallelism
     kept = _kept(layout, parameters, source)
     place_of = [(layout.coordinates(rank).tp, layout.coordinates(rank).pp) for rank in ranks]
     gain = np.array([[kept[rank][place] for place in place_of] for rank in ranks], dtype=np.float64)
-    if not across_nodes:
-        nodes = np.array([cluster.node_of(rank) for rank in ranks])
-        gain[nodes[:, None] != nodes[None, :]] = -1.0 - parameters.num_elements * len(ranks)
+    nodes = np.array([cluster.node_of(rank) for rank in ranks])
+    gain[nodes[:, None] != nodes[None, :]] = -1.0 - parameters.num_elements * len(ranks)
     column_of = assign(gain)
     taken: dict[tuple[int, tuple[int, int]], list[int]] = {}
+    """Node and (tp, pp), whose places can be exchanged for nothing → the ranks that take them."""
     for rank, column in zip(ranks, column_of, strict=True):
-        taken.setdefault(_pool(ranks[column], place_of[column], cluster, across_nodes), []).append(rank)
+        taken.setdefault((cluster.node_of(ranks[column]), place_of[column]), []).append(rank)
     order = []
     for rank, place in zip(ranks, place_of, strict=True):
-        pool = taken[_pool(rank, place, cluster, across_nodes)]
+        pool = taken[cluster.node_of(rank), place]
         pool.sort()
         order.append(pool.pop(0))
     return Layout(Mesh(tuple(order)), sizes)
-
-
-def _pool(rank: int, place: tuple[int, int], cluster: Cluster, across_nodes: bool) -> tuple[int, tuple[int, int]]:
-    """Places that can be exchanged for nothing: equal (tp, pp), and on one node where that matters."""
-    return (-1 if across_nodes else cluster.node_of(rank), place)
 
 
 def _kept(layout: Layout, parameters: Parameters, source: Holdings) -> dict[int, dict[tuple[int, int], int]]:

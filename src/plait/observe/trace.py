@@ -55,7 +55,7 @@ class TraceCounter:
     name: str
     time_s: float
     value: float
-    rank: int = 0
+    rank: int
 
 
 class TraceWriter(AppendedFile):

@@ -104,6 +104,8 @@ class StepBound:
                     own_s += min(tail.end_s for tail in tails) - tails[0].end_s
                 is_filled = mode == "train" and not is_by_rule(place.placements[0].schedule)
                 filled_s = idle_s(cost) if is_filled else 0.0
+                if self._graph.calls[self._graph.calls_of[place.slot][number]].with_next:
+                    own_s, filled_s = own_s - idle_s(cost), 0.0  # the next call fills its pipeline, and drains it
                 known.append((own_s, own_s - filled_s, own_s + cost.in_parts_s))
         return known
 

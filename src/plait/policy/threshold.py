@@ -84,7 +84,7 @@ class Outcome:
     generation_s: float
     kept: int
     migrated_s: float | None
-    free_s: float = 0.0
+    free_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,14 +112,14 @@ class HostMemory:
             self._free({key: buffer})
         return _together(reports)
 
-    def onloading(self, *, bucket_bytes: int = BUCKET_BYTES) -> Work[MoveReport]:
+    def onloading(self) -> Work[MoveReport]:
         """Give the buffers memory again and copy them back, at most a bucket per `next()`."""
         assert not self.is_dropped, f"{self._name}: what was dropped has to be moved anew"
         reports = []
         for key in [key for key in self._buffers if key in self._away]:
             buffer = self._buffers[key]
             _give_memory(buffer)
-            reports.append((yield from self._copying(f"onload/{key}", self._copies[key], buffer, bucket_bytes)))
+            reports.append((yield from self._copying(f"onload/{key}", self._copies[key], buffer, BUCKET_BYTES)))
             self._away.remove(key)
             if not self._keep:
                 del self._copies[key]

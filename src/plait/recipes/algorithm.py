@@ -38,6 +38,7 @@ BUILT_IN = {
 _OF_GRPO = "it is `grpo` with other options (docs/algorithms.md, GRPO's relatives)"
 _OF_DPO = "it is `dpo` with other options (docs/algorithms.md, DPO and its relatives)"
 _NEWER = "it is `examples/newer_losses.py:newer` with `options.loss` (docs/own-algorithm.md)"
+_DEMONSTRATED = "it is `examples/demonstrated.py:demonstrated` with `options.mix: {}` (docs/own-algorithm.md)"
 _ADVANTAGES = "it is `examples/newer_advantages.py:newer` with `options.{}` (docs/own-algorithm.md)"
 _TOLD = "it is `examples/self_distillation.py:{}` (docs/own-algorithm.md)"
 RELATIVES = {
@@ -49,8 +50,11 @@ RELATIVES = {
     **dict.fromkeys(("raft", "rft"), _ADVANTAGES.format("advantage: best")),
     "spo": _ADVANTAGES.format("advantage: tracked"),
     "klcov": _ADVANTAGES.format("covariant"),
+    **{name: _DEMONSTRATED.format(name) for name in ("chord", "luffy")},
+    "ppoptx": "it is `ppo` with `options.ptx_coef` and `pretraining.source` (docs/algorithms.md)",
     **{name: _TOLD.format(name) for name in ("sdft", "sdpo")},
     **dict.fromkeys(("opsd", "selfdistillation", "contextdistillation"), _TOLD.format("sdft")),
+    **dict.fromkeys(("selfrewarding", "genrm"), "it is `examples/judged.py:judged` (docs/own-algorithm.md)"),
     "onlinedpo": "it is `examples/online_dpo.py:online_dpo` (docs/own-algorithm.md)",
     **dict.fromkeys(("gkd", "distillation"), "it is `distill` (docs/algorithms.md, From a teacher)"),
     **dict.fromkeys(("rm", "reward", "rewardmodeling"), "it is `reward_model`"),
@@ -95,7 +99,6 @@ def trace_algorithm(
     flow: Callable[..., Any],
     options: Mapping[str, Any],
     roles: Collection[str] | Mapping[str, Mapping[str, str]],
-    name: str | None = None,
     *,
     max_staleness: int = 0,
     lets_be: bool = False,
@@ -103,7 +106,7 @@ def trace_algorithm(
     """Check `options` against the class that the flow's `options` parameter is annotated with, and trace the flow.
 
     Args:
-        roles, name: as of `dataflow.trace`.
+        roles: as of `dataflow.trace`.
         max_staleness: of the recipe; above 0 options that may correct for it do, unless they say otherwise.
         lets_be: options may be without effect (`Recipe.lets_be`).
 
@@ -118,7 +121,7 @@ def trace_algorithm(
     with UserCode(f"key `options`: the class of the options of `{title_of(flow)}`", ConfigError, users=is_users(flow)):
         said = partial(_said_of_others, title_of(flow))
         checked = None if cls is None else validate_options(cls, options, said, lets_be=lets_be)
-    return trace(flow, roles=roles, options=checked, name=name)
+    return trace(flow, roles=roles, options=checked)
 
 
 def _said_of_others(flow: str, option: str) -> str:

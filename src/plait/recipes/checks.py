@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from plait.algorithms.grpo import GRPOOptions
-from plait.dataflow import CallKind, Dataflow
+from plait.dataflow import CallKind, Dataflow, Node
+from plait.dataflow.made_rows import prompts_each, samples_of_prompt, source_of
 from plait.errors import ConfigError, FlowError
 from plait.models.files.hub import classes_of, is_classifier
 from plait.models.files.known_shapes import is_shape
@@ -18,6 +19,7 @@ from plait.settings import Settings
 _CALLS = {
     "actor": {"generate", "logprobs", "entropies", "top_logprobs", "train"},
     "ref": {"generate", "logprobs", "entropies", "top_logprobs"},
+    "judge": {"generate", "logprobs", "entropies", "top_logprobs"},
     "critic": {"values", "score", "train"},
     "cost_critic": {"values", "score", "train"},
     "reward": {"score", "train"},
@@ -63,6 +65,13 @@ def check_sampling(flow: Dataflow, recipe: Recipe) -> None:
             f"`options.overlong_buffer_tokens` is {buffer}, but responses have at most {sampling.max_response_tokens} "
             "tokens (`sampling.max_response_tokens`), so each would be penalised; lower the first or raise the second"
         )
+    for node in flow.of_kind(CallKind.GENERATE):
+        if (most := node.generation.max_tokens) is not None and most > sampling.max_response_tokens:
+            raise ConfigError(
+                f"{node.call} of the flow `{flow.name}` may say {most} tokens (`max_tokens`), but "
+                f"`sampling.max_response_tokens` is {sampling.max_response_tokens}, for which memory is planned; raise "
+                "it, or lower `max_tokens`"
+            )
     if sampling.temperature == 0:
         raise ConfigError(
             "`sampling.temperature` is 0: every sample of a group would be the same; give a value above 0"
@@ -94,12 +103,24 @@ def check_calls(flow: Dataflow) -> None:
         if node.kind is CallKind.COMPUTE or node.role is None:
             continue
         call = node.asks
+        if call == "generate" and (problem := _problem_of_made(node, flow)) is not None:
+            raise FlowError(f"flow `{flow.name}`: {node.call} {problem}")
         can_be_asked = _CALLS[reward_of(node.role) or node.role]
         if call not in can_be_asked:
             can = ", ".join(sorted(can_be_asked))
             raise FlowError(f"flow `{flow.name}`: role `{node.role}` cannot `{call}`; it can {can}")
         if node.role in REWARD_ROLES and {"score", "train"} <= flow.call_kinds(node.role):
             raise FlowError(f"flow `{flow.name}`: role `{node.role}` scores and is trained; take two flows for that")
+
+
+def _problem_of_made(node: Node, flow: Dataflow) -> str | None:
+    """Why a call cannot answer prompts that are made of samples; None: it can, or it answers those of the step."""
+    if source_of(flow, node.id).kind is CallKind.GENERATE or flow.of_step_prompts:
+        return None
+    return (
+        "answers prompts that are made of given samples, but the flow generates from no prompts of its own, and "
+        "`data` is read as one or the other; generate from `prompts`, too"
+    )
 
 
 def _set_in(section: Settings, plain: Settings | None) -> str:
@@ -118,6 +139,7 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
         ("critic", "critic" in flow.roles),
         ("cost_critic", "cost_critic" in flow.roles),
         ("reference", "ref" in flow.roles),
+        ("judge", "judge" in flow.roles),
         ("sampling", generates),
         ("pretraining", generates and bool(flow.of_kind(CallKind.READ))),
     )
@@ -131,7 +153,7 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
                 why = "`options.reference_free` is true" if free else "`options.kl_coef` above 0 makes most of them"
                 what = f"asks no reference ({why})"
             if name == "pretraining":
-                what = "reads no examples beside its prompts (safe_rlhf does with `options.ptx_coef` above 0)"
+                what = "reads no examples beside its prompts (`options.ptx_coef` above 0 makes most of them)"
             raise ConfigError(
                 f"`{name}` is set, but the flow `{flow.name}` {what}; remove the section `{name}`"
                 f"{_set_in(section, plain)}"
@@ -170,9 +192,8 @@ def check_trained_steps(flow: Dataflow, recipe: Recipe) -> None:
                 f"`steps` is {recipe.steps}, but {node.call} does nothing in the first {options.after} steps "
                 "(`options.critic_warmup_steps` in ppo and safe_rlhf); give more `steps`, or a shorter warm-up"
             )
-        num_groups, per_group = recipe.prompts_per_step, 2 if made_by.call == "pairs" else 1
-        if made_by.kind is CallKind.GENERATE:
-            per_group = made_by.generation.num_samples(recipe.samples_per_prompt)
+        per_group = samples_of_prompt(made_by, recipe.samples_per_prompt)
+        num_groups = recipe.prompts_per_step * prompts_each(flow, made_by, recipe.samples_per_prompt)
         count = num_groups if options.whole_groups else num_groups * per_group
         if options.mini_batches > count:
             raise ConfigError(

@@ -21,9 +21,9 @@ from plait.errors import ConfigError
 from plait.generation.settings import SamplingSettings
 from plait.models.lora_settings import LoraSettings
 from plait.observe.doctor_settings import DoctorSettings
-from plait.paths import path_key
+from plait.paths import named_folder, path_key
 from plait.recipes.open_keys import OpenKeys
-from plait.recipes.role_settings import ReferenceSettings, ValueSettings
+from plait.recipes.role_settings import JudgeSettings, ReferenceSettings, ValueSettings
 from plait.rewards.answers import AnswerFormat
 from plait.rewards.settings import RewardSettings, TurnSettings
 from plait.schedule.fusion_rule import FusionRule
@@ -82,9 +82,7 @@ class EvaluationSettings(Settings):
         return self
 
 
-_FUSION = word_or_number(
-    ("auto", "off"), float, lambda share: 0 < share <= 1, "auto, off, or a share above 0 and at most 1"
-)
+_FUSION = word_or_number(("auto", "off"), float, lambda s: 0 < s <= 1, "auto, off, or a share above 0 and at most 1")
 
 
 class CheckpointSettings(Settings):
@@ -127,6 +125,7 @@ class Recipe(OpenKeys):
     critic: ValueSettings = ValueSettings()
     cost_critic: ValueSettings = ValueSettings()
     reference: ReferenceSettings = ReferenceSettings()
+    judge: JudgeSettings = JudgeSettings()
     lora: LoraSettings = LoraSettings()
     sampling: SamplingSettings = SamplingSettings()
     turns: TurnSettings = TurnSettings()
@@ -224,6 +223,7 @@ class Recipe(OpenKeys):
     _let_be: frozenset[str] = frozenset()
 
     _paths = path_key("model", "algorithm", "plan", "run_dir")
+    _folder = named_folder("run_dir")
 
     @field_validator("options")
     @classmethod
@@ -270,6 +270,7 @@ class Recipe(OpenKeys):
             "critic.model": self.critic.model,
             "cost_critic.model": self.cost_critic.model,
             "reference.model": self.reference.model,
+            "judge.model": self.judge.model,
             "sampling.draft_model": self.sampling.draft_model,
         }
         return {key: value for key, value in named.items() if value is not None}

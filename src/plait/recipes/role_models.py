@@ -13,7 +13,7 @@ from plait.rewards.scores import MODEL, nth
 from plait.rewards.settings import RewardSettings
 from plait.training.settings import OptimizerSettings
 
-MODEL_ROLES = ("actor", "ref", "critic", "cost_critic")
+MODEL_ROLES = ("actor", "ref", "judge", "critic", "cost_critic")
 REWARD_ROLES = ("reward", "cost")
 LEARNT = {"critic": "reward", "cost_critic": "cost"}
 """Role of a critic → the reward role whose sums it learns."""
@@ -117,6 +117,7 @@ def _begins_as(role: str, recipe: Recipe) -> tuple[str, str]:
     scoring = {each.role: (each.name, each.key) for each in scoring_models(recipe)}
     own: dict[str, tuple[str, str | None]] = {
         "ref": ("reference.model", recipe.reference.model),
+        "judge": ("judge.model", recipe.judge.model),
         "critic": ("critic.model", recipe.critic.model),
         "cost_critic": ("cost_critic.model", recipe.cost_critic.model),
     }

@@ -61,3 +61,13 @@ class ReferenceSettings(Settings):
 
     def check_read(self) -> None:
         self._check_switch("sync_every", "`reference.sync_every` above 0", "mixup")
+
+
+class JudgeSettings(Settings):
+    """A model that says something of what others have said, in a flow that asks it (docs/own-algorithm.md)."""
+
+    model: str | None = Field(
+        default=None, description="what it is; it has the tokens of `model`, and is that by default, as it began"
+    )
+
+    _paths = path_key("model")

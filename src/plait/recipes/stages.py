@@ -30,7 +30,7 @@ class Stages:
     """The stages of a recipe in order; models of other stages still stand as `@NAME`."""
 
     recipes: Mapping[str, Recipe]
-    file: Path | None = None
+    file: Path | None
     """That they were read from."""
 
     @property
@@ -106,7 +106,7 @@ def load_stages(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, trust_
     del tree["stages"]
     of_all = [(key, value) for key, value in overrides if key.split(".")[0] not in trees]
     common = merged(tree, of_all)
-    run_dir = Path(common.pop("run_dir", Recipe.model_fields["run_dir"].default))
+    run_dir = common.pop("run_dir", Recipe.model_fields["run_dir"].default)
     recipes: dict[str, Recipe] = {}
     for name, own in trees.items():
         if not str(name).isidentifier() or name in Recipe.model_fields:
@@ -117,7 +117,7 @@ def load_stages(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, trust_
         try:
             theirs = [pair for pair in of_all if pair[0] != "model" or not str(own.get("model")).startswith("@")]
             stage = merged(merged(_over(common, own), theirs), mine)
-            recipe = recipe_of(merged(stage, [("run_dir", str(run_dir / str(name)))]))
+            recipe = recipe_of(merged(stage, [("run_dir", run_dir and f"{run_dir}/{name}")]))
         except ConfigError as error:
             raise ConfigError(f"stage `{name}`: {error}") from None
         if not trust_run_code:

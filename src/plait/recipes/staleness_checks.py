@@ -34,7 +34,7 @@ def check_staleness(flow: Dataflow, recipe: Recipe) -> None:
             "version; set `max_staleness` to 0"
         )
     before = needs_of(flow, ())
-    for node in rollouts:
+    for node in flow.of_step_prompts:
         waits = [other.call for number in sorted(before[node.id]) if (other := flow.nodes[number]) not in rollouts]
         if waits:
             raise ConfigError(

@@ -52,6 +52,14 @@ def rounds_by_prompt(recipe: Recipe) -> bool:
     return recipe.turns.wait_for is WaitFor.PROMPT
 
 
+def said_of_made(flow: Dataflow) -> str | None:
+    """By which rule predictions count prompts that nobody knows before, in words for a person; None: there are none."""
+    made = [node.call for node in flow.of_kind(CallKind.GENERATE) if node.prompts is not None]
+    if not made:
+        return None
+    return f"prompts of {', '.join(made)} count as long as the samples that they are made of, with their own prompts"
+
+
 def said_of_rounds(flow: Dataflow, recipe: Recipe) -> str | None:
     """What predictions leave out, in words for a person; None: samples are drawn once in a step, and have one turn."""
     said = [

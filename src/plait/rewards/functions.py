@@ -34,6 +34,11 @@ class RewardFunction:
     weight: float = 1.0
     kind: Kind = REWARD
 
+    @property
+    def forked(self) -> str:
+        """What is said where a child that it forked came back."""
+        return self.kind.forked(f"{self.kind.noun} `{self.name}`")
+
 
 def reward_functions(
     functions: Sequence[str | RewardCallable],

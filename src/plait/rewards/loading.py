@@ -19,7 +19,7 @@ _sources: dict[str, bytes] = {}
 """What files of the user's held when they were imported, by the names of their modules."""
 
 
-def split_path(path: str, *, key: str = "reward.functions") -> tuple[str, str]:
+def split_path(path: str, *, key: str) -> tuple[str, str]:
     """(file or module, name) of a function's path; a file must exist, a module is not imported.
 
     Raises:

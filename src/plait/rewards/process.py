@@ -35,7 +35,7 @@ class RewardProcess:
         memory_bytes: most data that it may have, see `worker.bound_memory`; None: no limit.
     """
 
-    def __init__(self, start_message: bytes, output: Path | None, memory_bytes: int | None = None) -> None:
+    def __init__(self, start_message: bytes, output: Path | None, memory_bytes: int | None) -> None:
         ours, theirs = socket.socketpair()
         life_read, self._guard = os.pipe()
         self._strays, strays = os.pipe()

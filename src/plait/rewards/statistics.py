@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+_Z = NormalDist().inv_cdf(0.975)
+"""Two-sided 95 % quantile of the normal: the level of all intervals here."""
+
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its two-sided confidence interval. All are fractions, not per cent."""
+    """A value with its two-sided 95 % confidence interval. All are fractions, not per cent."""
 
     value: float
     low: float
@@ -24,7 +27,7 @@ class Estimate:
         return f"{self.value:.1%} [{self.low:.1%}, {self.high:.1%}]"
 
 
-def wilson(successes: float, total: int, level: float = 0.95) -> Estimate:
+def wilson(successes: float, total: int) -> Estimate:
     """Proportion with its score interval (Wilson 1927), sound near 0 and 1 and for small counts.
 
     `successes` may be a sum of shares in [0, 1], one of each of `total` items. Their variance is at most that of as
@@ -34,7 +37,7 @@ def wilson(successes: float, total: int, level: float = 0.95) -> Estimate:
     """
     assert total > 0, "a proportion needs at least one item"
     assert 0 <= successes <= total, f"{successes} successes of {total}"
-    z = _quantile(level)
+    z = _Z
     p = successes / total
     shrink = 1 + z * z / total
     centre = (p + z * z / (2 * total)) / shrink
@@ -45,7 +48,7 @@ def wilson(successes: float, total: int, level: float = 0.95) -> Estimate:
     return Estimate(p, low, high)
 
 
-def paired_gain(before: Sequence[bool], after: Sequence[bool], level: float = 0.95) -> Estimate:
+def paired_gain(before: Sequence[bool], after: Sequence[bool]) -> Estimate:
     """Gain in accuracy on the same items, after − before, with Newcombe's interval for paired proportions.
 
     Newcombe 1998, Statistics in Medicine 17:2635, method 10: Wilson intervals of both proportions, joined with their
@@ -60,8 +63,8 @@ def paired_gain(before: Sequence[bool], after: Sequence[bool], level: float = 0.
     lost = sum(map(bool, before)) - both
     won = sum(map(bool, after)) - both
     neither = total - both - lost - won
-    old = wilson(both + lost, total, level)
-    new = wilson(both + won, total, level)
+    old = wilson(both + lost, total)
+    new = wilson(both + won, total)
     phi = _phi(both, lost, won, neither)
 
     def joined(a: float, b: float) -> float:
@@ -73,7 +76,7 @@ def paired_gain(before: Sequence[bool], after: Sequence[bool], level: float = 0.
     return Estimate(gain, low, high)
 
 
-def paired_difference(before: Sequence[float], after: Sequence[float], level: float = 0.95) -> Estimate | None:
+def paired_difference(before: Sequence[float], after: Sequence[float]) -> Estimate | None:
     """Mean difference after − before on the same items, with its interval of Student's t for paired observations.
 
     Items with NaN on either side are left out; None where fewer than 6 remain.
@@ -84,7 +87,7 @@ def paired_difference(before: Sequence[float], after: Sequence[float], level: fl
         return None
     mean = math.fsum(differences) / total
     variance = math.fsum((d - mean) ** 2 for d in differences) / (total - 1)
-    half = _student(level, total - 1) * math.sqrt(variance / total)
+    half = _student(total - 1) * math.sqrt(variance / total)
     return Estimate(mean, mean - half, mean + half)
 
 
@@ -125,16 +128,11 @@ def _phi(both: int, lost: int, won: int, neither: int) -> float:
     return corrected / math.sqrt(margins)
 
 
-def _student(level: float, degrees: int) -> float:
-    """Two-sided quantile of Student's t: the Cornish-Fisher expansion about the normal's z to the third order
+def _student(degrees: int) -> float:
+    """Two-sided 95 % quantile of Student's t: the Cornish-Fisher expansion about the normal's z to the third order
     (Abramowitz & Stegun 26.7.5)."""
-    z = _quantile(level)
+    z = _Z
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     return z + first / degrees + second / degrees**2 + third / degrees**3
-
-
-def _quantile(level: float) -> float:
-    assert 0 < level < 1, f"a confidence level is between 0 and 1, got {level}"
-    return NormalDist().inv_cdf((1 + level) / 2)

@@ -36,7 +36,7 @@ class Outcome:
     steps: int = 0
     """Steps of the whole run."""
     asked_to_stop: bool = False
-    """Whether a signal came, be it when nothing was left to stop: stages behind this run do not begin then."""
+    """Whether a signal asked for it, even if nothing was left to stop: later stages of the recipe do not begin then."""
 
 
 def train(session: Session, stopped_by: Sequence[Signals] = STOP_SIGNALS) -> Outcome:
@@ -104,7 +104,7 @@ def evaluate(session: Session, stop: Stop, doing: str) -> Evaluation | None:
     """Evaluate, and record the result; None if there is nothing to evaluate on, or a stop was asked for meanwhile.
 
     Args:
-        doing: what a user who asks to stop is told that the run does, while it evaluates.
+        doing: what the run does meanwhile, in words for a user who asks it to stop.
     """
     if not session.prepared.num_held_out:
         return None

@@ -161,9 +161,13 @@ def _lengths_in(data: RunData, recipe: Recipe) -> SampleLengths:
 
 
 def _longest_of(flow: Dataflow, lengths: SampleLengths, data: RunData) -> dict[str, int]:
-    """Call that makes or reads samples → tokens of its longest one, with the prompt; held-out ones count, too."""
-    calls = (node.call for kind in (CallKind.GENERATE, CallKind.READ) for node in flow.of_kind(kind))
-    longest = {call: lengths.of(call).longest for call in calls}
+    """Call that makes or reads samples → tokens of its longest one, with the prompt, as far as that is known; held-out
+    ones count, too."""
+    known = (*flow.of_step_prompts, *flow.of_kind(CallKind.READ))
+    longest = {node.call: lengths.of(node.call).longest for node in known}
+    for node in flow.of_kind(CallKind.GENERATE):
+        if node.prompts is not None:  # functions write its prompts, which are looked at when they are there
+            longest[node.call] = 1 + node.generation.limit(lengths.responses.longest)
     for call, items in data.held_out_given.items():
         of_items = [len(given.sample.prompt.token_ids) + len(given.sample.token_ids) for given in items]
         longest[call] = max(longest[call], *of_items)

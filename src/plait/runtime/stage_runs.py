@@ -79,9 +79,7 @@ UNJOINED: Placing = partial(placed_on, nodes=None)
 """Where no command of another node has joined."""
 
 
-def check_stages(
-    stages: Stages, *, resume: bool = False, placing: Placing = UNJOINED
-) -> Iterator[tuple[str, Prepared]]:
+def check_stages(stages: Stages, *, resume: bool, placing: Placing = UNJOINED) -> Iterator[tuple[str, Prepared]]:
     """Check the stages one by one as a run of each would, each (name, what it will do). Their models need not be there
     yet, and nothing is left behind.
 
@@ -146,9 +144,7 @@ def run_stages(
             return
 
 
-def train_stages(
-    path: Path, overrides: Sequence[tuple[str, Any]], *, resume: bool, trust_run_code: bool = False
-) -> Outcome:
+def train_stages(path: Path, overrides: Sequence[tuple[str, Any]], *, resume: bool, trust_run_code: bool) -> Outcome:
     """Check all stages of a recipe file, run them, and return the outcome of the last one that ran.
 
     Raises:

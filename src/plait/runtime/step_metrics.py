@@ -26,7 +26,7 @@ def step_metrics(flow: Dataflow, state: StepState, limits: tuple[int, int] | Non
     Args:
         limits: turns, and tokens, that a sample may have; None where nothing replies.
     """
-    own = _length_metrics(flow, state)
+    own = _length_metrics(flow, state) | _answer_metrics(flow, state) | _grade_metrics(flow, state)
     for node in reward_calls(flow, state):
         own |= _reward_metrics(node, flow, state)
     if limits is not None:
@@ -88,9 +88,9 @@ def _prefix(drawn: Node, flow: Dataflow) -> str:
 
 
 def _is_baseline(drawn: Node, flow: Dataflow) -> bool:
-    """Whether a rollout is greedy and trains nobody, as that of ReMax."""
+    """Whether a rollout answers the step's prompts greedily and trains nobody, as that of ReMax."""
     is_greedy = drawn.kind is CallKind.GENERATE and drawn.generation.greedy
-    return is_greedy and drawn not in flow.trained_on
+    return is_greedy and drawn.prompts is None and drawn not in flow.trained_on
 
 
 def exact_mean(values: Collection[float]) -> float:
@@ -102,6 +102,16 @@ def _length_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
     main = flow.main_rows
     is_rollout = main.kind is CallKind.GENERATE
     samples = (state.generated if is_rollout else state.tables)[main.id].samples
+    metrics = _lengths_of(samples, is_rollout=is_rollout)
+    if is_rollout:
+        metrics |= _support_sizes(samples)
+    mixed = [sample.token_versions is not None for sample in samples]
+    if any(mixed):
+        metrics["training/mixed_versions"] = float(np.mean(mixed))
+    return metrics
+
+
+def _lengths_of(samples: Sequence[Sample], *, is_rollout: bool) -> dict[str, float]:
     lengths = np.array([len(sample.token_ids) for sample in samples])
     metrics = {
         "response_length/mean": float(lengths.mean()),
@@ -111,10 +121,27 @@ def _length_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
     if is_rollout:
         truncated = [sample.finish_reason is FinishReason.LENGTH for sample in samples]
         metrics["response_length/clip_ratio"] = float(np.mean(truncated))
-        metrics |= _support_sizes(samples)
-    mixed = [sample.token_versions is not None for sample in samples]
-    if any(mixed):
-        metrics["training/mixed_versions"] = float(np.mean(mixed))
+    return metrics
+
+
+def _answer_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
+    """Lengths of what was said to prompts that were made of samples, as by a judge, under the name of the call."""
+    metrics: dict[str, float] = {}
+    for node in flow.of_kind(CallKind.GENERATE):
+        if node.prompts is not None and node is not flow.main_rows:
+            lengths = _lengths_of(state.generated[node.id].samples, is_rollout=True)
+            metrics |= {f"{node.call}/{name}": value for name, value in lengths.items()}
+    return metrics
+
+
+def _grade_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
+    """The mean of what functions read from texts, and the share of samples of which they read nothing."""
+    metrics: dict[str, float] = {}
+    for node in flow.of_kind(CallKind.GRADE):
+        values = state.tables[node.rows].columns[node.outputs[0]]
+        name = f"{_prefix(flow.nodes[node.rows], flow)}{node.call}"
+        read = values[np.isfinite(values)].tolist()
+        metrics |= {f"{name}/mean": exact_mean(read), f"{name}/unread": (len(values) - len(read)) / len(values)}
     return metrics
 
 
@@ -155,4 +182,5 @@ def watched(prepared: Prepared) -> tuple[Watched, ...]:
             return losses(role, Watched("accuracy", accuracy, ".1%"))
         case "labelled":
             return losses(role, Watched("margin", "rewards/margins", ".4f"))
-    return losses(role)
+    grades = [node.call for node in flow.of_kind(CallKind.GRADE) if node.rows == flow.main_rows.id]
+    return losses(role, *(Watched(name, f"{name}/mean", ".3f") for name in grades[:1]))

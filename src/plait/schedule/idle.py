@@ -25,7 +25,7 @@ class Wait:
     rank: int
     start_s: float
     end_s: float
-    until: Span | None = None
+    until: Span | None
 
     def __str__(self) -> str:
         seconds = f"waits {self.start_s:g} to {self.end_s:g}"

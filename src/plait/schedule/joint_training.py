@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from plait.dataflow import CallKind, Dataflow, Node, Score
 from plait.errors import ConfigError
@@ -10,10 +11,10 @@ from plait.schedule.needs import needs_of
 
 
 def fused_calls(flow: Dataflow, roles: Sequence[str]) -> tuple[tuple[Node, ...], ...]:
-    """Training calls that roles which train together do by one schedule: the first of each role, then the second of
-    each, while each has one. Each group is in the order of the flow."""
-    of_roles = [[node for node in flow.calls(role) if node.kind is CallKind.TRAIN] for role in roles]
-    return tuple(tuple(sorted(group, key=lambda node: node.id)) for group in zip(*of_roles, strict=False))
+    """Training calls that roles which train together do by one schedule: those of the first update of each role
+    (`Dataflow.updates`), then of the second of each, while each has one. Each group is in the order of the flow."""
+    groups = zip(*map(flow.updates, roles), strict=False)
+    return tuple(tuple(sorted(chain.from_iterable(group), key=lambda node: node.id)) for group in groups)
 
 
 def check_calls(flow: Dataflow, roles: Sequence[str]) -> None:
@@ -27,11 +28,12 @@ def check_calls(flow: Dataflow, roles: Sequence[str]) -> None:
         numbers = {node.id for node in group}
         for node in group:
             needed = _all_before(node.id, before)
-            if other := next((flow.nodes[number] for number in sorted(needed & numbers)), None):
+            others = (flow.nodes[number] for number in sorted(needed & numbers))
+            if other := next((other for other in others if other.role != node.role), None):
                 raise ConfigError(
                     f"{node.call} cannot train together with {other.call}: the flow `{flow.name}` has it wait for that"
                 )
-        steps = [node.training.mini_batches * node.training.epochs for node in group]
+        steps = [node.training.passes for node in group]
         if len(set(steps)) > 1:
             counts = ", ".join(f"{node.call} {count}" for node, count in zip(group, steps, strict=True))
             raise ConfigError(

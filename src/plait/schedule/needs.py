@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from plait.dataflow import CallKind, Dataflow, Node
-from plait.dataflow.graph import added_scores
+from plait.dataflow.graph import added_scores, texts_of
 
 
 def needs_of(flow: Dataflow, rewards: Collection[str]) -> dict[int, frozenset[int]]:
@@ -22,7 +22,7 @@ def needs_of(flow: Dataflow, rewards: Collection[str]) -> dict[int, frozenset[in
     needs: dict[int, frozenset[int]] = {}
     for node in flow.nodes:
         makers = {node.rows, *(column.producer for column in node.inputs.values())}
-        makers |= set() if node.prompts is None else {node.prompts}
+        makers |= {*texts_of(node).values(), *(() if node.prompts is None else (node.prompts,))}
         producers = makers.difference(added_scores(node).values())
         producers |= {other.id for other in flow.nodes[: node.id] if _conflict(other, node, rewards)}
         added = {other for producer in producers for other in added_scores(flow.nodes[producer]).values()}
@@ -32,16 +32,17 @@ def needs_of(flow: Dataflow, rewards: Collection[str]) -> dict[int, frozenset[in
 
 def early_scores(flow: Dataflow, needs: Mapping[int, frozenset[int]], frozen: Collection[str]) -> frozenset[int]:
     """Ids of the calls that say the same of a rollout's samples in any step: weights that never change score them, and
-    these calls wait for rollouts and each other alone.
+    these calls wait for rollouts of the step's prompts, and each other, alone.
 
     Args:
         frozen: roles of models that are neither trained nor brought towards a trained one, those of rewards among them.
     """
     early: set[int] = set()
+    rollouts = {node.id for node in flow.of_step_prompts}
     for node in flow.nodes:
         if node.kind is CallKind.SCORE and node.role in frozen:
             waits = needs[node.id] - early
-            if all(flow.nodes[other].kind is CallKind.GENERATE for other in waits):
+            if waits.issubset(rollouts):
                 early.add(node.id)
     return frozenset(early)
 
@@ -62,7 +63,7 @@ def _conflict(earlier: Node, later: Node, rewards: Collection[str]) -> bool:
 
 def _reads(node: Node) -> set[int]:
     """Ids of the nodes whose samples it reads."""
-    return {node.rows} | {column.rows for column in node.inputs.values()}
+    return {node.rows, *texts_of(node).values()} | {column.rows for column in node.inputs.values()}
 
 
 def _scores_alone(node: Node, rewards: Collection[str]) -> bool:

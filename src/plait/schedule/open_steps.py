@@ -1,7 +1,8 @@
 """Which calls run in a step, if samples may be older than the weights that train on them (`max_staleness`).
 
 A step scores and trains one batch. It also draws the samples of the next `most` batches, and asks roles whose scores do
-not change (a reference) for them as soon as they are drawn. With `most` = 0 a step draws its own batch and nothing
+not change (a reference) for them as soon as they are drawn; what is drawn of prompts that are made of these samples it
+draws for its own batch alone. With `most` = 0 a step draws its own batch and nothing
 else. When a step ends, none of its calls is under way, so the new weights can be published: engines have one version at
 a time.
 
@@ -52,7 +53,8 @@ class OpenSteps:
         """
         own = [(step, node.id) for node in self.flow.nodes]
         early = self.early if self.beside is None else frozenset[int]()
-        nodes = [node.id for node in self.flow.nodes if node.kind is CallKind.GENERATE or node.id in early]
+        drawn = self.flow.of_step_prompts
+        nodes = [node.id for node in self.flow.nodes if node in drawn or node.id in early]
         later = [(batch, node) for batch in self.ahead(step) for node in nodes]
         return [key for key in own + later if key not in done]
 

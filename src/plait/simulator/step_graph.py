@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.dataflow.graph import added_scores
@@ -36,6 +37,8 @@ class StepCall:
     source:    the call whose samples it may score while they end; None: it waits for all of them
     beside:    `needs` where it does that
     judges:    slots of the models that a generation asks which groups to keep; their ranks are kept busy too
+    with_next: whether it leaves its gradients to the next call of its slot, and trains together with it
+    answers:   whether it generates from prompts that are made of samples of the same batch, and so never ahead of it
     """
 
     call: str
@@ -44,6 +47,8 @@ class StepCall:
     source: int | None = None
     beside: frozenset[int] = frozenset()
     judges: tuple[int, ...] = ()
+    with_next: bool = False
+    answers: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,8 @@ class StepGraph:
                     number[node.rows] if streams else None,
                     _placed_needs(needs[node.id] - {node.rows}, needs, number) if streams else frozenset(),
                     _judges(node, flow, slots),
+                    node.kind is CallKind.TRAIN and node.training.with_next,
+                    node.kind is CallKind.GENERATE and node.prompts is not None,
                 )
             )
         trained = frozenset(str(node.role) for node in placed if node.kind is CallKind.TRAIN)
@@ -172,6 +179,15 @@ class StepGraph:
         )
 
     @cached_property
+    def updates(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """The calls of each slot, those together whose gradients meet in the same optimizer steps."""
+        of_slots: list[tuple[tuple[int, ...], ...]] = []
+        for numbers in self.calls_of:
+            ends = [at + 1 for at, number in enumerate(numbers) if not self.calls[number].with_next]
+            of_slots.append(tuple(numbers[start:end] for start, end in pairwise((0, *ends))))
+        return tuple(of_slots)
+
+    @cached_property
     def roles(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(slot.role for slot in self.slots))
 
@@ -190,6 +206,11 @@ class StepGraph:
             for number, call in enumerate(self.calls)
             if call.slot != NO_MODEL and self.slots[call.slot].mode == "decode"
         )
+
+    @cached_property
+    def draws_ahead(self) -> frozenset[int]:
+        """Those of them that may draw samples of a later batch."""
+        return frozenset(number for number in self.draws if not self.calls[number].answers)
 
     @cached_property
     def scores_of(self) -> Mapping[int, tuple[int, ...]]:

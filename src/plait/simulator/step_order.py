@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from plait.simulator.places import Place, trained_together
@@ -28,13 +29,13 @@ class StepOrder:
         calls = range(len(self.graph.calls))
         if not self.graph.ahead:
             return list(calls)
-        apart = {number for number in self.graph.draws if self._keeps_weights(number)}
+        apart = {number for number in self.graph.draws_ahead if self._keeps_weights(number)}
         return sorted(calls, key=lambda number: (number not in apart, number in self._of_later))
 
     def needs_ahead(self, number: int) -> Iterable[int]:
         """The calls that a call waits for in a step whose own samples were drawn in an earlier one. If generation uses
         the weights that are trained, training begins when all samples are drawn."""
-        call, draws = self.graph.calls[number], self.graph.draws
+        call, draws = self.graph.calls[number], self.graph.draws_ahead
         if number in self._of_later:
             return call.needs & self._of_later
         needs = call.needs - self._of_later
@@ -46,16 +47,17 @@ class StepOrder:
     @property
     def _of_later(self) -> frozenset[int]:
         """Calls that a step does for a later batch, and that an earlier step did for its own."""
-        return self.graph.draws | self.graph.early
+        return self.graph.draws_ahead | self.graph.early
 
     def together(self) -> dict[int, tuple[int, ...]]:
-        """Training call that trains together with others → all of these calls: the first call of each role, then the
-        second of each, while each role has one."""
-        groups: dict[int, tuple[int, ...]] = {}
+        """Training call that trains together with others → all of these calls: those of an update of their role
+        (`StepGraph.updates`), and by a schedule of several roles those of the first update of each role, then of the
+        second of each, while each has one."""
+        groups = [update for updates in self.graph.updates for update in updates if len(update) > 1]
         for slots in trained_together(self.graph, self.places):
-            for group in zip(*(self.graph.calls_of[slot] for slot in slots), strict=False):
-                groups |= dict.fromkeys(group, tuple(sorted(group)))
-        return groups
+            of_roles = zip(*(self.graph.updates[slot] for slot in slots), strict=False)
+            groups += [tuple(sorted(chain.from_iterable(group))) for group in of_roles]
+        return {number: group for group in groups for number in group}
 
     def _role(self, number: int) -> str:
         return self.graph.slots[self.graph.calls[number].slot].role

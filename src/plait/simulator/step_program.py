@@ -135,25 +135,32 @@ class StepProgram:
         yield from self._taking(Action(call.call, FUNCTIONS, "", 0, end - seconds, end, step, number))
 
     def _trained_together(self, step: int, numbers: Sequence[int]) -> Work[None]:
-        """Training calls of one schedule. Each fills the gaps of the others: together they take as long as all their
-        work on a rank, or as the longest call by itself."""
-        slots = {self.graph.calls[number].slot for number in numbers}
+        """Training calls of one schedule. Each role fills the gaps of the others: together they take as long as all
+        their work on a rank, or as the longest role by itself. The calls of one role pass its pipeline one behind the
+        other, which is filled and drained once."""
+        slots: dict[int, list[int]] = {}
         for number in numbers:
+            slots.setdefault(self.graph.calls[number].slot, []).append(number)
             yield from self._bringing(step, number, self.graph.calls[number].slot)
         if self.units:
             for number in numbers:
                 yield from self._room(step, number, self.places[self.graph.calls[number].slot].mask, slots)
-        costs = [self._cost(number) for number in numbers]
-        busy = sum(cost.seconds - idle_s(cost) for cost in costs)
-        now = self.clock.now_s
-        end = now + max(busy, *(cost.seconds for cost in costs))
-        for number, cost in zip(numbers, costs, strict=True):
-            call = self.graph.calls[number]
-            role = self.graph.slots[call.slot].role
+        now, busy_s, alone_s = self.clock.now_s, 0.0, 0.0
+        for of_role in slots.values():
+            costs = [self._cost(number) for number in of_role]
+            work_s = sum(cost.seconds - idle_s(cost) for cost in costs)
+            busy_s, alone_s = busy_s + work_s, max(alone_s, work_s + max(map(idle_s, costs)))
+        taken_s = max(busy_s, alone_s)
+        for slot, of_role in slots.items():
+            role, mask, start = self.graph.slots[slot].role, self.places[slot].mask, now
             self._stale |= {copies for copies in self.copies if copies.role == role}
-            mask = self.places[call.slot].mask
-            self.actions.append(Action(call.call, KIND["train"], role, mask, now, end, step, number, cost.bytes))
-        yield from self._waiting(KIND["train"], end - now)
+            each_s = [self._cost(number).seconds for number in of_role]
+            for number, seconds in zip(of_role, each_s, strict=True):
+                cost, end = self._cost(number), start + taken_s * seconds / sum(each_s)
+                call = self.graph.calls[number].call
+                self.actions.append(Action(call, KIND["train"], role, mask, start, end, step, number, cost.bytes))
+                start = end
+        yield from self._waiting(KIND["train"], taken_s)
 
     def _work(self, step: int, number: int, task: Task) -> Work[None]:
         call = self.graph.calls[number]

@@ -64,8 +64,19 @@ class LossCall:
         )
 
 
+@dataclass(frozen=True)
+class LossTerm:
+    """A loss that optimizer steps are by, alone or in a sum with others, and the rows that it is over: `epochs` passes
+    over `mini_batches` mini-batches, one for each step."""
+
+    rows: Rows
+    call: LossCall
+    mini_batches: int = 1
+    epochs: int = 1
+
+
 class MiniBatch:
-    """The rows of one optimizer step, or of one evaluation, with the denominators of their loss.
+    """The rows of one loss of an optimizer step, or of one evaluation, with the denominators of their loss.
 
     Args:
         role: whose model it is for; in messages and in front of metrics.

@@ -14,6 +14,7 @@ from plait.schedule.validate import validate
 from plait.schedule.work import Done, Work
 from plait.training.pipeline import Stage, execute, forwards_only, pipeline_of
 from plait.training.stages import ScoringStage, TrainingStage
+from plait.training.tally import Tally
 from plait.training.trainer_settings import Rule
 
 
@@ -30,6 +31,12 @@ class OpenMiniBatch:
     copies: tuple[tuple[MicroBatch, ...], ...]
     """The micro-batches of every dp rank: every rank knows the whole schedule."""
     stage: TrainingStage
+    tallies: tuple[Tally | None, ...]
+    """What counts the mini-batch of each loss; None: it has none any more."""
+    names: tuple[str, ...]
+    """What the ids of the actions of each micro-batch of this rank begin with."""
+    name: str
+    """What stands for all of it in messages, and the id of its optimizer step begins with."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -44,15 +51,14 @@ class OpenMiniBatch:
         """
         return pipeline_of(self.role, copy, ranks, self.copies[copy])
 
-    def run(self, rule: Rule, name: str) -> Work[None]:
-        """Do all forwards and backwards, for a role that trains by itself: one action per `next()`, whose id begins
-        with `name`."""
+    def run(self, rule: Rule) -> Work[None]:
+        """Do all forwards and backwards, for a role that trains by itself: one action per `next()`."""
         if self.stage.part.team.pp.size > 1:
-            return _pipelined(self.stage, self.key, self.stage.micros, rule, name)
-        return self._one_by_one(name)
+            return _pipelined(self.stage, self.key, self.stage.micros, rule, self.name, self.names)
+        return self._one_by_one()
 
-    def _one_by_one(self, name: str) -> Work[None]:
-        for number, micro in enumerate(self.stage.micros):
+    def _one_by_one(self) -> Work[None]:
+        for number, (name, micro) in enumerate(zip(self.names, self.stage.micros, strict=True)):
             self.stage.forward(number, None)
             self.stage.backward(number, None)
             yield Done(f"{name}/mb{number}", "TRAIN", micro.num_tokens)
@@ -72,7 +78,12 @@ def forwards(stage: ScoringStage, role: str, name: str) -> Work[None]:
 
 
 def _pipelined(
-    stage: ScoringStage | TrainingStage, key: tuple[str, int], micros: Sequence[MicroBatch], rule: Rule, name: str
+    stage: ScoringStage | TrainingStage,
+    key: tuple[str, int],
+    micros: Sequence[MicroBatch],
+    rule: Rule,
+    name: str,
+    names: Sequence[str] | None = None,
 ) -> Work[None]:
     if not micros:
         return
@@ -82,4 +93,5 @@ def _pipelined(
     if rule is not forwards_only:
         validate(schedule, workload)
     stages: dict[tuple[str, int], Stage] = {key: stage}
-    yield from execute(schedule, stages, peers, name=name, in_order=peers.in_order)
+    of_models = {} if names is None else {key[0]: names}
+    yield from execute(schedule, stages, peers, name=name, names=of_models, in_order=peers.in_order)

@@ -100,7 +100,7 @@ def execute(
     peers: Peers,
     *,
     name: str,
-    names: Mapping[str, str] | None = None,
+    names: Mapping[str, Sequence[str]] | None = None,
     in_order: bool = False,
 ) -> Work[None]:
     """Run the row of this rank, an action per `next()`.
@@ -110,7 +110,7 @@ def execute(
             waited for where it is used, wherever the schedule lists its send and its receive.
         stages: (model, copy) → its stage here, for each of which the row has actions.
         name: of the call, in front of the action ids. Calls that run at the same time over the same peers differ in it.
-        names: model → what stands in front of the ids of its actions, where it is not `name`.
+        names: model → what stands in front of the ids of its actions, by micro-batch, where it is not `name`.
         in_order: messages between two ranks meet in the order of posting, not by tag (NCCL): both ends post them in one
             order, that of an execution.
 
@@ -130,7 +130,7 @@ class _Row:
         stages: Mapping[tuple[str, int], Stage],
         peers: Peers,
         name: str,
-        names: Mapping[str, str],
+        names: Mapping[str, Sequence[str]],
         in_order: bool,
     ) -> None:
         self._row = schedule.rows[peers.index]
@@ -160,7 +160,8 @@ class _Row:
                     moved, tokens = self._send(action), 0
                 case _:
                     moved, tokens = self._receive(action), 0
-            title = f"{self._names.get(action.model, self._name)}/{action.id}"
+            names = self._names.get(action.model)
+            title = f"{self._name if names is None else names[_index(action)]}/{action.id}"
             yield Done(title, action.kind.value, tokens, moved, action.kind.lane, action.model)
         for transfer in self._sends.values():
             transfer.wait()

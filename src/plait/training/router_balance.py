@@ -6,7 +6,7 @@ Fedus et al. 2021, arXiv 2101.03961, equations 4 to 6), over all tokens of promp
     E Σ_e f_e P_e     f_e: of how many of E experts' choices e was one, per token and layer (constant)
                       P_e: mean probability that the router gives e (differentiable)
 
-The mini-batch has the mean over its samples (by sequence, as DeepSeek-V3, arXiv 2412.19437, equations 17 to 20): a
+An optimizer step has the mean over its samples (by sequence, as DeepSeek-V3, arXiv 2412.19437, equations 17 to 20): a
 number that does not depend on how samples are spread over micro-batches and ranks. f over the tokens of a micro-batch,
 as Transformers computes it, would.
 
@@ -81,15 +81,16 @@ class RouterBalance:
         chosen = [sums_2NE[0].detach().sum(0, dtype=torch.float64) for sums_2NE in own]
         return total_2NE, torch.stack(chosen) if chosen else tokens_NT.new_zeros(0, self.num_experts)
 
-    def share(self, sums_2NE: Tensor, mini_batch: MiniBatch) -> Tensor:
-        """A micro-batch's share of the mini-batch's loss, times the coefficient: a scalar. Logs the loss itself.
+    def share(self, sums_2NE: Tensor, mini_batch: MiniBatch, num_samples: int) -> Tensor:
+        """A micro-batch's share of the loss of an optimizer step, times the coefficient, a scalar. Logs the loss.
 
         Args:
             sums_2NE: of all layers.
+            num_samples: of the step, those of further losses among them.
         """
         losses_N = self.losses(sums_2NE)
         mini_batch.means.add(f"{mini_batch.role}/router_aux_loss", losses_N, len(mini_batch.rows))
-        return self.coefficient * losses_N.sum() / len(mini_batch.rows)
+        return self.coefficient * losses_N.sum() / num_samples
 
     def losses(self, sums_2NE: Tensor) -> Tensor:
         """[N]: the loss of each sample, from its sums over all layers. As many as `top_k` experts are chosen for each

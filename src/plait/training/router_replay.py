@@ -16,7 +16,7 @@ from torch import Tensor
 
 from plait.data.across import uploaded
 from plait.data.packed import PackedBatch
-from plait.data.packed_experts import Drawn, PackedExperts, packed_experts
+from plait.data.token_experts import Drawn, TokenExperts, token_experts
 from plait.errors import RunError
 from plait.models.routers import mixtures_of, sizes_of
 
@@ -40,7 +40,7 @@ class RouterReplay:
     """Layer → how many of the counted tokens the router itself would have sent to others, a scalar."""
 
     @classmethod
-    def of(cls, experts: PackedExperts, mixtures: Sequence[int], device: torch.device) -> Self:
+    def of(cls, experts: TokenExperts, mixtures: Sequence[int], device: torch.device) -> Self:
         """That of a packed row whose tokens lie on a device."""
         numbers = experts.numbers_TLK
         if numbers.itemsize > 1:  # torch has few operators for uint16
@@ -78,7 +78,7 @@ def replay_of(model: Any, batch: PackedBatch, groups: Sequence[Sequence[Drawn]])
         return None
     mixtures, (num_experts, top_k) = mixtures_of(model.parameters), sizes_of(model.config)
     try:
-        experts = packed_experts(batch, groups, (len(mixtures), top_k, num_experts))
+        experts = token_experts(batch, groups, (len(mixtures), top_k, num_experts))
     except ValueError as error:
         raise RunError(
             f"`sampling.router_replay`: samples were drawn by a model with other mixtures of experts than "

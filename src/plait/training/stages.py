@@ -38,9 +38,9 @@ class ModelPart:
 
     model: Model
     team: Team
-    checkpoint: bool = False
+    checkpoint: bool
     """Compute the activations of layers, and logits, again in the backward."""
-    replays_experts: bool = False
+    replays_experts: bool
     """Tokens go to the experts that samples say."""
 
     def packed(self, rows: Rows, micro: MicroBatch) -> PackedBatch:
@@ -147,11 +147,14 @@ class TrainingStage:
 
     part: ModelPart
     micros: Sequence[MicroBatch]
+    """Those of one loss behind those of another."""
     optimizer: MasterOptimizer
     """Each backward adds to its gradients."""
-    tally: Tally
-    """Counts the mini-batch; it is told the outputs, on the last stage alone."""
-    balance: RouterBalance | None = None
+    tallies: Sequence[Tally]
+    """For each micro-batch, what counts the mini-batch of its loss; it is told the outputs, on the last stage alone."""
+    num_samples: int
+    """Samples of the optimizer step, on all ranks and for all losses."""
+    balance: RouterBalance | None
     """The loss of routers that is added; what it sums up goes from stage to stage behind the hidden states."""
     kept: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = field(default_factory=dict)
     """Micro-batch in flight → its inputs, and the tensors that its backward starts from."""
@@ -168,13 +171,14 @@ class TrainingStage:
 
     def forward(self, index: int, inputs: Tensor | None) -> Tensor | None:
         """See `pipeline.Stage`: [T, H] to [T, H], or messages as of `room`; what the backward starts from is kept."""
-        micro, mini_batch = self.micros[index], self.tally.batch
+        micro, tally = self.micros[index], self.tallies[index]
+        mini_batch = tally.batch
         with self.optimizer.collecting_gradients():
             given = () if inputs is None else self._parts(index, inputs)
             for tensor in given:
                 tensor.requires_grad_(True)
             batch = self.part.packed(mini_batch.rows, micro)
-            hidden_TH, *sums = made = self._made(batch, given, self.part.replay(batch, mini_batch.rows, micro))
+            hidden_TH, *sums = made = self._made(tally, batch, given, self.part.replay(batch, mini_batch.rows, micro))
             if not self.part.team.is_last_stage:
                 self.kept[index] = given, made
                 return joined(made)
@@ -182,8 +186,8 @@ class TrainingStage:
             outputs = self.part.model.outputs(hidden_TH, batch, mini_batch.temperature, keeps_logits=keeps)
             share = start = mini_batch.share(micro, outputs, needs_gradient=True)
             if self.balance is not None:
-                start = share + self.balance.share(sums[0], mini_batch)
-        self.tally.add(micro, outputs, share)
+                start = share + self.balance.share(sums[0], mini_batch, self.num_samples)
+        tally.add(micro, outputs, share)
         self.kept[index] = given, (start,)
         return None
 
@@ -193,7 +197,7 @@ class TrainingStage:
         given, made = self.kept.pop(index)
         with self.optimizer.collecting_gradients():
             if gradient is None:
-                self.tally.batch.backward(made[0])
+                self.tallies[index].batch.backward(made[0])
             else:
                 # Of a stage without routers, and none before it, sums have no gradient to take.
                 parts = zip(made, self._parts(index, gradient), strict=True)
@@ -203,7 +207,9 @@ class TrainingStage:
         self.finished.add(index)
         return joined([tensor.grad for tensor in given if tensor.grad is not None]) if given else None
 
-    def _made(self, batch: PackedBatch, given: tuple[Tensor, ...], routing: RouterReplay | None) -> tuple[Tensor, ...]:
+    def _made(
+        self, tally: Tally, batch: PackedBatch, given: tuple[Tensor, ...], routing: RouterReplay | None
+    ) -> tuple[Tensor, ...]:
         """Hidden states [T, H], and, where routers are balanced, their sums [2, N, E] up to this stage."""
         if self.balance is None:
             made: tuple[Tensor, ...] = (self.part.hidden(batch, given[0] if given else None, routing),)
@@ -213,10 +219,10 @@ class TrainingStage:
             hidden_TH = self.part.hidden(batch, inputs_TH, routing, router_logits)
             used = None if routing is None else [routing.used[layer] for layer in sorted(routing.used)]
             sums_2NE, chosen_LE = self.balance.sums(batch, router_logits, before_2NE, used)
-            self.tally.add_chosen(chosen_LE)
+            tally.add_chosen(chosen_LE)
             made = hidden_TH, sums_2NE
         if routing is not None:
-            self.tally.add_replayed(routing.counts())
+            tally.add_replayed(routing.counts())
         return made
 
     def _parts(self, index: int, message: Tensor) -> tuple[Tensor, ...]:

@@ -20,13 +20,13 @@ from plait.training.results import counted
 from plait.training.trainer import BegunTraining
 
 
-def train_together(begun: Sequence[BegunTraining], order: FusedOrder, team: Team) -> Work[list[dict[str, float]]]:
-    """Train all calls, mini-batch by mini-batch; one forward, backward, message or optimizer step per `next()`.
+def train_together(begun: Sequence[BegunTraining], order: FusedOrder, team: Team) -> Work[list[list[dict[str, float]]]]:
+    """Train all roles, mini-batch by mini-batch; one forward, backward, message or optimizer step per `next()`.
 
     A role with fewer mini-batches than another, because it has fewer samples, has no part in the last ones.
 
     Args:
-        begun: a training call of each role, in an order that all ranks share.
+        begun: the training of each role, in an order that all ranks share.
         order: of these roles.
         team: of `order.layout`.
 
@@ -36,10 +36,10 @@ def train_together(begun: Sequence[BegunTraining], order: FusedOrder, team: Team
     Raises:
         RunError: as of `Trainer.train`.
     """
-    teams = [team, *(call.trainer.team for call in begun)]
-    while opened := {call.trainer.role: (call, mine) for call in begun if (mine := call.open()) is not None}:
+    teams = [team, *(role.trainer.team for role in begun)]
+    while opened := {role.trainer.role: (role, mine) for role in begun if (mine := role.open()) is not None}:
         yield from counted(_mini_batches(opened, order, team), *teams)
-    return [call.metrics() for call in begun]
+    return [role.metrics() for role in begun]
 
 
 def _mini_batches(
@@ -52,13 +52,12 @@ def _mini_batches(
     workload = Workload(tuple(pipelines), len(order.rows))
     schedule = order(workload)
     validate(schedule, workload)
-    names = {role: begun.name for role, (begun, _) in opened.items()}
     yield from execute(
         schedule,
         {mine.key: mine.stage for _, mine in opened.values()},
         team.pp,
-        name="+".join(names.values()),
-        names=names,
+        name="+".join(mine.name for _, mine in opened.values()),
+        names={role: mine.names for role, (_, mine) in opened.items()},
         in_order=team.pp.in_order,
     )
     for begun, mine in opened.values():

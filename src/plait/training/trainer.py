@@ -11,8 +11,8 @@ Shapes: R response tokens, N samples, in row order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Asked
@@ -22,10 +22,10 @@ from plait.models.parallel.team import Team
 from plait.policy.packing import MicroBatch
 from plait.schedule.work import Done, Work
 from plait.training.evaluation import loss_over
-from plait.training.mini_batch import LossCall, MiniBatch, mask_of
+from plait.training.mini_batch import LossCall, LossTerm, MiniBatch, mask_of
 from plait.training.optimizer import MasterOptimizer
 from plait.training.passes import OpenMiniBatch, forwards
-from plait.training.results import MiniBatchResult, counted, train_metrics
+from plait.training.results import MiniBatchResult, TermResult, counted, train_metrics
 from plait.training.rollout_check import coverage, rollout_comparison
 from plait.training.router_balance import RouterBalance
 from plait.training.row_shares import drawn_batches
@@ -131,38 +131,45 @@ class Trainer:
 
     # -- train
 
-    def train(self, rows: Rows, call: LossCall, *, mini_batches: int, epochs: int, step: int) -> Work[dict[str, float]]:
-        """Train: `epochs` passes over `mini_batches` mini-batches; one micro-batch or optimizer step per `next()`.
+    def train(self, terms: Sequence[LossTerm], *, step: int) -> Work[list[dict[str, float]]]:
+        """Train by a sum of losses, a step for each mini-batch; one micro-batch or optimizer step per `next()`.
 
-        The result does not depend on the order of `rows`. A mini-batch whose tokens are all masked makes no optimizer
-        step; it is only counted.
+        The i-th mini-batches of all terms make the i-th step: their gradients add up, each loss with denominators of
+        its own. A term that has fewer mini-batches than another, because it has fewer samples, has no part in the last
+        steps. The result does not depend on the order of rows. A mini-batch whose tokens are all masked adds nothing;
+        where that goes for all terms there is no step, it is only counted.
 
         Args:
             step: training step of the run, part of the mini-batch draw.
 
         Returns:
-            Metrics: see `results.train_metrics`.
+            Metrics of each term: see `results.train_metrics`.
 
         Raises:
-            RunError: the loss returned something else than a loss; the mask is not one; several optimizer steps in a
-                row were not finite.
+            RunError: a loss returned something else than a loss; a mask is not one; several optimizer steps in a row
+                were not finite.
         """
-        begun = self.begin(rows, call, mini_batches=mini_batches, epochs=epochs, step=step)
+        begun = self.begin(terms, step=step)
         while (opened := begun.open()) is not None:
             yield from counted(begun.alone(opened, self._execution.pipeline), self.team)
         return begun.metrics()
 
-    def begin(self, rows: Rows, call: LossCall, *, mini_batches: int, epochs: int, step: int) -> BegunTraining:
+    def begin(self, terms: Sequence[LossTerm], *, step: int) -> BegunTraining:
         """Begin what `train` does, for a caller that opens and closes the mini-batches. Arguments as of `train`."""
         assert self._updates is not None, f"role {self.role} is frozen"
-        rows, seed = rows.ordered(), self._updates.seed
-        drawn = drawn_batches(rows, mini_batches, epochs=epochs, seed=seed, step=step, whole_groups=call.whole_groups)
-        noise, settings = f"{seed} {step} {call.name or self.role}", self.sample_settings
+        return BegunTraining(self, [self._begun(term, self._updates.seed, step) for term in terms])
+
+    def _begun(self, term: LossTerm, seed: int, step: int) -> BegunTerm:
+        rows, call, settings = term.rows.ordered(), term.call, self.sample_settings
+        drawn = drawn_batches(
+            rows, term.mini_batches, epochs=term.epochs, seed=seed, step=step, whole_groups=call.whole_groups
+        )
+        noise = f"{seed} {step} {call.name or self.role}"
         batches = (
             MiniBatch(rows.select(members), call, self.role, settings, f"{noise} {number}")
             for number, members in enumerate(drawn)
         )
-        return BegunTraining(self, rows, call, batches, epochs)
+        return BegunTerm(replace(term, rows=rows), call.name or f"{self.role}.train", batches)
 
     # -- evaluate
 
@@ -183,42 +190,66 @@ class Trainer:
 
 
 @dataclass
-class BegunTraining:
-    """A training call under way: its mini-batches one after the other, one open at a time."""
+class BegunTerm:
+    """A loss of a training under way."""
 
-    trainer: Trainer
-    rows: Rows
-    """All rows of the call, in the order of `Rows.ordered`."""
-    call: LossCall
+    term: LossTerm
+    """With its rows in the order of `Rows.ordered`."""
+    name: str
+    """The call's."""
     batches: Iterator[MiniBatch]
     """Mini-batches that were not opened yet."""
-    epochs: int
-    results: list[MiniBatchResult] = field(default_factory=list)
-    """What those that are closed gave."""
+    is_seen: bool = False
+    """Whether a mini-batch was computed, so that the next ones are not compared with the sampling engine."""
 
-    @property
-    def name(self) -> str:
-        """The prefix of the action ids of the open mini-batch."""
-        return f"{self.call.name or f'{self.trainer.role}.train'}/b{len(self.results)}"
+
+@dataclass
+class BegunTraining:
+    """A training under way: its mini-batches one after the other, one open at a time."""
+
+    trainer: Trainer
+    terms: Sequence[BegunTerm]
+    results: list[MiniBatchResult] = field(default_factory=list)
+    """What the mini-batches gave that are closed."""
 
     def open(self) -> OpenMiniBatch | None:
-        """Begin the next mini-batch: set gradients to 0 and cut it into micro-batches, which are still to be done; one
-        without a trained token has none. None: there are no more mini-batches."""
-        if (batch := next(self.batches, None)) is None:
+        """Begin the next mini-batch: set gradients to 0 and cut that of each term into micro-batches, which are still
+        to be done; one without a trained token has none. None: there are no more mini-batches."""
+        batches = [next(begun.batches, None) for begun in self.terms]
+        if all(batch is None for batch in batches):
             return None
-        trainer, copies = self.trainer, ((),) * self.trainer.team.dp.size
-        if batch.totals.tokens:
-            copies = trainer.split(batch.rows, self.call.whole_groups)
+        trainer, dp = self.trainer, self.trainer.team.dp
+        tallies = [None if batch is None else self._tally(at, batch) for at, batch in enumerate(batches)]
+        copies: list[tuple[MicroBatch, ...]] = [()] * dp.size
+        mine: list[tuple[MicroBatch, Tally, str]] = []
+        num_samples = 0
+        for begun, tally in zip(self.terms, tallies, strict=True):
+            if tally is None or not tally.batch.totals.tokens:
+                continue
+            of_copies = trainer.split(tally.batch.rows, begun.term.call.whole_groups)
+            copies = [(*before, *micros) for before, micros in zip(copies, of_copies, strict=True)]
+            mine += [(micro, tally, f"{begun.name}/b{len(self.results)}") for micro in of_copies[dp.index]]
+            num_samples += len(tally.batch.rows)
+        if num_samples:
             trainer.optimizer.collected.zero()
-        is_first = all(result.report is None for result in self.results)  # compared with the sampling engine
-        sees, balance = is_first and Said.LOGPROBS in trainer.model.says, trainer.balance
-        tally = Tally(batch, sees=sees, routes=balance is not None or trainer.part.replays_experts)
-        stage = TrainingStage(trainer.part, copies[trainer.team.dp.index], trainer.optimizer, tally, balance)
-        return OpenMiniBatch(trainer.role, copies, stage)
+        micros, of_micros, names = zip(*mine, strict=True) if mine else ((), (), ())
+        stage = TrainingStage(trainer.part, micros, trainer.optimizer, of_micros, num_samples, trainer.balance)
+        return OpenMiniBatch(trainer.role, tuple(copies), stage, tuple(tallies), names, self._name(tallies))
+
+    def _tally(self, at: int, batch: MiniBatch) -> Tally:
+        begun, trainer = self.terms[at], self.trainer
+        sees = not begun.is_seen and Said.LOGPROBS in trainer.model.says
+        begun.is_seen |= batch.totals.tokens > 0
+        return Tally(batch, sees=sees, routes=trainer.balance is not None or trainer.part.replays_experts)
+
+    def _name(self, tallies: Sequence[Tally | None]) -> str:
+        """That of a mini-batch: of the last term which is in it."""
+        last = [begun for begun, tally in zip(self.terms, tallies, strict=True) if tally is not None][-1]
+        return f"{last.name}/b{len(self.results)}"
 
     def alone(self, opened: OpenMiniBatch, rule: Rule) -> Work[None]:
         """All of an open mini-batch, where no other model's goes between, to its `close`."""
-        yield from opened.run(rule, self.name)
+        yield from opened.run(rule)
         if (step := self.close(opened)) is not None:
             yield step
 
@@ -229,24 +260,32 @@ class BegunTraining:
         Raises:
             RunError: several optimizer steps in a row were not finite; a peer is gone.
         """
-        trainer, stage, tally, name = self.trainer, opened.stage, opened.stage.tally, self.name
-        role, team = trainer.role, trainer.team
+        trainer, stage, role = self.trainer, opened.stage, self.trainer.role
         assert stage.is_finished, f"{role}: {len(stage.finished)} of {len(stage.micros)} micro-batches are done"
-        if tally.batch.totals.tokens == 0:
-            self.results.append(MiniBatchResult({f"{role}/loss": 0.0}, None))
+        terms, finite = [], True
+        for tally in opened.tallies:
+            if tally is None or not tally.batch.totals.tokens:
+                terms.append(None if tally is None else TermResult({f"{role}/loss": 0.0}, is_masked=True))
+                continue
+            totals = tally.over(trainer.team, trainer.model.device)
+            rollout = {} if totals.seen is None else rollout_comparison(*totals.seen, tally.batch.rows)
+            metrics = {f"{role}/loss": totals.loss, **totals.means}
+            terms.append(TermResult(metrics, False, totals.tokens, totals.num_nonfinite, rollout))
+            finite &= totals.loss_is_finite
+        if not stage.num_samples:
+            self.results.append(MiniBatchResult(tuple(terms), None))
             return None
-        totals = tally.over(team, trainer.model.device)
-        rollout = {} if totals.seen is None else rollout_comparison(*totals.seen, tally.batch.rows)
-        report = trainer.optimizer.step(totals.loss_is_finite)
-        metrics = {f"{role}/loss": totals.loss, **totals.means, f"{role}/grad_norm": report.grad_norm}
-        self.results.append(MiniBatchResult(metrics, report, totals.tokens, totals.num_nonfinite, rollout))
-        return Done(f"{name}/step", "STEP", role=role)
+        self.results.append(MiniBatchResult(tuple(terms), trainer.optimizer.step(finite)))
+        return Done(f"{opened.name}/step", "STEP", role=role)
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> list[dict[str, float]]:
         """What `train` returns, when all mini-batches are closed."""
-        trainer, rows = self.trainer, self.rows
+        return [self._metrics_of(at, begun.term) for at, begun in enumerate(self.terms)]
+
+    def _metrics_of(self, at: int, term: LossTerm) -> dict[str, float]:
+        trainer, rows = self.trainer, term.rows
         stops = trainer.sample_settings.stop_token_ids
         stop_token_ids = frozenset(trainer.model.eos_token_ids if stops is None else stops)
-        unshared = self.epochs * sum(len(s.prompt.token_ids) + s.num_tokens for s in rows.samples)
-        covered = coverage(rows, mask_of(rows, self.call.mask, trainer.role), stop_token_ids)
-        return train_metrics(self.results, trainer.role, {"tokens_unshared": unshared, **covered})
+        unshared = term.epochs * sum(len(s.prompt.token_ids) + s.num_tokens for s in rows.samples)
+        covered = coverage(rows, mask_of(rows, term.call.mask, trainer.role), stop_token_ids)
+        return train_metrics(self.results, at, trainer.role, {"tokens_unshared": unshared, **covered})

@@ -20,7 +20,7 @@ from plait.generation.request import Request
 from plait.generation.response import Response
 from plait.launch.failures import Ended as HowEnded
 from plait.launch.failures import WorkerError
-from plait.launch.interface import Group, Handle
+from plait.launch.group import Group, Handle
 from plait.launch.local import LocalNode, LocalProcesses
 from plait.launch.watch import Watch
 from plait.policy.step import Key

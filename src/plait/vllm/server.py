@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from plait.launch.interface import WorkerContext
+from plait.launch.worker_context import WorkerContext
 from plait.vllm.messages import Ended, Key, Loading, StoredWeights, Wanted
 
 STEPS_AT_ONCE = 8

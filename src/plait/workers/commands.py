@@ -11,7 +11,7 @@ from plait.workers.announcer import Follow, Move
 from plait.workers.knowledge_upkeep import TakeUpKnowledge, TellKnowledge
 from plait.workers.messages import Message, Plain
 from plait.workers.score_call import ScoreCall
-from plait.workers.train_calls import EvaluateCall, TrainCall, TrainTogetherCall
+from plait.workers.train_calls import EvaluateCall, TrainCall
 from plait.workers.upkeep import EndTurns, Gather, Load, Recall, Save, Spans, Version
 from plait.workers.words import Forget, ForgetCall, Generate, Halt, Migrate, Word
 
@@ -23,7 +23,7 @@ class End(Plain):
     kind: ClassVar[str] = "end"
 
 
-Call = ScoreCall | EvaluateCall | TrainCall | TrainTogetherCall
+Call = ScoreCall | EvaluateCall | TrainCall
 Upkeep = Move | Follow | Version | EndTurns | Recall | TellKnowledge | TakeUpKnowledge | Gather | Save | Load | Spans
 Command = Call | Upkeep | Word | ForgetCall | End
 _BY_KIND: Mapping[str, type[ScoreCall | Upkeep | Word | ForgetCall | End]] = {
@@ -42,7 +42,5 @@ def command_of(message: Message, flow: Dataflow) -> Command:
             return EvaluateCall.of(message, flow)
         case TrainCall.kind:
             return TrainCall.of(message, flow)
-        case TrainTogetherCall.kind:
-            return TrainTogetherCall.of(message, flow)
         case kind:
             return _BY_KIND[kind].of(message)

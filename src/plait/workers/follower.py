@@ -22,7 +22,7 @@ from plait.workers.ranks import LEADER, WAIT_S
 from plait.workers.recorder import Recorder
 from plait.workers.score_call import ScoreCall
 from plait.workers.status_file import StatusFile
-from plait.workers.train_calls import EvaluateCall, TrainCall, TrainTogetherCall
+from plait.workers.train_calls import EvaluateCall, TrainCall
 from plait.workers.transport import Transport
 from plait.workers.upkeep import Save, Spans
 from plait.workers.words import Forget, ForgetCall, Generate, Halt, Migrate, Report
@@ -115,7 +115,7 @@ class FollowerLoop:
                 self._forget(command.call)
             case End():
                 self._leave(number, message.step)
-            case ScoreCall() | EvaluateCall() | TrainCall() | TrainTogetherCall():
+            case ScoreCall() | EvaluateCall() | TrainCall():
                 self._take_call(number, message.step, command)
             case _:
                 work, turn = self._upkeep(number, command), replace(ALONE, number=number)

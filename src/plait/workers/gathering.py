@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from plait.data.records import Prompt
 from plait.policy.step import PROMPT, Key
@@ -182,70 +182,3 @@ def of_pairs(message: Message) -> dict[Pair, Message]:
         messages[source, target] = Message(header, message.arrays[at : at + count])
         at += count
     return messages
-
-
-class GathersSamples(Protocol):
-    """Does a rank's part of gatherings (`migrations.SampleMoverOfRank`)."""
-
-    place: int
-    """The number of the rank's instance."""
-
-    received_bytes: int
-    """Keys and values that came to the rank by the last move."""
-
-    @property
-    def is_through(self) -> bool:
-        """Whether all that the rank has given ahead is on the other side."""
-        ...
-
-    def do(self, gathering: Gathering) -> MoveWord | None:
-        """Do this rank's part of a stage; what its instance tells the leader of it."""
-        ...
-
-
-class MovesPrompts(Protocol):
-    """Does a rank's part of gatherings of prompts, and follows those that its instance computes for others
-    (`prompt_moves.PromptMoverOfRank`)."""
-
-    place: int
-    """The number of the rank's instance."""
-
-    received_bytes: int
-    """Keys and values that came to the rank by the last move."""
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether prompts are on their way to the instance, or from it; all its ranks say so after the same step."""
-        ...
-
-    @property
-    def may_step(self) -> bool:
-        """Whether an engine with work has something to do before a prompt is taken out of it."""
-        ...
-
-    def do(self, number: int, gathering: Gathering) -> MoveWord | None:
-        """Do this rank's part of a stage, by the command of this number; what its instance tells the leader of it."""
-        ...
-
-    def news(self, wait_s: float) -> list[tuple[int, Through]]:
-        """Look after what is on its way: number of a command to take prompts → they have come.
-
-        Args:
-            wait_s: seconds to wait for that, where something is on its way.
-
-        Raises:
-            RunError: it is not there in time, or a rank of the other instance is gone.
-        """
-        ...
-
-    def due(self) -> list[int]:
-        """Prompts for others that the next step will have computed; each is said once, here or by `computed`."""
-        ...
-
-    def computed(self) -> list[int]:
-        """Prompts for others that are computed; each is said once, here or by `due`."""
-        ...
-
-    def forget(self) -> None:
-        """Nobody waits any longer for what is on its way."""
-        ...

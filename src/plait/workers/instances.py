@@ -10,28 +10,23 @@ each of its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from plait.data.across import Bits, HostTokens, numbers_of
-from plait.generation.decode_batch import Drafts
+from plait.generation.decode_batch import NO_DRAFTS, Drafts
 from plait.generation.engine import Engine
 from plait.generation.joint import Tokens
-from plait.generation.response import Response
 from plait.generation.sampler import sample
 from plait.generation.settings import SamplingSettings
-from plait.generation.speculates import NoSpeculation, Speculates
-from plait.generation.speculator import speculator_of
+from plait.generation.speculates import NoSpeculation
 from plait.models.language_model import LanguageModel
 from plait.models.parallel.team import Team
 from plait.policy.decode_ring import COSTS, GroupRule
-from plait.policy.step import Key, StepPlan
-from plait.speculation.acceptance import Learned
-from plait.speculation.counts import Counts
-from plait.speculation.knowledge import Knowledge
+from plait.policy.step import Key
 from plait.workers.ranks import LEADER
 from plait.workers.step_links import Kind, OneToAll, StageLink, Waited
 
@@ -57,11 +52,11 @@ def engine_of(model: LanguageModel, settings: SamplingSettings, team: Team, *, k
     if team.all.size == 1:
         return Engine(model, settings, keep_memory=keep_memory)
     joint = JointRanks(model, settings, team)
-    engine = Engine(model, settings, joint=joint, speculates=NoSpeculation(), keep_memory=keep_memory)
-    forward = engine.state.forward
-    if settings.speculation != "off" and (settings.speculation != "auto" or forward.may_be_steady):
-        own = lambda: speculator_of(settings, forward, keep_memory=keep_memory)
-        engine.speculates = DraftedByOne(own, team, joint)
+    own = None if joint.decides else NoSpeculation()
+    engine = Engine(model, settings, joint=joint, speculates=own, keep_memory=keep_memory)
+    joint.is_drafting = settings.speculation != "off" and (
+        settings.speculation != "auto" or engine.state.forward.may_be_steady
+    )
     return engine
 
 
@@ -81,6 +76,11 @@ class JointRanks:
         source = team.all.ranks.index(team.layout.rank_at(0, 0, team.pp.size - 1))
         self._tokens = OneToAll(team.all, source, Kind.TOKENS, "drawn tokens", self.waited)
         self._bits = OneToAll(team.all, source, Kind.BITS, "what tokens were drawn from", self.waited)
+        self._lengths, self._drafts = (
+            OneToAll(team.all, deciding(team), kind, "drafts", self.waited) for kind in (Kind.NUM_DRAFTS, Kind.DRAFTS)
+        )
+        self.is_drafting = False
+        """Whether the deciding rank makes drafts; all ranks know it alike."""
         hidden_size = model.config.get_text_config().hidden_size
         on_cpu = model.device.type == "cpu"
         self.link = StageLink(
@@ -96,6 +96,11 @@ class JointRanks:
     def waited_s(self) -> float:
         """See Joint.waited_s."""
         return self.waited.seconds
+
+    @property
+    def decides(self) -> bool:
+        """Whether this is the deciding rank, which makes the drafts and tells the others."""
+        return self._lengths.tells
 
     @property
     def draws(self) -> bool:
@@ -120,6 +125,24 @@ class JointRanks:
         self.link.rest()
         self._tokens.rest()
         self._bits.rest()
+        self._lengths.rest()
+        self._drafts.rest()
+
+    def drafts(self, make: Callable[[], Drafts], running: Sequence[Key]) -> Drafts:
+        """See Joint.drafts."""
+        if not self.is_drafting or not running:
+            return NO_DRAFTS
+        drafts = make()
+        lengths_B = torch.tensor([len(drafts.get(key, ())) for key in running])
+        self._lengths.said(lengths_B)
+        if not (total := int(lengths_B.sum())):
+            return NO_DRAFTS
+        token_ids_D = torch.zeros(total, dtype=torch.int64)
+        if drafts:
+            token_ids_D[:] = torch.tensor([token_id for key in running for token_id in drafts.get(key, ())])
+        self._drafts.said(token_ids_D)
+        parts = token_ids_D.split(lengths_B.tolist())
+        return {key: part.tolist() for key, part in zip(running, parts, strict=True) if len(part)}
 
     def tell(self, drawn: Tokens | None, num_drawn: int) -> Callable[[], HostTokens]:
         """See Joint.tell."""
@@ -140,81 +163,3 @@ class JointRanks:
         told_DW = bits_DW.cpu()
         self._bits.tell(told_DW)
         return told_DW.numpy
-
-
-class DraftedByOne:
-    """`Speculates` of an instance of several ranks: the deciding rank makes the drafts and tells the others.
-
-    Args:
-        own: makes what that rank makes them by.
-    """
-
-    def __init__(self, own: Callable[[], Speculates], team: Team, joint: JointRanks) -> None:
-        self._lengths, self._drafts = (
-            OneToAll(team.all, deciding(team), kind, "drafts", joint.waited) for kind in (Kind.NUM_DRAFTS, Kind.DRAFTS)
-        )
-        self._own: Speculates = own() if self._lengths.tells else NoSpeculation()
-
-    @property
-    def counts(self) -> Counts | None:
-        """See Speculates.counts; None on ranks that are told."""
-        return self._own.counts
-
-    @property
-    def capturing_s(self) -> float:
-        """See Speculates.capturing_s."""
-        return self._own.capturing_s
-
-    def prepare(self) -> None:
-        """See Speculates.prepare."""
-        self._own.prepare()
-
-    def drafts(self, started: Mapping[Key, Response], running: Sequence[Key]) -> Drafts:
-        """See Speculates.drafts."""
-        if not running:
-            return {}
-        drafts = self._own.drafts(started, running)
-        lengths_B = torch.tensor([len(drafts.get(key, ())) for key in running])
-        self._lengths.said(lengths_B)
-        if not (total := int(lengths_B.sum())):
-            return {}
-        token_ids_D = torch.zeros(total, dtype=torch.int64)
-        if drafts:
-            token_ids_D[:] = torch.tensor([token_id for key in running for token_id in drafts.get(key, ())])
-        self._drafts.said(token_ids_D)
-        parts = token_ids_D.split(lengths_B.tolist())
-        return {key: part.tolist() for key, part in zip(running, parts, strict=True) if len(part)}
-
-    def done(self, plan: StepPlan, num_drawn: int, seconds: float) -> None:
-        """See Speculates.done."""
-        self._own.done(plan, num_drawn, seconds)
-
-    def rest(self) -> None:
-        """See Speculates.rest."""
-        self._own.rest()
-        self._lengths.rest()
-        self._drafts.rest()
-
-    def new_policy(self) -> None:
-        """See Speculates.new_policy."""
-        self._own.new_policy()
-
-    def recall(self, prompt_ids: tuple[int, ...], token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """See Speculates.recall."""
-        self._own.recall(prompt_ids, token_ids, logprobs)
-
-    def learned(self) -> Learned | None:
-        """See Speculates.learned; None on ranks that are told drafts."""
-        return self._own.learned()
-
-    def learn(self, learned: Learned) -> None:
-        """See Speculates.learn."""
-        self._own.learn(learned)
-
-    def knowledge(self) -> Knowledge | None:
-        """See Speculates.knowledge; None on ranks that are told drafts."""
-        return self._own.knowledge()
-
-    def take_up(self, knowledge: Knowledge) -> None:
-        """See Speculates.take_up."""
-        self._own.take_up(knowledge)

@@ -1,7 +1,7 @@
 """The models of a run's roles, read from their checkpoints, and the settings of their trainers.
 
-A language model fills `actor` and `ref`; a scalar model `critic` and `cost_critic`, and `reward` or `cost` where the
-flow trains them or has a frozen model score.
+A language model fills `actor`, `ref` and `judge`; a scalar model `critic` and `cost_critic`, and `reward` or `cost`
+where the flow trains them or has a frozen model score.
 """
 
 from __future__ import annotations

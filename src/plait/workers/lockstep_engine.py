@@ -11,6 +11,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,11 +22,15 @@ from plait.models.parallel.transfer import Transfer
 from plait.policy.decode_ring import StageUse
 from plait.policy.step import Key
 from plait.schedule.work import LINK, MOVED_ON, Done
-from plait.workers.gathering import Computed, Gathering, GathersSamples, MovesPrompts, MoveWord, Stage, Through
+from plait.workers.gathering import Computed, Gathering, MoveWord, Stage, Through
 from plait.workers.instances import deciding
 from plait.workers.rank_state import RankState
 from plait.workers.step_links import Kind, OneToAll, Waited
 from plait.workers.words import TELL_STEPS, Answer, Delivered, Forget, Generate, Halt, Migrate, Word
+
+if TYPE_CHECKING:
+    from plait.workers.migrations import SampleMoverOfRank
+    from plait.workers.prompt_moves import PromptMoverOfRank
 
 WAIT_FOR_PROMPTS_S = 0.01
 """Seconds that a step waits for prompts that are on their way, if there is nothing else to do."""
@@ -40,11 +45,7 @@ class LockstepEngine:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        team: Team,
-        mover: GathersSamples | None = None,
-        prompts: MovesPrompts | None = None,
+        self, engine: Engine, team: Team, mover: SampleMoverOfRank | None, prompts: PromptMoverOfRank | None
     ) -> None:
         self._engine = engine
         self._mover, self._prompts = mover, prompts
@@ -191,13 +192,13 @@ class LockstepEngine:
         told, self._told = self._told, []
         return [*((number, self._delivered(of_command)) for number, of_command in finished.items()), *told]
 
-    def _tell_what_is_due(self, prompts: MovesPrompts) -> None:
+    def _tell_what_is_due(self, prompts: PromptMoverOfRank) -> None:
         """Before a step of prompts: what it will have computed. So the command to give it away may come meanwhile."""
         if due := prompts.due():
             self._tell_computed(due)
             self._tells_first = self._is_due = True
 
-    def _tell_of_prompts(self, prompts: MovesPrompts) -> None:
+    def _tell_of_prompts(self, prompts: PromptMoverOfRank) -> None:
         """What is new: those that were computed for others, and those that have come from others."""
         is_idle = self._moved is None and not self._tells_first and not self._may_compute
         self._told += prompts.news(WAIT_FOR_PROMPTS_S if is_idle else 0.0)

@@ -39,15 +39,15 @@ class SampleMoverOfRank:
         self.place = next(i for i, instance in enumerate(instances) if self._rank in instance.mesh.ranks)
         """The number of this rank's instance."""
         self.received_bytes = 0
-        """See GathersSamples.received_bytes."""
+        """Keys and values that came to the rank by the last move."""
 
     @property
     def is_through(self) -> bool:
-        """See GathersSamples.is_through."""
+        """Whether all that the rank has given ahead is on the other side."""
         return all(mover.is_through for (source, _), mover in self._ahead.items() if source == self.place)
 
     def do(self, gathering: Gathering) -> MoveWord | None:
-        """See GathersSamples.do.
+        """Do this rank's part of a stage; what its instance tells the leader of it.
 
         Raises:
             RunError: a rank of the other instance is gone, or did not come in time.

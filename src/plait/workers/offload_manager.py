@@ -40,8 +40,8 @@ class OffloadManager:
         needs: what each call computes with.
     """
 
-    def __init__(self, needs: Mapping[Need, Sequence[OffloadUnit]] | None = None) -> None:
-        self._needs = dict(needs or {})
+    def __init__(self, needs: Mapping[Need, Sequence[OffloadUnit]]) -> None:
+        self._needs = dict(needs)
         self.units: tuple[OffloadUnit, ...] = tuple(
             dict.fromkeys(unit for units in self._needs.values() for unit in units)
         )

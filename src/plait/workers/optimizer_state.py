@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,25 +28,16 @@ from plait.reallocation.mover import moving
 from plait.reallocation.saving import SavedFiles, loading, saving, written
 from plait.reallocation.stores import StoreFile
 from plait.schedule.work import Work, to_the_end
-from plait.training.optimizer import MasterOptimizer
 from plait.workers.ranks import WAIT_S
 
-
-class Trained(Protocol):
-    """A rank's part of a trained role (`training.trainer.Trainer`)."""
-
-    @property
-    def role(self) -> str: ...
-
-    @property
-    def optimizer(self) -> MasterOptimizer: ...
-
+if TYPE_CHECKING:
+    from plait.training.trainer import Trainer
 
 COUNTS = ("attempted_steps", "applied_steps", "skipped_in_row")
 
 
 def saving_state(
-    trainer: Trained, cluster: Cluster, rank: int, folder: Path
+    trainer: Trainer, cluster: Cluster, rank: int, folder: Path
 ) -> Work[tuple[dict[str, int], dict[str, FileDigest]]]:
     """Write what this rank holds; every rank of the trainer's layout does its part. Returns the counts, and by their
     names the digests of the files that it wrote, as they lie there."""
@@ -59,7 +50,7 @@ def saving_state(
     return {name: int(state[name]) for name in COUNTS}, digests
 
 
-def broken_state(trainer: Trained, rank: int) -> list[Broken]:
+def broken_state(trainer: Trainer, rank: int) -> list[Broken]:
     """Which parameters' masters or moments are not finite, of what this rank has of a trained role."""
     pieces_of_all: list[Broken] = []
     buffers = trainer.optimizer.buffers()
@@ -84,7 +75,7 @@ def _viewed(buffer: torch.Tensor, holding: Holding) -> torch.Tensor:
 
 
 def loading_state(
-    trainer: Trained,
+    trainer: Trainer,
     parameters: Parameters,
     cluster: Cluster,
     rank: int,

@@ -21,7 +21,8 @@ from plait.workers.sample_offers import Answer, Given
 
 
 class PromptMoverOfRank:
-    """Does this rank's part of gatherings of prompts (`Gathering.is_of_prompts`), each of one pair of instances.
+    """Does this rank's part of gatherings of prompts (`Gathering.is_of_prompts`), each of one pair of instances; and
+    follows those that its instance computes for others.
 
     Args:
         instances: of the role that generates, in the order of their numbers.
@@ -53,17 +54,17 @@ class PromptMoverOfRank:
 
     @property
     def is_under_way(self) -> bool:
-        """See MovesPrompts.is_under_way."""
+        """Whether prompts are on their way to the instance, or from it; all its ranks say so after the same step."""
         return bool(self._under_way)
 
     @property
     def may_step(self) -> bool:
-        """See MovesPrompts.may_step."""
+        """Whether an engine with work has something to do before a prompt is taken out of it."""
         scheduler = self._engine.state.scheduler
         return scheduler.limits.starts or may_compute(scheduler.sequences, scheduler.room)
 
     def do(self, number: int, gathering: Gathering) -> MoveWord | None:
-        """See MovesPrompts.do.
+        """Do this rank's part of a stage, by the command of this number; what its instance tells the leader of it.
 
         Raises:
             RunError: a rank of the other instance is gone, or did not come in time.
@@ -104,7 +105,10 @@ class PromptMoverOfRank:
                 return Left(moved.keys) if is_source else None
 
     def news(self, wait_s: float) -> list[tuple[int, Through]]:
-        """See MovesPrompts.news.
+        """Look after what is on its way: number of a command to take prompts → they have come.
+
+        Args:
+            wait_s: seconds to wait for that, where something is on its way.
 
         Raises:
             RunError: what was given is not there in time, or a rank of the other instance is gone.
@@ -127,14 +131,14 @@ class PromptMoverOfRank:
         return [(number, Through()) for number in numbers]
 
     def due(self) -> list[int]:
-        """See MovesPrompts.due."""
+        """Prompts for others that the next step will have computed; each is said once, here or by `computed`."""
         scheduler = self._engine.state.scheduler
         if scheduler.limits.starts:
             return []
         return self._new(due(scheduler.sequences, scheduler.room, scheduler.limits.max_prefill_tokens))
 
     def computed(self) -> list[int]:
-        """See MovesPrompts.computed."""
+        """Prompts for others that are computed; each is said once, here or by `due`."""
         scheduler = self._engine.state.scheduler
         if scheduler.limits.starts:
             return []
@@ -147,7 +151,7 @@ class PromptMoverOfRank:
         return new
 
     def forget(self) -> None:
-        """See MovesPrompts.forget."""
+        """Nobody waits any longer for what is on its way."""
         self._movers.clear()
         self._taking.clear()
         self._under_way.clear()

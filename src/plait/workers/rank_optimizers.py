@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from plait.checkpoint.store import FileDigest
 from plait.layout.mesh import Cluster
@@ -12,7 +13,10 @@ from plait.layout.params import Parameters
 from plait.models.files.finite import Broken
 from plait.schedule.work import Work
 from plait.workers.offload_manager import OffloadManager
-from plait.workers.optimizer_state import Trained, broken_state, loading_state, saving_state
+from plait.workers.optimizer_state import broken_state, loading_state, saving_state
+
+if TYPE_CHECKING:
+    from plait.training.trainer import Trainer
 
 Counts = dict[str, dict[str, int]]
 """Role → counts of its optimizer."""
@@ -25,7 +29,7 @@ class RankOptimizers:
              model; in an order that all ranks share
     """
 
-    trained: Mapping[str, tuple[Trained, Parameters]]
+    trained: Mapping[str, tuple[Trainer, Parameters]]
     offloads: OffloadManager
     cluster: Cluster
     rank: int

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from torch import Tensor
 
@@ -34,13 +34,16 @@ from plait.schedule.placements import WHOLE, PartKey, RolePlacement, part_key, p
 from plait.schedule.plan import After, Mode, Plan
 from plait.schedule.work import Work, nothing, to_the_end
 from plait.training.trainer import Trainer
-from plait.workers.gathering import GathersSamples, MovesPrompts
 from plait.workers.loading import room_for
 from plait.workers.offload_manager import Need, OffloadManager, OffloadUnit
 from plait.workers.rank_optimizers import RankOptimizers
 from plait.workers.ranks import WAIT_S
 from plait.workers.recorder import Recorder
 from plait.workers.words import Forget, Generate, Halt, Listener, Migrate, Word
+
+if TYPE_CHECKING:
+    from plait.workers.migrations import SampleMoverOfRank
+    from plait.workers.prompt_moves import PromptMoverOfRank
 
 
 class Task(Protocol):
@@ -72,9 +75,9 @@ class RoleState:
     engine: Engine | None = None
     instance: Team | None = None
     """The instance that the engine belongs to."""
-    mover: GathersSamples | None = None
+    mover: SampleMoverOfRank | None = None
     """Moves samples to other instances; None: they stay where they begin."""
-    prompts: MovesPrompts | None = None
+    prompts: PromptMoverOfRank | None = None
     """Moves prompts to other instances; None: they are computed where their samples are drawn."""
     moves: tuple[MovePlan, ...] = ()
     """From the home layout to each of `Setting.copies`."""
@@ -95,7 +98,7 @@ class Setting:
 
     plan:        completed: every call has its place
     waiting_for: context in which a rank waits for another one, for the errors of waits
-    ahead_s:     how far this rank's clock is ahead of the one that all ranks tell times by (`launch.interface.Place`)
+    ahead_s:     how far this rank's clock is ahead of the one that all ranks tell times by (`worker_context.Place`)
     loads:       whether a checkpoint is loaded next: what optimizers begin with is not read before
     """
 
@@ -143,8 +146,8 @@ class RankState:
         self,
         setting: Setting,
         roles: dict[str, RoleState],
-        follow_moves: Mapping[str, MovePlan] | None = None,
-        joint_teams: Mapping[Layout, Team] | None = None,
+        follow_moves: Mapping[str, MovePlan],
+        joint_teams: Mapping[Layout, Team],
     ) -> None:
         self.rank, self.recipe, self.flow, self.ahead_s = setting.rank, setting.recipe, setting.flow, setting.ahead_s
         self.cluster, self.places, self.copies = setting.cluster, setting.places, setting.copies
@@ -153,8 +156,7 @@ class RankState:
         self.pair_tokens = {model.role: setting.plan.pair_tokens(model.role) for model in setting.models}
         """See `Plan.pair_tokens`."""
         self.roles = roles
-        self.follow_moves = dict(follow_moves or {})
-        self.joint_teams = dict(joint_teams or {})
+        self.follow_moves, self.joint_teams = dict(follow_moves), dict(joint_teams)
         self._models = tuple(setting.models)
         self.follows = {model.role: model.follows for model in setting.models if model.follows}
         """Role → the role whose weights its own are brought towards."""

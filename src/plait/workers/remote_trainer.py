@@ -13,7 +13,7 @@ from plait.schedule.work import Work
 from plait.workers.announcer import Announcer
 from plait.workers.packed_experts import told_experts
 from plait.workers.score_call import ScoreCall
-from plait.workers.train_calls import EvaluateCall, LossOver, TrainCall, TrainTogetherCall
+from plait.workers.train_calls import EvaluateCall, LossOver, TrainCall
 
 
 class RemoteTrainer:
@@ -82,13 +82,9 @@ class RemoteTrainer:
         """See `TrainingEngine.trains_with`: as the plan has it."""
         return self._announcer.rank_state.places[self.role].trains_with
 
-    def train(self, training: Training) -> Work[dict[str, float]]:
-        """Train on rows as a TRAIN node of the flow says; the metrics of `Trainer.train`."""
-        return self._announcer.calling(self._call(training))
-
-    def train_together(self, trainings: Sequence[Training]) -> Work[list[dict[str, float]]]:
-        """See `training.together.train_together`."""
-        return self._announcer.calling(TrainTogetherCall(tuple(map(self._call, trainings))))
+    def train(self, trainings: Sequence[Training]) -> Work[list[dict[str, float]]]:
+        """Train on rows as TRAIN nodes of the flow say that one schedule computes; the metrics of each."""
+        return self._announcer.calling(TrainCall(tuple(map(self._over, trainings)), trainings[0].step))
 
     def evaluate(
         self,
@@ -101,9 +97,9 @@ class RemoteTrainer:
         """The metrics of `Trainer.evaluate` over rows, by the loss of a TRAIN node."""
         return self._announcer.calling(EvaluateCall(LossOver(node, self._read(rows), temperature, batch_values)))
 
-    def _call(self, training: Training) -> TrainCall:
+    def _over(self, training: Training) -> LossOver:
         t = training
-        return TrainCall(LossOver(t.node, self._read(t.rows, str(t.node.role)), t.temperature, t.batch_values), t.step)
+        return LossOver(t.node, self._read(t.rows, str(t.node.role)), t.temperature, t.batch_values)
 
     def _read(self, rows: Rows, role: str | None = None) -> Rows:
         """Rows as a role, this one, reads them: where tokens went only if it asks for that, and what all prompts begin

@@ -61,7 +61,7 @@ class SamplesMoved:
     """What the target asked for."""
     plan: MovePlan
     report: MoveReport
-    ahead: MoveReport | None = None
+    ahead: MoveReport | None
     """The move of what went ahead; None: nothing did."""
 
 

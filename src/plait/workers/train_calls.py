@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,10 +15,10 @@ from plait.layout.mesh import Layout
 from plait.policy.turns import ALONE, Turn
 from plait.schedule.fused import FusedOrder
 from plait.schedule.work import Work
-from plait.training.mini_batch import LossCall, mask_of
+from plait.training.mini_batch import LossCall, LossTerm, mask_of
 from plait.training.row_shares import drawn_batches, shares_of
 from plait.training.together import train_together
-from plait.training.trainer import BegunTraining, Trainer
+from plait.training.trainer import Trainer
 from plait.workers.messages import RESULT, Message
 from plait.workers.offload_manager import Need
 from plait.workers.rank_state import RankState
@@ -41,6 +42,11 @@ class LossOver:
     def call(self) -> LossCall:
         return LossCall.of(self.node, batch_values=self.batch_values, temperature=self.temperature)
 
+    @property
+    def term(self) -> LossTerm:
+        how = self.node.training
+        return LossTerm(self.rows, self.call, how.mini_batches, how.epochs)
+
     def layout(self, rank_state: RankState) -> Layout:
         layout = rank_state.places[self.role].train
         assert layout is not None, f"{self.node.call}: role `{self.role}` has no place to train"
@@ -52,21 +58,20 @@ class LossOver:
         return trainer
 
     def messages(
-        self, rank_state: RankState, kind: str, batches_of: Callable[[Rows], Iterable[Sequence[int]]], **header: int
+        self, rank_state: RankState, kind: str, batches_of: Callable[[Rows], Iterable[Sequence[int]]]
     ) -> dict[int, Message]:
         """For each rank but the leader, with the rows of its share.
 
         Args:
             batches_of: ordered rows → positions of those that are divided over the dp ranks together, as `Trainer`
                 does it.
-            header: what a call says beside it.
 
         Raises:
             RunError: the mask holds something other than 0 and 1.
         """
         of_rows, of_batch = _columns(self.node)
         values = tuple(np.asarray(self.batch_values[column], dtype=np.float64) for column in of_batch)
-        fields = {"node": self.node.id, "temperature": self.temperature, "values": len(values), **header}
+        fields = {"node": self.node.id, "temperature": self.temperature, "values": len(values)}
         mask = self.node.mask
         mask_of(self.rows, mask, self.role)
         rows = self.rows.ordered()
@@ -88,11 +93,13 @@ class LossOver:
         return cls(node, rows, h["temperature"], values)
 
 
-class _OfOneRole(Protocol):
-    """Base of the calls of one TRAIN node; the result is metrics."""
+@dataclass(frozen=True)
+class EvaluateCall:
+    """`Trainer.evaluate` by the loss of a TRAIN node. It takes no optimizer."""
 
     over: LossOver
 
+    kind: ClassVar[str] = "evaluate"
     turn: ClassVar[Turn] = ALONE
 
     @property
@@ -107,26 +114,6 @@ class _OfOneRole(Protocol):
     def copied(self) -> None:
         return None
 
-    def layout(self, rank_state: RankState) -> Layout:
-        return self.over.layout(rank_state)
-
-    @staticmethod
-    def answer(result: Mapping[str, float]) -> Message:
-        return Message({"metrics": dict(result)}, kind=RESULT)
-
-    @staticmethod
-    def result_of(message: Message) -> dict[str, float]:
-        return dict(message.header["metrics"])
-
-
-@dataclass(frozen=True)
-class EvaluateCall(_OfOneRole):
-    """`Trainer.evaluate` by the loss of a TRAIN node. It takes no optimizer."""
-
-    over: LossOver
-
-    kind: ClassVar[str] = "evaluate"
-
     @property
     def trained(self) -> tuple[str, ...]:
         return ()
@@ -134,6 +121,9 @@ class EvaluateCall(_OfOneRole):
     @property
     def needs(self) -> tuple[Need, ...]:
         return ((self.role, "home"),)
+
+    def layout(self, rank_state: RankState) -> Layout:
+        return self.over.layout(rank_state)
 
     def run(self, rank_state: RankState) -> Work[dict[str, float]]:
         yield from rank_state.offloads.wanting(*self.needs)
@@ -147,60 +137,26 @@ class EvaluateCall(_OfOneRole):
     def of(cls, message: Message, flow: Dataflow) -> EvaluateCall:
         return cls(LossOver.of(message, flow))
 
+    @staticmethod
+    def answer(result: Mapping[str, float]) -> Message:
+        return Message({"metrics": dict(result)}, kind=RESULT)
+
+    @staticmethod
+    def result_of(message: Message) -> dict[str, float]:
+        return dict(message.header["metrics"])
+
 
 @dataclass(frozen=True)
-class TrainCall(_OfOneRole):
-    """`Trainer.train` of a TRAIN node, in a training step of the run."""
+class TrainCall:
+    """Training calls that one schedule computes in a training step of the run: of one role those whose gradients meet
+    in the same optimizer steps, of several roles all that train together on the ranks that they share. The result is
+    the metrics of each call."""
 
-    over: LossOver
+    overs: tuple[LossOver, ...]
+    """What each is over, in the order of the flow."""
     step: int
 
     kind: ClassVar[str] = "train"
-
-    @property
-    def trained(self) -> tuple[str, ...]:
-        return (self.role,)
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        return ((self.role, "train"),)
-
-    def run(self, rank_state: RankState) -> Work[dict[str, float]]:
-        yield from rank_state.offloads.wanting(*self.needs)
-        return (yield from self.over.trainer(rank_state).train(self.over.rows, self.over.call, **self._how))
-
-    def begun(self, rank_state: RankState) -> BegunTraining:
-        """This rank's part of it, to be done together with that of others."""
-        return self.over.trainer(rank_state).begin(self.over.rows, self.over.call, **self._how)
-
-    @property
-    def _how(self) -> dict[str, int]:
-        how = self.over.node.training
-        return {"mini_batches": how.mini_batches, "epochs": how.epochs, "step": self.step}
-
-    def messages(self, rank_state: RankState) -> dict[int, Message]:
-        """See `LossOver.messages`."""
-        seed, whole_groups = rank_state.recipe.seed, self.over.node.training.whole_groups
-
-        def batches_of(rows: Rows) -> Iterable[Sequence[int]]:
-            return drawn_batches(rows, **self._how, seed=seed, whole_groups=whole_groups)
-
-        return self.over.messages(rank_state, self.kind, batches_of, step=self.step)
-
-    @classmethod
-    def of(cls, message: Message, flow: Dataflow) -> TrainCall:
-        return cls(LossOver.of(message, flow), message.header["step"])
-
-
-@dataclass(frozen=True)
-class TrainTogetherCall:
-    """Training calls of several roles, which one order of the plan computes on the ranks that they share; the result is
-    the metrics of each."""
-
-    calls: tuple[TrainCall, ...]
-    """Calls of different roles, in the order of the flow."""
-
-    kind: ClassVar[str] = "train together"
     turn: ClassVar[Turn] = ALONE
 
     @property
@@ -209,34 +165,40 @@ class TrainTogetherCall:
 
     @property
     def role(self) -> str:
-        """For records that belong to none of them alone."""
-        return self.calls[0].role
+        """For records that belong to none of several alone."""
+        return self.overs[0].role
 
     @property
     def call(self) -> str:
-        return " + ".join(call.call for call in self.calls)
+        return " + ".join(over.node.call for over in self.overs)
 
     @property
     def trained(self) -> tuple[str, ...]:
-        return tuple(call.role for call in self.calls)
+        return tuple(dict.fromkeys(over.role for over in self.overs))
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        return tuple(need for call in self.calls for need in call.needs)
+        return tuple((role, "train") for role in self.trained)
 
     def layout(self, rank_state: RankState) -> Layout:
-        return self._order(rank_state).layout
+        return self.overs[0].layout(rank_state) if len(self.trained) == 1 else self._order(rank_state).layout
 
     def _order(self, rank_state: RankState) -> FusedOrder:
         order = rank_state.places[self.role].together
-        assert order is not None, f"{self.call}: the plan has no order of both"
+        assert order is not None, f"{self.call}: the plan has no order of all"
         return order
 
     def run(self, rank_state: RankState) -> Work[list[dict[str, float]]]:
         yield from rank_state.offloads.wanting(*self.needs)
-        order = self._order(rank_state)
-        team = rank_state.joint_teams[order.layout]
-        return (yield from train_together([call.begun(rank_state) for call in self.calls], order, team))
+        of_roles = {role: [over for over in self.overs if over.role == role] for role in self.trained}
+        terms = {role: [over.term for over in overs] for role, overs in of_roles.items()}
+        trainers = {role: overs[0].trainer(rank_state) for role, overs in of_roles.items()}
+        if len(trainers) == 1:
+            return (yield from trainers[self.role].train(terms[self.role], step=self.step))
+        order, begun = self._order(rank_state), [t.begin(terms[role], step=self.step) for role, t in trainers.items()]
+        results = yield from train_together(begun, order, rank_state.joint_teams[order.layout])
+        metrics = {role: iter(of_role) for role, of_role in zip(trainers, results, strict=True)}
+        return [next(metrics[over.role]) for over in self.overs]
 
     def messages(self, rank_state: RankState) -> dict[int, Message]:
         """For each rank but the leader, that of each call behind the other.
@@ -244,22 +206,28 @@ class TrainTogetherCall:
         Raises:
             RunError: as of `LossOver.messages`.
         """
-        of_calls = [call.messages(rank_state) for call in self.calls]
+        seed = rank_state.recipe.seed
+        of_calls = []
+        for over in self.overs:
+            how = over.node.training
+            draw = {"mini_batches": how.mini_batches, "epochs": how.epochs, "whole_groups": how.whole_groups}
+            batches_of = partial(drawn_batches, **draw, seed=seed, step=self.step)
+            of_calls.append(over.messages(rank_state, self.kind, batches_of))
         by_rank = {}
         for rank in of_calls[0]:
             mine = [messages[rank] for messages in of_calls]
-            header = {"calls": [message.header for message in mine]}
+            header = {"step": self.step, "calls": [message.header for message in mine]}
             header |= {"arrays": [len(message.arrays) for message in mine]}
             by_rank[rank] = Message(header, tuple(array for message in mine for array in message.arrays), self.kind)
         return by_rank
 
     @classmethod
-    def of(cls, message: Message, flow: Dataflow) -> TrainTogetherCall:
-        calls, at = [], 0
+    def of(cls, message: Message, flow: Dataflow) -> TrainCall:
+        overs, at = [], 0
         for header, count in zip(message.header["calls"], message.header["arrays"], strict=True):
-            calls.append(TrainCall.of(Message(header, message.arrays[at : at + count]), flow))
+            overs.append(LossOver.of(Message(header, message.arrays[at : at + count]), flow))
             at += count
-        return cls(tuple(calls))
+        return cls(tuple(overs), message.header["step"])
 
     @staticmethod
     def answer(result: Sequence[Mapping[str, float]]) -> Message:

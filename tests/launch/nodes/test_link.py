@@ -13,7 +13,6 @@ import pytest
 
 from plait.errors import RunError
 from plait.launch.failures import NodeLost
-from plait.launch.interface import Place
 from plait.launch.node import Order
 from plait.launch.nodes import messages
 from plait.launch.nodes.echoes import ECHOES
@@ -21,6 +20,7 @@ from plait.launch.nodes.introduction import worker_key
 from plait.launch.nodes.link import NodeLink
 from plait.launch.nodes.relay import Cut, Relay
 from plait.launch.wire import Channel
+from plait.launch.worker_context import Place
 
 KEY = bytes(range(32))
 LIMIT_S = 30.0

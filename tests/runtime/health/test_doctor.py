@@ -515,6 +515,17 @@ def test_what_training_reads_is_told_of_what_takes_part() -> None:
     assert facts([0, 0], [1, -1]) == {"all_left_out": 1.0}
 
 
+@pytest.mark.parametrize("ptx_coef", [0.0, 0.5])
+def test_what_else_is_in_the_same_optimizer_steps_is_told(ptx_coef: float) -> None:
+    flow = trace_algorithm(load_flow("grpo"), {"ptx_coef": ptx_coef}, ("actor", "reward"))
+    node = flow.of_kind(CallKind.TRAIN)[0]
+    prompt = Prompt(0, "q", (1,))
+    rows = Rows(tuple(Sample(prompt, i, (5,), (0.0,), "", FinishReason.STOP) for i in range(2)))
+    rows = rows.with_column(node.loss_columns["advantages"], [0.0, 0.0])
+    facts = training_facts(flow, StepState(3, tables={node.rows: rows}), frozenset())
+    assert facts == {"zero_advantages": 1.0} | ({"learns_beside": 1.0} if ptx_coef else {})
+
+
 # -- groups
 
 

@@ -89,7 +89,7 @@ def test_as_many_evaluations_choose_the_same_plan() -> None:
 
 def test_a_given_plan_is_shown_beside_those_of_others() -> None:
     here = planning("4xA100-80G")
-    choice = beside_others(here, here.given("split"))
+    choice = beside_others(here, here.given("split"), lambda text: None)
     assert (choice.best.name, choice.alternatives, choice.stopped_by) == ("split", (), None)
     assert [one.name for one in choice.baselines] == [*BASELINES.values(), *here.named]
     assert choice.evaluations == 1 + len(choice.baselines)

@@ -38,3 +38,24 @@ def test_samples_of_the_last_steps_are_read_a_step_at_a_time(
     peak_bytes(1)  # with what is imported
     of_one = peak_bytes(1)
     assert peak_bytes(12) < 1.5 * of_one
+
+
+def test_what_is_made_of_samples_has_lengths_of_its_own(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    (tmp_path / "flow.py").write_text(
+        "from plait.dataflow import prompts_from\n"
+        "def asks(prompts):\n    return prompts\n"
+        "def judged(prompts, actor, judge):\n"
+        "    samples = actor.generate(prompts)\n"
+        "    judge.generate(prompts_from(samples, asks))\n"
+        "    actor.train(samples, loss=lambda batch: batch)\n"
+    )
+    run = outline(make_recipe(algorithm=f"{tmp_path}/flow.py:judged", options={}, **{"reward.functions": []}))
+    rows = [
+        {"rollout": "actor.generate", "prompt_ids": [1] * 5, "token_ids": [2] * 3},
+        {"rollout": "judge.generate", "prompt_ids": [1] * 9, "token_ids": [2] * 2},
+    ]
+    write_rows(tmp_path / "samples/step-000001.jsonl", rows)
+    found = lengths_of(str(tmp_path), run, lambda: SampleLengths(Lengths.fixed(1), Lengths.fixed(1)))
+    assert (found.prompts.values, found.responses.values) == ((5,), (3,))
+    made = found.of("judge.generate")
+    assert (made.prompts.values, made.responses.values) == ((9,), (2,))

@@ -15,8 +15,9 @@ from typing import Any
 from plait.cost.measured.cut import CutLayer, CutLayers
 from plait.cost.profile import LinkRecord
 from plait.errors import LayoutError, ModelError, RunError, cause_of
-from plait.launch.interface import Group, WorkerContext
+from plait.launch.group import Group
 from plait.launch.local import LocalProcesses
+from plait.launch.worker_context import WorkerContext
 from plait.observe.screen import say
 
 SIZES = {"cpu": (1 << 10, 1 << 16, 1 << 20, 1 << 23), "cuda": (1 << 10, 1 << 20, 1 << 24, 1 << 27)}

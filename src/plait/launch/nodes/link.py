@@ -12,7 +12,6 @@ from pathlib import Path
 
 from plait.errors import RunError
 from plait.launch.failures import NodeLost
-from plait.launch.interface import Place
 from plait.launch.node import Began, Order
 from plait.launch.nodes import messages
 from plait.launch.nodes.agent import BEAT_S, TICK_S
@@ -21,6 +20,7 @@ from plait.launch.nodes.introduction import worker_key
 from plait.launch.nodes.relay import Cut, Relay
 from plait.launch.nodes.remote_process import RemoteProcess
 from plait.launch.wire import Channel
+from plait.launch.worker_context import Place
 
 DOUBT_S = 2.5 * BEAT_S
 """Silence after which a node may be lost: an error of a rank may then have that as its cause."""

@@ -38,13 +38,13 @@ class HeldOut:
 
     prompts: Sequence[Prompt]
     sampling: SamplingSettings
-    temperature: float = 0.0
+    temperature: float
     """0 answers greedily. Above it the draws are those of `seed`, the same in every evaluation, from the whole
     vocabulary."""
-    seed: int = 0
-    per_item: int = 1
+    seed: int
+    per_item: int
     """Answers to each prompt."""
-    pass_at: tuple[int, ...] = ()
+    pass_at: tuple[int, ...]
     """Numbers k of pass@k that are asked for."""
 
 
@@ -74,7 +74,7 @@ def answer(
     scorers: Scorers,
     aside: Aside,
     *,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool],
 ) -> Evaluation:
     """Answer every prompt and score the answers.
 

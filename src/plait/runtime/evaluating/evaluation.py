@@ -198,8 +198,8 @@ class Evaluation:
         rows: Sequence[Mapping[str, Any]],
         prompts: Sequence[Prompt],
         logged: Mapping[str, float],
-        per_item: int = 1,
-        pass_at: tuple[int, ...] = (),
+        per_item: int,
+        pass_at: tuple[int, ...],
     ) -> Evaluation:
         """What `rows()` wrote, read back, but for what functions logged beside a verdict; `prompts` are the items, the
         rest as in the class."""

@@ -33,7 +33,7 @@ class Shown(Protocol):
 
 
 def answer_alone(
-    job: Job, asked: Asked, keep: Callable[[Sample], None], progress: Shown, done: Collection[tuple[int, int]] = ()
+    job: Job, asked: Asked, keep: Callable[[Sample], None], progress: Shown, done: Collection[tuple[int, int]]
 ) -> GenerationReport:
     """As `answer`, where no other process computes beside this one; also measures what the machine can at most."""
     samples: list[Sample] = []
@@ -54,7 +54,7 @@ def answer(
     asked: Asked,
     keep: Callable[[Sample], None],
     progress: Shown,
-    done: Collection[tuple[int, int]] = (),
+    done: Collection[tuple[int, int]],
     *,
     stopped_by: Sequence[Signals] = STOP_SIGNALS,
 ) -> GenerationReport:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from plait.data.computing import trained_rows
 from plait.data.records import FinishReason, Sample
-from plait.data.rows import FloatArray, Rows, trained_rows
+from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Grain, Node, Score, Top
 from plait.models.loading import read_tokens
 from plait.runtime.health.patient import Patient
@@ -150,8 +151,10 @@ def answer_ends(vocabulary: Mapping[str, int]) -> frozenset[int]:
 def training_facts(flow: Dataflow, state: StepState, ends: frozenset[int]) -> dict[str, float]:
     """What the columns say that training calls read, of the samples that `keep` lets them have: `zero_advantages`, the
     share of advantages that are 0, and `mask_edges`, or `mask_chooses` where the mask is made of entropies;
-    `all_left_out` where it lets them have none."""
+    `all_left_out` where it lets them have none; `learns_beside` where a loss without advantages is in the same
+    optimizer steps as one with them."""
     facts: dict[str, float] = {}
+    read: list[FloatArray] = []
     for node in flow.of_kind(CallKind.TRAIN):
         if node.rows not in state.tables or state.step < node.training.after:
             continue
@@ -161,11 +164,14 @@ def training_facts(flow: Dataflow, state: StepState, ends: frozenset[int]) -> di
             continue
         advantages = node.loss_columns.get("advantages")
         if advantages is not None and advantages in rows.columns:
-            facts["zero_advantages"] = float(np.mean(rows.columns[advantages] == 0))
+            read.append(rows.columns[advantages])
+            (update,) = (calls for calls in flow.updates(str(node.role)) if node in calls)
+            if any("advantages" not in call.loss_columns for call in update):
+                facts["learns_beside"] = 1.0
         if node.mask is not None and node.mask in rows.columns:
             is_choice = node.mask.producer in _of_entropies(flow)
             facts |= {"mask_chooses": 1.0} if is_choice else mask_edges(rows, rows.columns[node.mask], ends)
-    return facts
+    return facts if not read else {**facts, "zero_advantages": float(np.mean(np.concatenate(read) == 0))}
 
 
 def split_gaps(flow: Dataflow, state: StepState, max_response_tokens: int) -> dict[str, float]:
@@ -212,4 +218,5 @@ def mask_edges(rows: Rows, mask_R: FloatArray, ends: frozenset[int]) -> dict[str
 
 def _compares_siblings(node: Node) -> bool:
     """Whether a call of the flow weighs the samples of a prompt against each other, and against nothing else."""
-    return node.grain is Grain.GROUP and all(column.rows == node.rows for column in node.inputs.values())
+    is_compared = node.kind is CallKind.COMPUTE and node.grain is Grain.GROUP
+    return is_compared and all(column.rows == node.rows for column in node.inputs.values())

@@ -19,9 +19,9 @@ class Feed:
         prompts: PromptStream | None,
         given: Mapping[str, ExampleStream],
         per_step: int,
-        drawn: int = 0,
+        drawn: int,
         *,
-        seed: int = 0,
+        seed: int,
     ) -> None:
         self._prompts = prompts
         self._given = given

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 from plait.data.examples import ExampleSet
 from plait.data.formats import Messages
 from plait.data.mixture import Mixed
-from plait.data.prompts import PromptSet
+from plait.data.prompts import PromptEncoder, PromptSet
 from plait.data.records import Prompt
+from plait.data.settings import DataSettings
 from plait.dataflow import LABELLED, MISMATCHED, CallKind, Node
 
 
@@ -19,6 +21,23 @@ class Encodes(Protocol):
     def asked(self, prompt: Prompt) -> str | Messages: ...
 
     def written(self, own: Prompt, asked: str | Messages, place: str) -> Prompt: ...
+
+
+class AnsweredEncoder:
+    """Makes tokens of prompts that a model answers: nothing is put around them of what `data` puts around its own. They
+    go through the chat template, if the tokenizer has one and `data.chat_template` is not false."""
+
+    def __init__(self, tokenizer: Any, settings: DataSettings) -> None:
+        is_chat = tokenizer.chat_template is not None and settings.chat_template is not False
+        nothing = {"prompt_template": None, "system_prompt": None, "examples": (), "chat_template_kwargs": {}}
+        settings = settings.model_copy(update={**nothing, "chat_template": is_chat})
+        self._encoder = PromptEncoder(tokenizer, settings, conversational=False)
+
+    def written(self, own: Prompt, asked: str | Messages, place: str) -> Prompt:
+        """See `PromptEncoder.written`. Tools of the row are not told."""
+        told = {name: value for name, value in own.columns.items() if name == "chat_template_kwargs"}
+        prompt = self._encoder.written(replace(own, columns=told), asked, place)
+        return replace(prompt, columns={**own.columns, "prompt": asked})
 
 
 class PromptEncoders:
@@ -34,7 +53,7 @@ class PromptEncoders:
         """That of a prompt of samples.
 
         Args:
-            made_by: the call that makes or reads the samples.
+            made_by: the call that makes or reads the samples of the data's prompts.
         """
         if made_by.kind is CallKind.GENERATE:
             return self._of_prompts[prompt.source]

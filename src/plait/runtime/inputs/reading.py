@@ -21,6 +21,9 @@ from plait.data.records import EVALUATION_UID, Prompt
 from plait.data.settings import DataSettings
 from plait.data.sources import Splits, check_there, open_sources, questions_held_out
 from plait.dataflow import LABELLED, MISMATCHED, CallKind, Dataflow
+from plait.dataflow.from_samples import title_of_call
+from plait.dataflow.graph import texts_of
+from plait.dataflow.made_rows import source_of
 from plait.dataflow.prompt_call import of_data
 from plait.errors import ConfigError, DataError
 from plait.models.files.known_shapes import is_shape
@@ -30,7 +33,6 @@ from plait.recipes.checks import prompt_limit
 from plait.recipes.recipe import Recipe
 from plait.recipes.trust import code_of
 from plait.rewards.loading import split_path
-from plait.user_code import title_of
 
 
 class RunData(NamedTuple):
@@ -87,20 +89,20 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
 def _check_written(flow: Dataflow, data: RunData) -> None:
     """Raises DataError where the data lack a column that a function of the flow cannot write prompts without."""
     prompts = () if data.train_set is None else data.train_set.sets
-    for node in flow.of_kind(CallKind.PROMPT):
+    for node in (*flow.of_kind(CallKind.PROMPT), *flow.of_kind(CallKind.GRADE)):
         assert node.fn is not None, f"{node.call} has no function"
-        made_by = flow.nodes[node.rows]
+        made_by = source_of(flow, node.rows)
         name = LABELLED if made_by.call == MISMATCHED else made_by.call
         sets = prompts if made_by.kind is CallKind.GENERATE else data.given[name].sets
         columns = [(rows.source.name, rows.source.columns) for rows in sets]
         columns += [("held-out rows", tuple(one.sample.prompt.columns)) for one in data.held_out_given.get(name, ())]
-        for (source, found), wanted in product(columns, of_data(node.fn, node.inputs)):
+        for (source, found), wanted in product(columns, of_data(node.fn, (*node.inputs, *texts_of(node)))):
             if wanted not in found:
                 others = [column for column in found if column != "prompt"]
                 names = ", ".join(f"`{name}`" for name in others) or "none"
                 raise DataError(
-                    f"{source}: `{title_of(node.fn)}`, which writes prompts, needs the column `{wanted}`"
-                    f"{nearest(wanted, others)}, found {names}; add it to the data, or give the parameter a default"
+                    f"{source}: {title_of_call(node)} needs the column `{wanted}`{nearest(wanted, others)}, found "
+                    f"{names}; add it to the data, or give the parameter a default"
                 )
 
 

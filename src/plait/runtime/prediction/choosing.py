@@ -149,7 +149,7 @@ def foretold(planning: Planning, plan: Plan) -> Foretold:
     return Foretold(plan.name, plan, planning.predict(plan))
 
 
-def beside_others(planning: Planning, plan: Plan, tell: Callable[[str], None] = lambda text: None) -> Choice:
+def beside_others(planning: Planning, plan: Plan, tell: Callable[[str], None]) -> Choice:
     """A plan that was given, beside the named plans and those that others would make.
 
     Args:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ def _said(text: str, run: Foretellable, there: Callable[[], SampleLengths]) -> S
         files = newest_samples(Path(folder), "--lengths")
         if (lengths := recorded(files, run)) is None:
             raise ConfigError(f"--lengths: no sample of the last steps of {folder} has tokens; give another folder")
-        return replace(lengths, beside=beside)
+        return replace(lengths, beside={**beside, **lengths.beside})
     match = re.fullmatch(r"(?:(\d{1,7}):)?(\d{1,7})(?:~(\d{1,2}(?:\.\d{1,6})?))?", text)
     if match is None or int(match[2]) < 1 or match[1] == "0":
         raise ConfigError(
@@ -120,21 +120,54 @@ def _response_tokens(row: dict[str, Any]) -> int:
 
 
 def recorded(files: Sequence[Path], run: Foretellable) -> SampleLengths | None:
-    """Lengths of prompts and responses in files of samples; None where none has both.
+    """Lengths of prompts and responses in files of samples, those of samples that are made of others by themselves;
+    None where none has both.
 
     Raises:
         DataError: one is damaged.
     """
     most, _ = _most_of_a_response(run)
-    prompts: list[int] = []
-    responses: list[int] = []
-    roots: list[int] = []
+    made = {node.call for node in run.flow.of_kind(CallKind.GENERATE) if node.prompts is not None}
+    found: dict[str, _Recorded] = {}
     for file in files:  # one at a time: the samples of a large step take gigabytes
-        rows = _samples(file)
-        prompts += [len(row["prompt_ids"]) for row in rows if row.get("prompt_ids")]
-        responses += [min(most, _response_tokens(row)) for row in rows if row.get("token_ids")]
-        roots.append(root_of({tuple(row["prompt_ids"]) for row in rows if row.get("prompt_ids")}))
-        del rows
-    if not prompts or not responses:
-        return None
-    return SampleLengths(Lengths.recorded(prompts, min(roots)), Lengths.recorded(responses))
+        _take(file, made, most, found)
+    lengths = {call: told for call, told in ((call, rows.lengths) for call, rows in found.items()) if told is not None}
+    main = lengths.pop("", None)
+    return None if main is None else replace(main, beside=lengths)
+
+
+def _take(file: Path, made: Collection[str], most: int, found: dict[str, _Recorded]) -> None:
+    """Take in the samples of a step.
+
+    Args:
+        made: calls whose samples are made of others.
+        most: tokens of a response that count.
+        found: by the name of such a call; others have none.
+    """
+    by_call: dict[str, list[dict[str, Any]]] = {}
+    for row in _samples(file):
+        call = row.get("rollout", "")
+        by_call.setdefault(call if call in made else "", []).append(row)
+    for call, rows in by_call.items():
+        found.setdefault(call, _Recorded()).take(rows, most)
+
+
+@dataclass
+class _Recorded:
+    """What files say of the samples of some calls, in tokens."""
+
+    prompts: list[int] = field(default_factory=list)
+    responses: list[int] = field(default_factory=list)
+    roots: list[int] = field(default_factory=list)
+
+    def take(self, rows: Sequence[dict[str, Any]], most: int) -> None:
+        """Take in those of a step; `most` as of `_take`."""
+        self.prompts += [len(row["prompt_ids"]) for row in rows if row.get("prompt_ids")]
+        self.responses += [min(most, _response_tokens(row)) for row in rows if row.get("token_ids")]
+        self.roots.append(root_of({tuple(row["prompt_ids"]) for row in rows if row.get("prompt_ids")}))
+
+    @property
+    def lengths(self) -> SampleLengths | None:
+        if not self.prompts or not self.responses:
+            return None
+        return SampleLengths(Lengths.recorded(self.prompts, min(self.roots)), Lengths.recorded(self.responses))

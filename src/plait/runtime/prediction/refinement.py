@@ -17,6 +17,7 @@ from plait.cost.kept_profiles import keep_profile, kept_profiles, profile_path
 from plait.cost.machine import machine_name
 from plait.cost.profile import MOVE, KindRecord, Profile, RunRecord, kind_on
 from plait.dataflow import CallKind, Dataflow
+from plait.dataflow.made_rows import prompts_each
 from plait.errors import UserError
 from plait.file_lock import alone_at
 from plait.observe.run_log import read_steps
@@ -71,7 +72,7 @@ def refine(prepared: Prepared, folder: Path, steady: Sequence[Mapping[str, Any]]
             files = samples_of(folder, [row["step"] for row in steady])
             if (told := recorded(files, prepared)) is None:
                 return None
-            lengths = replace(told, beside=lengths.beside)
+            lengths = replace(told, beside={**lengths.beside, **told.beside})
         for corrected in (False, True):
             planning = Planning(
                 recipe, prepared.flow, prepared.models, prepared.shapes, cluster, lengths, source, corrected
@@ -147,7 +148,8 @@ def _functions(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> dict[
         if role not in prepared.functions or any(other.role == role for other in prepared.models) or not busy:
             continue
         if source is not None and source.kind is CallKind.GENERATE and (names := function_names(recipe, role)):
-            samples = recipe.prompts_per_step * source.generation.num_samples(recipe.samples_per_prompt)
+            prompts = recipe.prompts_per_step * prompts_each(flow, source, recipe.samples_per_prompt)
+            samples = prompts * source.generation.num_samples(recipe.samples_per_prompt)
             seconds[names] = median(busy) / samples
     return seconds
 

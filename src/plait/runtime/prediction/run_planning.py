@@ -16,7 +16,7 @@ from plait.errors import ConfigError, cause_of
 from plait.observe.loading import loading
 from plait.observe.screen import say
 from plait.recipes.recipe import Recipe
-from plait.recipes.turn_checks import said_of_rounds
+from plait.recipes.turn_checks import said_of_made, said_of_rounds
 from plait.runtime.folder.stored_recipe import with_sampling
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.prediction.foretellable import Foretellable
@@ -72,7 +72,8 @@ def with_prediction(prepared: Prepared, machines: Machines = THIS_ONE, earlier: 
         return plan
     carried = planning.costs.corrections.carried(plan.placements, planning.costs.shapes)
     source = with_carried(planning.calibration.source, carried)
-    told = "; ".join(filter(None, (source, said_of_rounds(prepared.flow, prepared.recipe))))
+    rounds, made = said_of_rounds(prepared.flow, prepared.recipe), said_of_made(prepared.flow)
+    told = "; ".join(filter(None, (source, rounds, made)))
     loading(f"prediction of a step: {prediction.seconds_per_step:.3g} s, by {told}")
     return replace(plan, predicted=prediction.timeline)
 

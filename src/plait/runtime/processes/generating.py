@@ -16,11 +16,11 @@ from plait.data.sources import Source
 from plait.errors import ConfigError
 from plait.generation.request import Request
 from plait.launch.failures import WorkerError
-from plait.launch.interface import WorkerContext
+from plait.launch.group import Group, Handle
 from plait.launch.local import LocalProcesses
-from plait.launch.local_group import LocalGroup, LocalHandle
 from plait.launch.machine import usable_cores, visible_devices
 from plait.launch.watch import Watch
+from plait.launch.worker_context import WorkerContext
 from plait.observe.loading import loading
 from plait.observe.progress import Progress
 from plait.runtime.evaluating.generate import answer, answer_alone
@@ -181,12 +181,12 @@ def _by_processes(
 
 
 def _ask(
-    group: LocalGroup,
+    group: Group,
     rank: int,
     part: Sequence[Request],
     earlier: Sequence[Earlier],
     done: Collection[tuple[int, int]],
-) -> LocalHandle:
+) -> Handle:
     told = [replace(request, prompt=Prompt(request.prompt.uid, "", request.prompt.token_ids)) for request in part]
     for first in range(0, max(len(told), len(earlier)), SENT):
         group.submit(rank, "take", told[first : first + SENT], earlier[first : first + SENT])
@@ -194,7 +194,7 @@ def _ask(
     return group.submit(rank, "answer", {place for place in done if place[0] in rows})
 
 
-def _wait(handles: Sequence[LocalHandle], told: queue.SimpleQueue[Any]) -> None:
+def _wait(handles: Sequence[Handle], told: queue.SimpleQueue[Any]) -> None:
     try:
         told.put([handle.result(RUN_S) for handle in handles])
     except WorkerError as error:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from plait.launch.failures import Ended, Failure
-from plait.launch.local_group import LocalGroup
+from plait.launch.group import Group
 from plait.runtime.stopping import LEADERS_SIGNAL
 from plait.stop_signals import signals_to
 from plait.workers.ranks import LEADER
@@ -27,10 +27,10 @@ class HandedOnSignals:
     and if it does not, so does this process.
 
     Args:
-        ranks: that are told, where each leads itself.
+        ranks: that are told: the leader, or each that leads itself.
     """
 
-    def __init__(self, group: LocalGroup, ranks: Sequence[int] = (LEADER,)) -> None:
+    def __init__(self, group: Group, ranks: Sequence[int]) -> None:
         self._group, self._ranks = group, ranks
         self._asked = 0
         self._wished_s = -_ONE_WISH_S
@@ -75,7 +75,7 @@ class HandedOnSignals:
 
 
 @contextlib.contextmanager
-def handing_on_signals(group: LocalGroup, ranks: Sequence[int] = (LEADER,)) -> Iterator[HandedOnSignals]:
+def handing_on_signals(group: Group, ranks: Sequence[int] = (LEADER,)) -> Iterator[HandedOnSignals]:
     """While inside, signals to this process go on to the group's leader, or to ranks that lead themselves."""
     signals = HandedOnSignals(group, ranks)
     with contextlib.ExitStack() as stack:

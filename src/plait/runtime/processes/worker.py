@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from plait.launch.interface import WorkerContext
+from plait.launch.worker_context import WorkerContext
 from plait.models.devices import backend
 from plait.models.parallel import nccl
 from plait.recipes.algorithm import traced_flow

@@ -199,7 +199,10 @@ class Asking:
         for prompt in asked.growing.prompts:
             left = unfinished.get(prompt.uid, set())
             going_on = self._going_on(prompt, left, begun.get(prompt.uid, {}), asked, step)
-            request = Request(prompt, asked.growing.count, asked.sampling, asked.noise, going_on=going_on)
+            is_made = asked.node.prompts is not None  # `turns.reply` answers what is said to prompts of the data
+            request = Request(
+                prompt, asked.growing.count, asked.sampling, asked.noise, going_on=going_on, one_turn=is_made
+            )
             if request.indices:
                 yield request
 

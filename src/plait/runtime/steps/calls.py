@@ -13,17 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from plait.data.given_rows import given_rows
-from plait.data.rows import FloatArray, Rows, evaluate, trained_rows
-from plait.dataflow import CallKind, Level, Node
+from plait.data.computing import trained_rows
+from plait.data.rows import FloatArray, Rows
+from plait.dataflow import CallKind, Node
 from plait.engines import GenerationEngine, ScoredBy, Training, TrainingEngine
-from plait.errors import RunError
 from plait.observe.progress import ProgressSink
 from plait.policy.score_parts import PartSize
 from plait.recipes.drawn_ahead import scores_ahead
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.free_copies import Copies, where_free
-from plait.runtime.steps.prompting import PromptWriting
+from plait.runtime.steps.host_calls import HostCalls
 from plait.runtime.steps.rewarding import RewardCalls
 from plait.runtime.steps.roles import ModelRole, Roles, models_of, rewards_of
 from plait.runtime.steps.rollout import Draw, Rollout
@@ -33,7 +32,6 @@ from plait.schedule.dispatch import Task
 from plait.schedule.joint_training import fused_calls
 from plait.schedule.needs import may_stream
 from plait.schedule.work import Work
-from plait.user_draws import drawing
 from plait.workers.recorder import Recorder
 
 
@@ -46,10 +44,9 @@ class Calls:
         self._roles, self._models, self._rewards = roles, models_of(roles), rewards_of(roles)
         self._recorder = recorder
         self._progress = progress
-        self._of_next_step = {node.next_value for node in flow.of_kind(CallKind.BECOMES)}
         self.rewarding = RewardCalls(flow, roles, recorder, progress)
         self.rollout = Rollout(flow, self.rewarding, recipe, progress)
-        self._writing = PromptWriting(prepared)
+        self._host = HostCalls(prepared, recorder)
         self._recipe = recipe
         self.ahead = scores_ahead(flow, recipe)
         """Ids of the SCORE calls that score samples in the step that draws them; None: all do, as no batch is drawn
@@ -114,6 +111,8 @@ class Calls:
         """
         match node.kind:
             case CallKind.GENERATE:
+                if node.prompts is not None:
+                    state.made[node.id] = self._host.writing.made(node, state)
                 readers = [other for other in self._flow.nodes if other.rows == node.id]
                 is_fused = any(self.scores_where_free(other, state.step) for other in readers)
                 return self.rollout.work(node, self._engine(node), state, draw, task if is_fused else None)
@@ -195,7 +194,8 @@ class Calls:
 
     def partners(self, node: Node, step: int) -> tuple[Node, ...]:
         """All calls that one schedule computes together with this one in a step, itself included, in the order of the
-        flow: training calls of roles that train together by the plan. One that does nothing in this step is alone."""
+        flow: training calls of the same optimizer steps, and of roles that train together by the plan. One that does
+        nothing in this step is alone."""
         if node.id not in self._groups or step < node.training.after:
             return (node,)
         return tuple(partner for partner in self._groups[node.id] if step >= partner.training.after)
@@ -203,13 +203,10 @@ class Calls:
     def _groups_of(self) -> dict[int, tuple[Node, ...]]:
         """Id of each training call that trains together with others → all of these calls."""
         trainers = [role.trainer for role in self._roles.values() if role.trainer is not None]
+        updates = [update for role in self._flow.trained_roles for update in self._flow.updates(role)]
         together = {trainer.trains_with for trainer in trainers if len(trainer.trains_with) > 1}
-        return {
-            node.id: group
-            for roles_together in together
-            for group in fused_calls(self._flow, roles_together)
-            for node in group
-        }
+        groups = [*updates, *(group for roles in together for group in fused_calls(self._flow, roles))]
+        return {node.id: group for group in groups for node in group}
 
     def training(self, node: Node, state: StepState) -> Training:
         """A TRAIN call with the rows that it trains on in this step."""
@@ -219,13 +216,13 @@ class Calls:
     def trained_together(self, trainings: Sequence[Training]) -> Work[list[dict[str, float]]]:
         """Calls of `partners`; the metrics of each."""
         self._progress.phase(" + ".join(training.node.call for training in trainings), 0, "actions")
-        return self._model(trainings[0].node).trainer.train_together(trainings)
+        return self._model(trainings[0].node).trainer.train(trainings)
 
     def _trained(self, node: Node, state: StepState) -> Work[dict[str, float] | None]:
         if state.step < node.training.after:
             return None
         self._progress.phase(node.call, 0, "actions")
-        return (yield from self._model(node).trainer.train(self.training(node, state)))
+        return (yield from self._model(node).trainer.train([self.training(node, state)]))[0]
 
     def evaluated(self, node: Node, state: StepState) -> Work[dict[str, float]]:
         """The metrics that training on the samples would have, without training on them."""
@@ -263,48 +260,6 @@ class Calls:
     # -- read and compute
 
     def _at_once(self, node: Node, state: StepState) -> Work[None]:
-        match node.kind:
-            case CallKind.READ:
-                state.begin_table(node.id, given_rows(state.given[node.call], node.outputs))
-            case CallKind.COMPUTE:
-                self._compute(node, state)
-            case CallKind.PROMPT:
-                with self._recorder.span(node.call, "COMPUTE"), drawing(self._noise(node, state)):
-                    state.written[node.id] = self._writing.write(node, state)
-            case CallKind.CARRIED:
-                value = state.carried.get(node.call, np.asarray(node.start, dtype=np.float64))
-                state.batch[node.outputs[0]] = value
-                _record(node.call, value, state)
-            case CallKind.BECOMES:
-                self._keep(node, state)
+        self._host.run(node, state)
         return
         yield
-
-    def _compute(self, node: Node, state: StepState) -> None:
-        output = node.outputs[0]
-        with self._recorder.span(node.call, "COMPUTE"), drawing(self._noise(node, state)):
-            values = evaluate(node, state.tables, state.batch)
-        if output.level is Level.BATCH:
-            state.batch[output] = values
-            if output not in self._of_next_step:
-                _record(node.call, values, state)
-        else:
-            state.add(output, values)
-
-    def _noise(self, node: Node, state: StepState) -> str:
-        """What the function of a call draws from."""
-        return f"{self._recipe.seed} {state.step} {node.call}"
-
-    def _keep(self, node: Node, state: StepState) -> None:
-        name = self._flow.nodes[node.carried].call
-        value = state.batch[node.next_value]
-        now = state.batch[self._flow.nodes[node.carried].outputs[0]]
-        if value.shape != now.shape:
-            raise RunError(f"carried({name!r}) has shape {now.shape} and cannot become one of shape {value.shape}")
-        state.next_carried[name] = value
-
-
-def _record(name: str, value: FloatArray, state: StepState) -> None:
-    """A number for the whole batch is a metric of its name."""
-    if value.ndim == 0:
-        state.metrics[name] = float(value)

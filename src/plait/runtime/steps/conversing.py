@@ -136,7 +136,7 @@ class Conversing:
 
     def add(self, request: Request) -> None:
         """Ask for samples of a prompt; their first turns, or those that they are in, belong to the round under way."""
-        request = replace(request, in_turns=True)
+        request = replace(request, in_turns=not request.one_turn)
         self._requests[request.prompt.uid] = request
         self._begin(request)
 
@@ -209,7 +209,8 @@ class Conversing:
         is_over = sample.finish_reason is not FinishReason.OPEN
         if begun is not None and begun.turns:
             sample = replace(sample, turns=(*begun.turns, self._encoder.turn(sample)) if is_over else begun.turns)
-        if sample.finish_reason is not FinishReason.STOP or len(sample.replies) + 1 >= self._most:
+        most = 1 if self._requests[sample.prompt.uid].one_turn else self._most
+        if sample.finish_reason is not FinishReason.STOP or len(sample.replies) + 1 >= most:
             return sample
         waiting = replace(sample, finish_reason=FinishReason.OPEN, turns=tuple(sample.messages))
         if self._stops(waiting):

@@ -77,7 +77,7 @@ def _newest_first(files: RunFiles, calls: Iterable[str], step: int, ahead: Seque
             call = row.get("rollout", next(iter(calls)))
             prompt_ids, token_ids, logprobs = (row.get(key) or () for key in _COLUMNS)
             if call in calls and prompt_ids and token_ids and len(logprobs) == len(token_ids):
-                uid, _, index = str(row["uid"]).partition(".")
+                uid, *_, index = str(row["uid"]).split(".")
                 prompt, reason = Prompt(int(uid), "", tuple(prompt_ids)), FinishReason(row["finish_reason"])
                 told = tuple(token_ids), tuple(logprobs)
                 yield call, Sample(prompt, int(index), *told, "", reason, replies=replies_in(row))

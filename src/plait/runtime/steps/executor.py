@@ -157,15 +157,15 @@ class _StepProgram:
 
     def begin(self, keys: tuple[Key, ...]) -> Task:
         """A task that first moves the weights to where the calls need them, then does the calls: one alone, or training
-        calls of several roles by one schedule."""
+        calls by one schedule."""
         state = self._begun[keys[0][0]] = self.batches.at(keys[0][0])
         nodes = [self.flow.nodes[number] for _, number in keys]
         mesh = frozenset(rank for key in keys for rank in self.mesh(key))
         task = Task(keys, " + ".join(node.call for node in nodes), nothing(), mesh, nodes[0].role or "")
         asks = [node for node in nodes if not self.batches.asked((state.step, node.id))]
-        trainers = [(node, trainer) for node in asks if (trainer := self.calls.trainer(node)) is not None]
+        trainers = {node.role: (node, trainer) for node in asks if (trainer := self.calls.trainer(node)) is not None}
         self.recorder.step = state.step + 1
-        moves = [trainer.syncing_weights(node.kind) for node, trainer in trainers]
+        moves = [trainer.syncing_weights(node.kind) for node, trainer in trainers.values()]
         task.work = self.recorder.as_of(state.step + 1, self._work(nodes, state, moves, task))
         return task
 
@@ -187,7 +187,7 @@ class _StepProgram:
             self.beside.ended.update(task.keys)
 
     def _together(self, nodes: Sequence[Node], state: StepState, order: GraphOrder) -> Work[None]:
-        """Training calls of several roles, by one schedule."""
+        """Training calls of the same optimizer steps, or of several roles, by one schedule."""
         trainings = []
         for node in nodes:
             trainings.append(self.calls.training(node, state))

@@ -19,6 +19,7 @@ from plait.data.numbers import is_of_data, number_of
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.dataflow import CallKind, Dataflow, Node
+from plait.dataflow.made_rows import prompts_each
 from plait.engines import GenerationEngine
 from plait.errors import RunError
 from plait.kernels.noise import NoiseKey
@@ -82,7 +83,8 @@ class Rollout:
         """How many samples a rollout has, how many instances of the engine draw them, how many each runs at a time, and
         how many samples a prompt has."""
         count, most = self._count(node), self._recipe.sampling.max_running
-        return RolloutSize(count * self._recipe.prompts_per_step, engine.traits.num_instances, most, count)
+        prompts = self._recipe.prompts_per_step * prompts_each(self._flow, node, self._recipe.samples_per_prompt)
+        return RolloutSize(count * prompts, engine.traits.num_instances, most, count)
 
     def parted(self, node: Node, engine: GenerationEngine, step: int) -> int:
         """How many samples of a rollout, its last ones, are scored apart from the others of their prompts: as many as
@@ -92,8 +94,8 @@ class Rollout:
     def work(
         self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw, fused: Task | None
     ) -> Work[None]:
-        """Fill the node's table with samples of the step's prompts, and of further prompts if `resample` asks for them;
-        one step of the engine per `next()`.
+        """Fill the node's table with samples of its prompts, and of further prompts if `resample` asks for them; one
+        step of the engine per `next()`.
 
         Args:
             fused: the task of the call, if other calls score on its ranks once these have no samples left; else None.
@@ -125,7 +127,7 @@ class Rollout:
         Raises:
             RunError: nothing is left in the table.
         """
-        limit = self._recipe.sampling.max_response_tokens
+        limit = node.generation.limit(self._recipe.sampling.max_response_tokens)
         rows = _with_generated_columns(_rows_of(groups), node, limit)
         state.begin_table(node.id, rows)
         answered = [place for place, sample in enumerate(rows.samples) if not sample.reply_error]
@@ -141,7 +143,7 @@ class Rollout:
     def restored(self, drawn: DrawnBatch, state: StepState) -> None:
         """Give a batch the samples and metrics that it had when the checkpoint was written. Rewards are not restored:
         the calls that read them ask for them again. Raises RunError as `_fill`."""
-        for node in self._flow.of_kind(CallKind.GENERATE):
+        for node in self._flow.of_step_prompts:
             groups: dict[int, list[Sample]] = defaultdict(list)
             for sample in drawn.samples[node.id]:
                 groups[sample.prompt.uid].append(sample)
@@ -159,6 +161,10 @@ class Rollout:
         state.said_by = {name: node for name, _, node in drawn.said}
         state.model_scores = {node: dict(scores) for node, scores in drawn.model_scores.items()}
 
+    def _prompts(self, node: Node, state: StepState) -> Sequence[Prompt]:
+        """Those that a rollout begins with: of the step, or made of samples."""
+        return state.prompts if node.prompts is None else state.made[node.id]
+
     def _count(self, node: Node) -> int:
         """Samples of each prompt."""
         return node.generation.num_samples(self._recipe.samples_per_prompt)
@@ -168,7 +174,7 @@ class Rollout:
         asked = self._recipe.sampling
         kept = {"keeps_support": asked.filters, "keeps_experts": asked.router_replay}
         how = {"temperature": 0.0} if node.generation.greedy else kept
-        sampling = asked.sampling(**how)
+        sampling = asked.sampling(max_tokens=node.generation.limit(asked.max_response_tokens), **how)
         rollout = state.step * len(self._rollouts) + self._rollouts.index(node.id)
         return AskedRollout(node, state, growing, sampling, NoiseKey(self._recipe.seed, rollout))
 
@@ -195,15 +201,16 @@ class Rollout:
         return (yield from self._resampling.work(node, state, Rounds(draws, more, stands)))
 
     def _own(self, node: Node, engine: GenerationEngine, state: StepState, fused: Task | None) -> Work[PartialRollout]:
-        """The samples of the batch's own prompts, as far as they come in this step. Samples that were begun in another
+        """The samples of the call's own prompts, as far as they come in this step. Samples that were begun in another
         step, or that halt with this one, do not move between instances."""
-        growing = PartialRollout(state.prompts, self._count(node))
+        prompts = self._prompts(node, state)
+        growing = PartialRollout(prompts, self._count(node))
         if self.beside is not None or node.id in state.growing:
             growing = state.growing.setdefault(node.id, growing)
             yield from self._round(node, engine, state, growing)
             return growing
         state.growing[node.id] = growing
-        balance = self._balance(node.call, engine, state, state.prompts)
+        balance = self._balance(node.call, engine, state, prompts)
         yield from self._round(node, engine, state, growing, Watch(self._tail(node, engine, state, fused), balance))
         return growing
 
@@ -234,7 +241,8 @@ class Rollout:
             return None
         assert engine.moves is not None, f"{node.call}: nothing can be gathered"
         count = self._count(node)
-        tokens = {(p.uid, index): len(p.token_ids) for p in state.prompts for index in range(count)}
+        prompts = self._prompts(node, state)
+        tokens = {(p.uid, index): len(p.token_ids) for p in prompts for index in range(count)}
         batch = Batch(tokens, count, self.parted(node, engine, state.step))
         return Tail(fused, engine, batch, self._bounds, self._decides(node, engine, state, batch))
 

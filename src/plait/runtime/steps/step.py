@@ -46,6 +46,8 @@ class StepState:
     """Id of each such node → uids of the prompts whose groups are with the reward functions."""
     written: dict[int, WrittenPrompts] = field(default_factory=dict)
     """Id of each PROMPT node → what it has written."""
+    made: dict[int, Sequence[Prompt]] = field(default_factory=dict)
+    """Id of each GENERATE node that answers written prompts → these."""
     batch: dict[Column, FloatArray] = field(default_factory=dict)
     """Values for the whole batch."""
     generated: dict[int, Rows] = field(default_factory=dict)

@@ -24,7 +24,7 @@ class Drawn(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class PackedExperts:
+class TokenExperts:
     """Those of the tokens of a packed row, on the host.
 
     numbers_TLK: uint8 or uint16; any where they are not known
@@ -37,9 +37,9 @@ class PackedExperts:
     counted_T: NDArray[np.bool_]
 
 
-def packed_experts(
+def token_experts(
     batch: PackedBatch, groups: Sequence[Sequence[Drawn]], sizes: tuple[int, int, int]
-) -> PackedExperts | None:
+) -> TokenExperts | None:
     """The experts of the tokens of a row; None: no sample says any, as where they were given.
 
     Args:
@@ -72,4 +72,4 @@ def packed_experts(
             put(group.prompt.start, prompt[root * width * dtype.itemsize :])
         for span, experts in telling:
             counted_T[put(span.start, experts.response)] = True
-    return PackedExperts(numbers_TW.reshape(-1, layers, top_k), known_T, counted_T) if known_T.any() else None
+    return TokenExperts(numbers_TW.reshape(-1, layers, top_k), known_T, counted_T) if known_T.any() else None

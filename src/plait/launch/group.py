@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from plait.launch.failures import Ended, Failure, WorkerError
-from plait.launch.interface import Handle
 from plait.launch.monitor import Monitor
 from plait.launch.watch import Watch
 from plait.launch.watched_rank import Pending, Rank
 from plait.launch.wire import Call, Raised, Reply, Start, Stop, pickled_arguments
 
 
-class LocalGroup:
-    """See `Group`. Made by `LocalProcesses.start`."""
+class Group:
+    """Running workers, one per rank. Made by `LocalProcesses.start`."""
 
     def __init__(self, ranks: list[Rank], watch: Watch) -> None:
         self._ranks = ranks
         self.pids = tuple(rank.process.pid for rank in ranks)
-        self._handles: dict[int, LocalHandle] = {}
+        """Process id of each rank."""
+        self._handles: dict[int, Handle] = {}
         self._numbers = itertools.count()
-        self._untold: list[tuple[LocalHandle, int]] = []
+        self._untold: list[tuple[Handle, int]] = []
         """(handle, place) of exceptions that nobody has been told."""
         self._monitor = Monitor(self._ranks, self._deliver, watch)
 
@@ -35,6 +35,7 @@ class LocalGroup:
 
     @property
     def bytes_sent(self) -> int:
+        """To the workers, messages and all."""
         return sum(rank.channel.bytes_sent for rank in self._ranks)
 
     @property
@@ -48,12 +49,14 @@ class LocalGroup:
             WorkerError: as `Handle.result`.
         """
         with self._monitor.changed:
-            handle = LocalHandle(self, tuple(range(self.num_ranks)), "start", several=True)
+            handle = Handle(self, tuple(range(self.num_ranks)), "start", several=True)
             self._enqueue(handle, next(self._numbers), starts)
         handle.result(deadline_s)
 
-    def submit(self, ranks: int | Sequence[int], method: str, *args: Any, **kwargs: Any) -> LocalHandle:
-        """See `Group.submit`.
+    def submit(self, ranks: int | Sequence[int], method: str, *args: Any, **kwargs: Any) -> Handle:
+        """Have a method called on one or several ranks, after all that was submitted to them before.
+
+        Arguments and results are pickled between processes: small ones only.
 
         Raises:
             WorkerError: a rank of the group has died or frozen.
@@ -70,17 +73,17 @@ class LocalGroup:
             assert not self._monitor.closing, "the group is closed"
             if self._monitor.failure is not None:
                 raise WorkerError(self._monitor.failure)
-            handle, number = LocalHandle(self, chosen, method, several=several), next(self._numbers)
+            handle, number = Handle(self, chosen, method, several=several), next(self._numbers)
             self._enqueue(handle, number, [Call(number, method, pickled)] * len(chosen))
         return handle
 
     def signal(self, rank: int, number: int) -> None:
-        """See `Group.signal`."""
+        """Send a signal to the process of a rank; nothing happens where that has ended."""
         with self._monitor.changed:
             if not self._ranks[rank].dead:
                 self._ranks[rank].process.send_signal(number)
 
-    def _enqueue(self, handle: LocalHandle, number: int, messages: Sequence[Start | Call]) -> None:
+    def _enqueue(self, handle: Handle, number: int, messages: Sequence[Start | Call]) -> None:
         self._handles[number] = handle
         for place, message in zip(handle.ranks, messages, strict=True):
             rank = self._ranks[place]
@@ -100,20 +103,19 @@ class LocalGroup:
     # -- waiting
 
     def wait(self, handles: Sequence[Handle], deadline_s: float) -> list[Handle]:
-        """See `Group.wait`.
+        """Those that are done, at least one, as soon as there is one.
 
         Raises:
             WorkerError: as `Handle.result`.
         """
         assert handles, "nothing to wait for"
-        assert all(isinstance(handle, LocalHandle) for handle in handles), "handles of another launcher"
         end = _end(deadline_s)
         with self._monitor.changed:
             while not (finished := [handle for handle in handles if handle.done]):
                 self._wait_on(handles[0], end, deadline_s)
             return finished
 
-    def wait_for(self, handle: LocalHandle, deadline_s: float) -> None:
+    def wait_for(self, handle: Handle, deadline_s: float) -> None:
         """Until each rank has answered.
 
         Raises:
@@ -129,7 +131,7 @@ class LocalGroup:
                     return
                 self._wait_on(handle, end, deadline_s)
 
-    def _wait_on(self, handle: Any, end: float, deadline_s: float) -> None:
+    def _wait_on(self, handle: Handle, end: float, deadline_s: float) -> None:
         """Wait for a change that may concern an unfinished handle, or raise what keeps it from being done."""
         if self._monitor.failure is not None:
             raise WorkerError(self._monitor.failure)
@@ -142,7 +144,7 @@ class LocalGroup:
             raise self._late(handle, deadline_s)
         self._monitor.changed.wait(left_s)
 
-    def _raised(self, handle: LocalHandle, place: int) -> WorkerError:
+    def _raised(self, handle: Handle, place: int) -> WorkerError:
         self._untold = [entry for entry in self._untold if entry != (handle, place)]
         reply = handle.replies[place]
         assert reply is not None and isinstance(reply.value, Raised), "no exception is there"  # noqa: PT018
@@ -168,7 +170,7 @@ class LocalGroup:
             error.__cause__ = pickle.loads(reply.value.exception)
         return error
 
-    def _late(self, handle: LocalHandle, deadline_s: float) -> WorkerError:
+    def _late(self, handle: Handle, deadline_s: float) -> WorkerError:
         rank = self._ranks[handle.missing()]
         rank.ask()
         peers = self._monitor.look_at_peers(rank.rank)
@@ -198,7 +200,8 @@ class LocalGroup:
     # -- end
 
     def close(self, grace_s: float = 2.0) -> None:
-        """See `Group.close`."""
+        """End the workers: each ends the action that it is in and calls its own `close()`, if it has one; those that
+        take longer than `grace_s` are killed. Returns when all are gone. Harmless when done before."""
         monitor = self._monitor
         with monitor.changed:
             if monitor.closing:
@@ -221,13 +224,14 @@ class LocalGroup:
         return self
 
     def __exit__(self, kind: object, *error: object) -> None:
+        """`close()`; if an exception leaves the block, the workers are killed at once."""
         self.close(grace_s=2.0 if kind is None else 0.0)
 
 
-class LocalHandle:
-    """See `Handle`."""
+class Handle:
+    """The answers of one submitted action."""
 
-    def __init__(self, group: LocalGroup, ranks: tuple[int, ...], method: str, *, several: bool) -> None:
+    def __init__(self, group: Group, ranks: tuple[int, ...], method: str, *, several: bool) -> None:
         self.ranks = ranks
         self.method = method
         self.replies: list[Reply | None] = [None] * len(ranks)
@@ -238,6 +242,7 @@ class LocalHandle:
 
     @property
     def done(self) -> bool:
+        """Whether all ranks have answered, or one has raised."""
         return all(reply is not None for reply in self.replies) or any(
             reply is not None and isinstance(reply.value, Raised) for reply in self.replies
         )
@@ -247,10 +252,15 @@ class LocalHandle:
         return next(rank for rank, reply in zip(self.ranks, self.replies, strict=True) if reply is None)
 
     def result(self, deadline_s: float) -> Any:
-        """See `Handle.result`.
+        """What the method returned: the value itself if one rank was named by its number, else a list in the order of
+        the ranks. May be called again.
+
+        Args:
+            deadline_s: seconds to wait at most.
 
         Raises:
-            WorkerError: a rank died, froze or was too late, or what was called there raised.
+            WorkerError: the action raised on one of its ranks; a rank of the group died or froze, or another rank
+                raised and nobody has been told yet; the deadline has passed; the group was closed before.
         """
         self._group.wait_for(self, deadline_s)
         if self._values is None:
