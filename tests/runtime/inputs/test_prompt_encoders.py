@@ -59,15 +59,15 @@ def test_without_a_chat_template_a_text_is_raw() -> None:
 
 def asked(label: str, template: str) -> PromptSet:
     source = Source("x.jsonl", (Row({"prompt": "what is 3?"}, "x:1"),), label=label)
-    return prompt_set(source, tiny_tokenizer(), DataSettings(source="x", prompt_template=template), 100)
+    tokenizer: Any = tiny_tokenizer()
+    return prompt_set(source, tokenizer, DataSettings(source="x", prompt_template=template), 100)
 
 
 def labelled(label: str) -> ExampleSet:
     row = Row({"prompt": "what is 3?", "completion": " 3", "label": True}, "x:1")
     source = Source("x.jsonl", (row,), RowKind.LABELLED, label=label)
-    return example_set(
-        source, tiny_tokenizer(), DataSettings(source="x", prompt_template=f"{label}: {{question}}"), 100
-    )
+    tokenizer: Any = tiny_tokenizer()
+    return example_set(source, tokenizer, DataSettings(source="x", prompt_template=f"{label}: {{question}}"), 100)
 
 
 def made_by(call: str, kind: CallKind) -> Node:
