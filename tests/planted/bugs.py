@@ -55,6 +55,20 @@ SAMPLING = (
         ("training/test_router_replay.py::test_scores_are_of_these_experts_too[torch.float64]",),
     ),
     Bug(
+        "a teacher reads for all samples of a prompt what was written for the first",
+        "plait.data.behind:WrittenPrompts.behind",
+        "groups.setdefault(prompt.token_ids, len(groups))",
+        "groups.setdefault((sample.prompt.uid,), len(groups))",
+        ("data/test_behind.py::test_who_reads_the_same_tokens_shares_them",),
+    ),
+    Bug(
+        "a judge's verdict counts for another sample of the prompt",
+        "plait.data.lineage:Meeting.key",
+        "made.samples[: self.depth]",
+        "made.samples[:0]",
+        ("data/test_lineage.py::test_one_verdict_is_a_number_of_its_sample",),
+    ),
+    Bug(
         "stale sampler weights",
         "plait.workers.instances:engine_of",
         "return Engine(model, settings, keep_memory",

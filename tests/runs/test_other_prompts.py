@@ -122,6 +122,14 @@ def broken(prompts, actor, reward):
     actor.train(samples, loss=pushed, advantages=reward.score(samples), keep=per_sample(len, behind, name="length"))
 
 
+def marked(prompts, solution, turns):
+    for prompt, said in zip(prompts, turns):
+        prompt[-1]["content"] += "!"
+        said[-1]["content"] = ""
+    solution.clear()
+    return prompts
+
+
 def one_too_few(prompts):
     return prompts[1:]
 
@@ -146,7 +154,7 @@ def of_columns(prompts, solutions):
     return prompts
 
 
-FUNCTIONS = {f.__name__: f for f in (one_too_few, one_text, nothing, too_long, raising, of_columns)}
+FUNCTIONS = {f.__name__: f for f in (marked, one_too_few, one_text, nothing, too_long, raising, of_columns)}
 """
 
 
@@ -238,6 +246,7 @@ def test_what_is_said_is_that_of_the_new_prompt_and_the_response(make: MakeRecip
                 assert row[f"logprob_{place}"] == pytest.approx(top.values[:, place].tolist(), abs=1e-9)
             assert row["logprob_4"] == pytest.approx(rest.tolist(), abs=1e-9)
     assert others > 4
+    assert "wrong_reference" not in (recipe.run_dir / "doctor.jsonl").read_text()  # what it says is of other prompts
 
 
 PLANS: dict[str, dict[str, str]] = {
@@ -248,7 +257,8 @@ PLANS: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(("elsewhere",), PLANS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANS)
 def test_a_plan_changes_nothing(make: MakeRecipe, name: str) -> None:
     one = make("taught", "one", steps=1)
     run(one)
@@ -374,6 +384,18 @@ def test_what_a_function_does_wrong_is_named(
     with pytest.raises(RunError, match=WRONG[name]) as raised:
         run(recipe)
     assert "flows.py" in raised.value.frames
+
+
+def test_a_function_may_change_what_it_gets(make: MakeRecipe, tmp_path: Path) -> None:
+    """Messages of the data stay as they are, for the other samples of a prompt and when it comes again."""
+    (tmp_path / "which").write_text("marked")
+    rows = [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS[:3]]
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = make("broken", "one", **{"data.source": str(tmp_path / "asked.jsonl")})
+    assert run(recipe).finished
+    for step in (1, 2):
+        for row in samples_of(recipe, step):
+            assert row["prompts/marked"] == row["prompt"].replace("4?", "4?!") != row["prompt"]
 
 
 def test_a_column_that_the_data_lack_is_named_before_the_run(make: MakeRecipe, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.dataflow import Dataflow, Resample, trace
+from plait.dataflow import Dataflow, Resample, prompts_from, trace
 from plait.schedule.plan import Placement, Plan
 from plait.schedule.stage_fusion import nothing_to_hide
 from tests.schedule.test_placements import ALONE, PPO, SFT
@@ -16,6 +16,13 @@ def in_rounds(prompts, actor, ref, reward):
     actor.train(samples, loss=never, rewards=reward.score(samples), kept=ref.logprobs(samples))
 
 
+def behind_others(prompts, actor, ref):
+    samples = actor.generate(prompts)
+    told = prompts_from(samples, never)
+    actor.train(samples, loss=never, kept=ref.logprobs(samples, prompts=told))
+
+
+BEHIND = trace(behind_others, roles=("actor", "ref"))
 ROUNDS = trace(in_rounds, roles=("actor", "ref", "reward"))
 
 
@@ -56,6 +63,7 @@ def test_of_batches_that_are_drawn_ahead_only_what_scores_them_then_can_be_hidde
         (PPO, placed(2, ref=(1,), critic=(0, 1)), ("critic", "ref"), "weights of ref and critic are brought"),
         (ALONE, placed(2, actor=(0, 1)), ("actor",), "weights of actor are brought"),
         (ROUNDS, placed(2, ref=(0, 1)), (), "samples are drawn in rounds (`resample`), and no model scores any before"),
+        (BEHIND, placed(2, ref=(0, 1)), (), "samples are scored behind other prompts, which are written when all"),
         (ROUNDS, placed(2, ref=(2,)), (), "no model scores samples where they are generated"),
     ],
 )

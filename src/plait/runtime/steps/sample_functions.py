@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -51,14 +52,16 @@ class SampleFunctions:
         given = self._arguments(node, title, samples)
         columns = of_group(node, members, state.tables, state.batch)
         texts = {name: self._texts(node, members, call, state) for name, call in texts_of(node).items()}
+        # Each entry is the function's own: it may change messages, which are the data's, in their place.
+        own = {name: [copy.deepcopy(value) for value in values] for name, values in taken(fn, given).items()}
         users, where = is_users(fn), f"{title}, {samples[0].prompt.title()}"
         with UserCode(where, RunError, users=users, limit_s=CALL_LIMIT_S if users else None):
-            returned = fn(**taken(fn, {**given, **columns, **texts}))
-        count = len(returned) if isinstance(returned, Iterable) and hasattr(returned, "__len__") else None
-        if isinstance(returned, str | bytes | Mapping) or count != len(samples):
-            is_one = count is None or isinstance(returned, str)
-            found = f"{type(returned).__name__} {returned!r:.60}" if is_one else str(count)
-            what = "prompt" if not node.outputs else "number or None"
+            returned = fn(**{**own, **taken(fn, {**columns, **texts})})
+        is_other = not isinstance(returned, Collection) or isinstance(returned, str | bytes | Mapping | Set)
+        count = None if is_other else len(returned)
+        if count != len(samples):
+            found = f"{type(returned).__name__} {returned!r:.60}" if count is None else count
+            what = "number or None" if node.outputs else "prompt"
             error = RunError(f"{where}: expected a list with one {what} per sample ({len(samples)}), found {found}")
             raise saying_where(error, fn)
         return list(returned)
