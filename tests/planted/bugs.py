@@ -62,6 +62,13 @@ SAMPLING = (
         ("data/test_behind.py::test_who_reads_the_same_tokens_shares_them",),
     ),
     Bug(
+        "a judge's verdict counts for another sample of the prompt",
+        "plait.data.lineage:Meeting.key",
+        "made.samples[: self.depth]",
+        "made.samples[:0]",
+        ("data/test_lineage.py::test_one_verdict_is_a_number_of_its_sample",),
+    ),
+    Bug(
         "stale sampler weights",
         "plait.workers.instances:engine_of",
         "return Engine(model, settings, keep_memory",

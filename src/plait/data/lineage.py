@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from plait.data.records import MadeOf, Sample
 
@@ -37,11 +38,10 @@ class Meeting:
         Args:
             call, other_call: ids of the nodes that drew them.
         """
-        paths = [_calls(of_call[0], number) for of_call, number in ((samples, call), (others, other_call)) if of_call]
-        depth = 0
-        while len(paths) == 2 and len({path[: depth + 1] for path in paths}) == 1 and depth < len(paths[0]):
-            depth += 1
-        return cls(depth)
+        if not samples or not others:
+            return cls(0)
+        steps = zip(_calls(samples[0], call), _calls(others[0], other_call), strict=False)
+        return cls(len(list(takewhile(lambda pair: pair[0] == pair[1], steps))))
 
     def key(self, sample: Sample) -> Key:
         """Equal for samples that belong together."""

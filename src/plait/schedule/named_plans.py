@@ -1,10 +1,10 @@
 """Plans by name, for any flow and any number of devices.
 
 * colocated: every call of every model on all devices, one copy of the model on each.
-* split: two meshes. What speaks (actor, reference) on one half, what judges (critics, reward and cost models) on the
-  other; where a flow has only one of the two kinds, generation and frozen models on one half, what is trained on the
-  other: the leader is among those whose actions are short, and so it answers soon. HybridFlow's split (Sheng et al.
-  2024, arXiv 2409.19256, section 8.3).
+* split: two meshes. What speaks (actor, reference, judge) on one half, what gives numbers (critics, reward and cost
+  models) on the other; where a flow has only one of the two kinds, generation and frozen models on one half, what is
+  trained on the other: the leader is among those whose actions are short, and so it answers soon. HybridFlow's split
+  (Sheng et al. 2024, arXiv 2409.19256, section 8.3).
 * standalone: every model on a mesh of its own, devices by the work that each has. HybridFlow's standalone, ibidem.
 
 Data parallel inside each mesh: `tp` devices form one copy where a model needs more than one.

@@ -40,7 +40,7 @@ def asked(node: int, role: str, step: int, *uids: int) -> AskedRollout:
     """Two samples of each prompt, for a batch of its own."""
     state = StepState(step, prompts=tuple(map(prompt, uids)))
     state.growing[node] = PartialRollout(state.prompts, 2)
-    call: Any = SimpleNamespace(id=node, role=role, call=f"{role}.generate")
+    call: Any = SimpleNamespace(id=node, role=role, call=f"{role}.generate", prompts=None)
     return AskedRollout(call, state, state.growing[node], SamplingSettings().sampling(), NoiseKey(1))
 
 
