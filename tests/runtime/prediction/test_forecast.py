@@ -188,6 +188,18 @@ def test_what_no_profile_fits_is_measured_once(
     assert asked == [1, 1], "the second time it is kept"
 
 
+def test_nothing_is_measured_where_processes_have_no_room(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4,096 of them: more than this machine has memory for."""
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
+    asked: list[Recipe] = []
+    monkeypatch.setattr(machine, "_measure", lambda one, threads: asked.append(one))
+    with pytest.raises(ConfigError, match=r"^`plan` auto: no plan on 4096 devices .* by itself; take fewer devices"):
+        prepare(make_recipe(devices=4096))
+    assert not asked
+
+
 @pytest.mark.usefixtures("profile")
 def test_a_run_on_one_device_ends_with_its_prediction_beside_what_it_measured(
     make_recipe: MakeRecipe, capfd: pytest.CaptureFixture[str]
