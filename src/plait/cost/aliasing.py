@@ -147,7 +147,7 @@ def _shard_on(layout: Layout, rank: int) -> _Shard:
 
 @lru_cache(maxsize=8192)
 def _own_elements(same: Same, shards: tuple[_Shard, ...], are_whole: tuple[bool, ...]) -> tuple[int, ...]:
-    """Of each of several parts of a model on a rank; `are_whole`: those that stay one buffer."""
+    """`AliasedPart.own` of several parts of a model on a rank; `are_whole`: those that stay one buffer."""
     parameters, names = same.parameters, [str(number) for number in range(len(shards))]
     index = {param.name: number for number, param in enumerate(parameters.params)}
     parts = {

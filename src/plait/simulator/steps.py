@@ -87,7 +87,11 @@ def predict(plan: Plan, graph: StepGraph, costs: Costs, *, steps: int = STEPS) -
 
 
 def step_seconds(plan: Plan, graph: StepGraph, costs: Costs) -> float:
-    """`predict(...).seconds_per_step`, in a part of the time. Raises as `predict`."""
+    """`predict(...).seconds_per_step`, in a part of the time.
+
+    Raises:
+        ConfigError: as of `predict`.
+    """
     return _played(plan, graph, costs, STEPS)[0].step_s
 
 

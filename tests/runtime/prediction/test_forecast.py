@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -193,8 +194,8 @@ def test_nothing_is_measured_where_processes_have_no_room(
 ) -> None:
     """4,096 of them: more than this machine has memory for."""
     monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
-    asked: list[Recipe] = []
-    monkeypatch.setattr(machine, "_measure", lambda one, threads: asked.append(one))
+    asked: list[object] = []
+    monkeypatch.setattr(subprocess, "run", lambda *of_command, **_: asked.append(of_command))
     with pytest.raises(ConfigError, match=r"^`plan` auto: no plan on 4096 devices .* by itself; take fewer devices"):
         prepare(make_recipe(devices=4096))
     assert not asked
