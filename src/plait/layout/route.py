@@ -135,8 +135,9 @@ def _groups(classes: Iterable[Ends], ranks: Sequence[int], cluster: Cluster) -> 
             flat.extend(side)
         node.extend(own)
         first.append(len(node))
-    flat = [np.array(column, np.int64) for column in (first, node, *ends)]
-    return Groups(*flat, node_of, np.array([cluster.is_store(rank) for rank in ranks]))
+    holders, first_holder, needers, first_needer = (np.array(column, np.int64) for column in ends)
+    is_store = np.array([cluster.is_store(rank) for rank in ranks])
+    return Groups(np.array(first), np.array(node), holders, first_holder, needers, first_needer, node_of, is_store)
 
 
 def rounds(chunks: Sequence[Chunk], routes: Sequence[Ints], cluster: Cluster) -> list[Transfer]:

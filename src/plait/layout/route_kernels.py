@@ -5,7 +5,7 @@ group is what a class of chunks has to do with one node.
 """
 
 # numpy's annotations do not say that an array indexed by numbers gives a number.
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportReturnType=false
 
 from __future__ import annotations
 
