@@ -84,10 +84,10 @@ def _connects_what_is_foretold(recipe: Recipe, logs: Mapping[int, Log]) -> None:
     made = [{post.group for post in posts[rank] if post.is_collective} - {everyone} for rank in sorted(logs)]
     assert [len(groups) for groups in made] == connections.num_groups(connects.placings).tolist()
     gathered = [Sending(place.home.mesh.ranks, (0,)) for place in placed.places.values()]
-    ways: dict[Group, Any] = {everyone: connections.ways_of([*connects.sendings, *gathered])}
+    ways: dict[Group, Any] = {everyone: connections.ways_of([*connects.sendings, *gathered])[0]}
     for instances in connects.sharing:
         ranks = tuple(sorted(rank for instance in instances for rank in instance.mesh.ranks))
-        ways |= {group: connections.ways_between(instances) for group in set().union(*made) if group[1] == ranks}
+        ways |= {group: connections.ways_between(instances)[0] for group in set().union(*made) if group[1] == ranks}
     for rank in sorted(logs):
         for post in posts[rank]:
             if not post.is_collective and post.pair is None:

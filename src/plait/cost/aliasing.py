@@ -8,14 +8,16 @@ dtype that masters have, since there the weights are the masters.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 from plait.cost.offload_policy import OffloadPolicy, Owner
 from plait.layout.boxes import Holding
 from plait.layout.holdings import Holdings, flat_holdings, merged, weights
-from plait.layout.mesh import Layout
+from plait.layout.mesh import Layout, Parallelism
 from plait.layout.nesting import AliasedPart, nest
 from plait.layout.params import FlatLayout, Parameters
-from plait.layout.shards import shard
+from plait.layout.shards import Same, shard
 from plait.recipes.role_models import RoleModel
 from plait.schedule.placements import WHOLE, PartKey, RolePlacement, part_key, placements_of
 from plait.schedule.plan import Plan
@@ -46,6 +48,7 @@ class Aliasing:
         self._dtype = dtype
         self._parameters = parameters
         self._aliased: dict[tuple[Owner, int], dict[PartKey, AliasedPart]] = {}
+        self._own: dict[tuple[Owner, int], dict[PartKey, int]] = {}
         self._names: dict[Owner, dict[PartKey, str]] = {}
 
     def name(self, role: str, key: PartKey) -> str:
@@ -67,6 +70,19 @@ class Aliasing:
         if at not in self._aliased:
             self._aliased[at] = {} if self._offload_policy.adapted else self._nested(role, rank)
         return self._aliased[at]
+
+    def own_elements(self, role: str, rank: int) -> Mapping[PartKey, int]:
+        """`AliasedPart.own` of the parts of `of`, without their places: forecasts ask for those of many plans."""
+        at = (self._offload_policy.owner(role), rank)
+        if at not in self._own:
+            layouts = {} if self._offload_policy.adapted else self._candidates(role, rank)
+            own: tuple[int, ...] = ()
+            if len(layouts) > 1:
+                shards, whole = [_shard_on(layout, rank) for layout in layouts.values()], self._whole(role, rank)
+                same = Same(self._parameters(role))
+                own = _own_elements(same, tuple(shards), tuple(key in whole for key in layouts))
+            self._own[at] = dict(zip(layouts, own, strict=True)) if own else {}
+        return self._own[at]
 
     def holdings(self, role: str, layout: Layout, ranks: Sequence[int], parameters: Parameters) -> Holdings:
         """What these ranks of a layout hold of what is trained of a role.
@@ -118,6 +134,29 @@ class Aliasing:
 
     def _places_of(self, owner: Owner) -> list[RolePlacement]:
         return [self._places[model.role] for model in self._models if self._offload_policy.owner(model.role) == owner]
+
+
+_Shard = tuple[Parallelism, int, int]
+"""A layout of one copy, and the place of a rank along tp and pp."""
+
+
+def _shard_on(layout: Layout, rank: int) -> _Shard:
+    at = layout.coordinates(rank)
+    return replace(layout.parallelism, dp=1), at.tp, at.pp
+
+
+@lru_cache(maxsize=8192)
+def _own_elements(same: Same, shards: tuple[_Shard, ...], are_whole: tuple[bool, ...]) -> tuple[int, ...]:
+    """`AliasedPart.own` of several parts of a model on a rank; `are_whole`: those that stay one buffer."""
+    parameters, names = same.parameters, [str(number) for number in range(len(shards))]
+    index = {param.name: number for number, param in enumerate(parameters.params)}
+    parts = {
+        name: flat_holdings(shard(parameters, *of_part), index, name)
+        for name, of_part in zip(names, shards, strict=True)
+    }
+    whole = {name for name, is_whole in zip(names, are_whole, strict=True) if is_whole}
+    nests = nest(parts, parameters.params, whole)
+    return tuple(nests[name].own for name in names)
 
 
 def flat_of(parameters: Parameters, layout: Layout, rank: int) -> FlatLayout:

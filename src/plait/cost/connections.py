@@ -8,14 +8,14 @@ group of one rank is none, and groups of gloo take nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.layout.groups import NAMES, NCCL_PEER_CHANNELS, axes
+from plait.layout.groups import NAMES, NCCL_PEER_CHANNELS, SENDING, peers_of
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.params import Heads
 from plait.models.shape import ModelShape
@@ -79,8 +79,9 @@ class Connections:
 
     def __init__(self, cluster: Cluster, num_ranks: int, heads: Mapping[str, Heads]) -> None:
         self._num_ranks, self._heads = num_ranks, heads
-        machines = np.arange(num_ranks) // cluster.devices
-        self._near = (machines[:, None] == machines) & ~np.eye(num_ranks, dtype=bool)
+        self._devices = min(cluster.devices, num_ranks)
+        self._machines = -(-num_ranks // self._devices)
+        self._others = ~np.eye(self._devices, dtype=bool)
         self._numbers: dict[object, int] = {}
         self._rows = cache(self._rows_of)
         self.ways_between = cache(self._ways_between)
@@ -90,7 +91,7 @@ class Connections:
     def usual_bytes(self) -> int:
         """Those of a rank of a plan that is not known yet: groups of all ranks of a layout, along dp and along tp, and
         messages with all others of its machine. A mapper keeps room for it; predictions of other systems have it."""
-        return 3 * GROUP_BYTES + int(self._near.sum(axis=1).max()) * (SENDER_BYTES + RECEIVER_BYTES)
+        return 3 * GROUP_BYTES + (self._devices - 1) * (SENDER_BYTES + RECEIVER_BYTES)
 
     def num_groups(self, placings: Collection[Placing]) -> NDArray[np.int64]:
         """[ranks] communicators of teams, that of all ranks left out."""
@@ -108,26 +109,34 @@ class Connections:
     def message_bytes(self, connected: Connected) -> NDArray[np.float64]:
         """[ranks] of what is connected as soon as weights are moved and samples go on elsewhere: behind the reading of
         models."""
-        total = np.zeros(self._num_ranks)
+        total = np.zeros((self._machines, self._devices))
         for ways in (self.ways_of(connected.sendings), *map(self.ways_between, connected.sharing)):
-            total += ways.sum(axis=1) * SENDER_BYTES + ways.sum(axis=0) * RECEIVER_BYTES
-        return total
+            total += ways.sum(axis=2) * SENDER_BYTES + ways.sum(axis=1) * RECEIVER_BYTES
+        return total.reshape(-1)[: self._num_ranks]
 
     def ways_of(self, sendings: Collection[Sending]) -> NDArray[np.bool_]:
-        """[senders, receivers] that may be connected on one machine. Receivers hand on to each other what has come
-        (`layout.route`)."""
-        ways = np.zeros_like(self._near)
+        """[machines, senders, receivers] that may be connected on each machine, whose ranks are counted from 0 there.
+        Receivers hand on to each other what has come (`layout.route`)."""
+        ways = np.zeros((self._machines, self._devices, self._devices), bool)
         for sending in sendings:
-            receivers = list(sending.receivers)
-            ways[np.ix_([*sending.senders, *receivers], receivers)] = True
-        return ways & self._near
+            receives = self._by_machine(sending.receivers)
+            sends = receives | self._by_machine(sending.senders)
+            ways |= sends[:, :, None] & receives[:, None, :]
+        return ways & self._others
 
     def _ways_between(self, layouts: tuple[Layout, ...]) -> NDArray[np.bool_]:
-        number = np.full(self._num_ranks, -1)
+        number = np.full(self._machines * self._devices, -1)
         for place, instance in enumerate(instance for layout in layouts for instance in layout.instances()):
             number[list(instance.mesh.ranks)] = place
-        there = number >= 0
-        return self._near & there & there[:, None] & (number != number[:, None])
+        number = number.reshape(self._machines, self._devices)
+        there, are_other = number >= 0, number[:, :, None] != number[:, None, :]
+        return self._others & there[:, :, None] & there[:, None, :] & are_other
+
+    def _by_machine(self, ranks: Sequence[int]) -> NDArray[np.bool_]:
+        """[machines, devices] whether a rank is among these."""
+        among = np.zeros(self._machines * self._devices, bool)
+        among[list(ranks)] = True
+        return among.reshape(self._machines, self._devices)
 
     def _distinct(self, placings: Collection[Placing]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """[rows, ranks] what each rank has, as `_rows_of` numbers it; what of it is there for the first time."""
@@ -141,21 +150,36 @@ class Connections:
         """[rows, ranks] the number of a rank's group along each axis; of those that share a key's head in training, a
         number of theirs. In the last bits to how many others of its machine it sends messages. 0: it has none."""
         rows = np.zeros((len(NAMES) + 1, self._num_ranks), np.int64)
-        for layout in placing.layout.instances() if placing.apart else (placing.layout,):
-            for axis in axes(layout):
-                if len(axis.ranks) > 1:
-                    self._fill(rows[NAMES.index(axis.name)], axis.ranks, axis.group, sends=axis.sends, is_group=True)
-                if axis.name == "tp" and placing.trains in self._heads:
-                    for ranks in sharing(axis.ranks, self._heads[placing.trains]):
-                        self._fill(rows[-1], ranks, (axis.group, ranks), sends=True)
+        peers = peers_of(placing.layout, apart=placing.apart)
+        for row, name in zip(rows, NAMES, strict=False):
+            if peers[name].shape[1] > 1:
+                sends = name == SENDING
+                names = [(sends, ranks.tobytes()) for ranks in peers[name]]
+                self._fill(row, peers[name], names, sends=sends, is_group=True)
+        if placing.trains in self._heads:
+            alike = sharing(tuple(range(placing.layout.parallelism.tp)), self._heads[placing.trains])
+            for at in alike:
+                names = [(at, ranks.tobytes()) for ranks in peers["tp"]]
+                self._fill(rows[-1], peers["tp"][:, at], names, sends=True)
         return rows[rows.any(axis=1)]
 
     def _fill(
-        self, row: NDArray[np.int64], ranks: tuple[int, ...], name: object, *, sends: bool, is_group: bool = False
+        self,
+        row: NDArray[np.int64],
+        groups: NDArray[np.int64],
+        names: Sequence[object],
+        *,
+        sends: bool,
+        is_group: bool = False,
     ) -> None:
-        at, number = list(ranks), self._numbers.setdefault(name, 1 + len(self._numbers))
-        near = self._near[np.ix_(at, at)].sum(axis=1) if sends else 0
-        row[at] = number * 2 * _GROUP + is_group * _GROUP + near
+        """
+        Args:
+            groups: [groups, ranks]; names: of the groups.
+        """
+        numbers = np.array([self._numbers.setdefault(name, 1 + len(self._numbers)) for name in names])
+        machines = groups // self._devices
+        near = (machines[:, :, None] == machines[:, None, :]).sum(axis=2) - 1 if sends else 0
+        row[groups] = numbers[:, None] * 2 * _GROUP + is_group * _GROUP + near
 
 
 def heads_of_keys(shapes: Mapping[str, ModelShape]) -> dict[str, Heads]:

@@ -5,9 +5,10 @@ Seconds are floats, bytes whole numbers. A layout is a mesh with dp, tp, pp and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from functools import cache
+from typing import Literal, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +64,30 @@ class Tail:
         return Tail(factor * self.end_s, factor * self.idle_s, factor * self.move_s)
 
 
+class LateTails(Sequence[Tail]):
+    """Ways in which a generation may end that are worked out when the first is asked for: a search prices many
+    generations that no plan has."""
+
+    def __init__(self, found: Callable[[], tuple[Tail, ...]]) -> None:
+        self._found = cache(found)
+
+    def __len__(self) -> int:
+        return len(self._found())
+
+    @overload
+    def __getitem__(self, place: int) -> Tail: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Tail]: ...
+    def __getitem__(self, place: int | slice) -> Tail | Sequence[Tail]:
+        return self._found()[place]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._found() == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._found())
+
+
 @dataclass(frozen=True)
 class CallCost:
     """
@@ -87,7 +112,7 @@ class CallCost:
     bytes: int = 0
     working_bytes: tuple[int, ...] = (0,)
     instance_seconds: tuple[float, ...] = ()
-    tails: tuple[Tail, ...] = ()
+    tails: Sequence[Tail] = ()
     first_s: float = 0.0
     in_parts_s: float = 0.0
     activation_bytes: tuple[int, ...] = (0,)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from plait.cost.beginning import Beginning
 from plait.cost.captures import capturing
-from plait.cost.costs import CallCost, Spread, num_instances
+from plait.cost.costs import CallCost, LateTails, Spread, num_instances
 from plait.cost.decoding import Decoding, Pieces, coarse, levelled, profile
 from plait.cost.endings import Endings
 from plait.cost.generation_bytes import GenerationBytes
@@ -88,7 +88,7 @@ class Generating:
         if workload.rebalances and len(drawing) > 1:
             least_s = last.decoding.alone_s(workload.lengths.responses.longest)
             ends_s = [levelled(ends_s, least_s, [one.speed for one in drawing])] * len(drawing)
-        tails = self._endings.tails(ends_s, shares, last.decoding, last.running)
+        tails = LateTails(partial(self._endings.tails, ends_s, shares, last.decoding, last.running))
         first, most, terms = spread.first_of(layout), max(map(len, shares)), Terms()
         own_bytes = held_bytes[spread.samples.index(layout)] if held_bytes else None
         running = self._instances.running(role, layout, most, own_bytes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from plait.cost.aliasing import flat_of
 from plait.cost.draft_memory import drafts_on
 from plait.cost.engine_memory import engine_rows
 from plait.cost.estimate import Rows
@@ -13,6 +12,7 @@ from plait.cost.held_memory import optimizer_bytes
 from plait.cost.offload_policy import Owner, Use
 from plait.cost.placed import Placed
 from plait.cost.shape_parameters import adapter_by_stage
+from plait.layout.shards import held_elements
 from plait.recipes.engine_checks import abilities
 from plait.recipes.role_models import optimizer_of
 from plait.schedule.placements import PartKey, part_key
@@ -58,8 +58,9 @@ def held_parts(rank: int, placed: Placed) -> list[HeldPart]:
     for model in placed.models:
         place = placed.places[model.role]
         for layout in place.layouts_on(rank):
-            nest = placed.aliasing.of(model.role, rank).get(key := part_key(layout, rank))
-            block = flat_of(parameters[model.role], layout, rank).num_elements if nest is None else nest.own
+            own = placed.aliasing.own_elements(model.role, rank).get(key := part_key(layout, rank))
+            at = layout.coordinates(rank)
+            block = held_elements(parameters[model.role], layout.parallelism, at.tp, at.pp) if own is None else own
             part = (offload_policy.owner(model.role), key)
             names, _ = weights.setdefault(part, ([], block))
             if model.role not in names:

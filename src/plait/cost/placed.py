@@ -15,7 +15,7 @@ from plait.cost.lengths import SampleLengths
 from plait.cost.offload_policy import OffloadPolicy
 from plait.dataflow import Dataflow, Node
 from plait.layout.params import Parameters
-from plait.layout.shards import shard, zero_range
+from plait.layout.shards import held_elements, zero_range
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
@@ -154,7 +154,7 @@ def _kind(rank: int, placed: Placed) -> tuple[object, ...]:
             uses = (layout == place.train, layout == place.score, generates, generates and layout in place.prefill)
             kinds.append((role, uses, at.tp, at.pp, sizes, number))
             if uses[0]:
-                once = shard(placed.parameters[role], sizes, at.tp, at.pp, once=True).num_elements
+                once = held_elements(placed.parameters[role], sizes, at.tp, at.pp, once=True)
                 start, stop = zero_range(once, at.dp, sizes.dp)
                 kinds.append(stop - start)
         kinds += [place.after.get((mode, rank)) for mode in ("train", "score", "decode")]

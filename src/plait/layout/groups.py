@@ -6,12 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import zip_longest
+
+import numpy as np
+from numpy.typing import NDArray
 
 from plait.layout.mesh import Layout
 
 NAMES = ("all", "tp", "dp", "pp", "ends")
 """Names of axes: see `models.parallel.team.Team`."""
+SENDING = "pp"
+"""The axis whose ranks send each other messages."""
 NCCL_PEER_CHANNELS = 8
 """Channels between two ranks that send each other messages, which a run asks for where the user does not
 (`NCCL_MAX_P2P_NCHANNELS`)."""
@@ -29,25 +34,39 @@ class Axis:
     def sends(self) -> bool:
         """Whether ranks of the group send each other messages, each posted alone. Those of a pipeline do not share a
         group with collectives: on NCCL one would wait for the other."""
-        return self.name == "pp"
+        return self.name == SENDING
 
     @property
     def group(self) -> tuple[bool, tuple[int, ...]]:
         return self.sends, self.ranks
 
 
+def peers_of(layout: Layout, *, apart: bool = False) -> dict[str, NDArray[np.int64]]:
+    """Name of an axis → [groups, ranks] the peers of a layout, in the order of the axis.
+
+    Args:
+        apart: each of its copies of a model by itself, as instances are.
+    """
+    sizes = layout.parallelism
+    ranks_DPT = np.array(layout.mesh.ranks).reshape(sizes.dp, sizes.pp, sizes.tp)
+    stages = ranks_DPT.transpose(0, 2, 1).reshape(-1, sizes.pp)
+    return {
+        "all": ranks_DPT.reshape(sizes.dp if apart else 1, -1),
+        "tp": ranks_DPT.reshape(-1, sizes.tp),
+        "dp": ranks_DPT.reshape(-1, 1) if apart else ranks_DPT.transpose(1, 2, 0).reshape(-1, sizes.dp),
+        "pp": stages,
+        "ends": stages[:, [0, -1]] if sizes.pp > 1 else stages[:0],
+    }
+
+
 def axes(layout: Layout) -> Iterator[Axis]:
     """Every set of peers of a layout, in an order that all ranks share."""
-    sizes, at = layout.parallelism, layout.rank_at
-    dps, tps, pps = range(sizes.dp), range(sizes.tp), range(sizes.pp)
-    yield Axis("all", layout.mesh.ranks)
-    yield from (Axis("tp", tuple(at(dp, tp, pp) for tp in tps)) for dp, pp in product(dps, pps))
-    yield from (Axis("dp", tuple(at(dp, tp, pp) for dp in dps)) for pp, tp in product(pps, tps))
-    for dp, tp in product(dps, tps):
-        stages = tuple(at(dp, tp, pp) for pp in pps)
+    groups = {name: list(map(tuple, of_name.tolist())) for name, of_name in peers_of(layout).items()}
+    yield from (Axis(name, ranks) for name in ("all", "tp", "dp") for ranks in groups[name])
+    for stages, ends in zip_longest(groups["pp"], groups["ends"]):
         yield Axis("pp", stages)
-        if len(stages) > 1:
-            yield Axis("ends", (stages[0], stages[-1]))
+        if ends is not None:
+            yield Axis("ends", ends)
 
 
 @lru_cache(maxsize=4096)

@@ -73,6 +73,14 @@ class Mesh:
     def __len__(self) -> int:
         return len(self.ranks)
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Kept: what is known of a layout is looked up by its mesh, which may have a thousand ranks."""
+        return hash(self.ranks)
+
 
 @dataclass(frozen=True)
 class Parallelism:

@@ -14,7 +14,9 @@ What holds of every plan:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from plait.layout.atoms import Demand, TensorBox, demand
 from plait.layout.boxes import Box, Holding, Slice, aligned_slices, boxes_of_range
@@ -22,6 +24,7 @@ from plait.layout.holdings import ITEM_BYTES, Holdings
 from plait.layout.mesh import Cluster
 from plait.layout.move_plan import Carried, MoveAction, MoveKind, MovePlan, Traffic
 from plait.layout.route import Chunk, Transfer, interleaved, rounds, routes, split
+from plait.layout.route_kernels import Ints
 
 BUCKET_BYTES = 64 << 20
 CHUNK_BYTES = 256 << 10
@@ -79,14 +82,7 @@ def traffic_of(
     needed = demand(source, target)
     chunks, edges = _routed(source, target, needed, cluster, (bucket_bytes, chunk_bytes))
     item_bytes = ITEM_BYTES[_wire(source, target)]
-    counts: dict[tuple[int, int], int] = defaultdict(int)
-    elements: dict[tuple[int, int], int] = defaultdict(int)
-    for chunk, of_chunk in zip(chunks, edges, strict=True):
-        size = chunk.num_elements
-        for ends in of_chunk:
-            counts[ends] += 1
-            elements[ends] += size
-    carried = {ends: Carried(count, elements[ends] * item_bytes) for ends, count in counts.items()}
+    carried = _carried(chunks, edges, item_bytes)
     copied: dict[int, int] = defaultdict(int)
     for rank, pieces in needed.kept.items():
         actions = _local(source, target, rank, pieces, max(1, bucket_bytes // target.item_bytes))
@@ -99,6 +95,18 @@ def traffic_of(
     return Traffic(cluster, carried, {rank: count * target.item_bytes for rank, count in copied.items() if count})
 
 
+def _carried(chunks: Sequence[Chunk], edges: Sequence[Ints], item_bytes: int) -> dict[tuple[int, int], Carried]:
+    """By sender and receiver."""
+    if not chunks:
+        return {}
+    elements = np.repeat([chunk.num_elements for chunk in chunks], [len(of_chunk) for of_chunk in edges])
+    ends, pair_of, counts = np.unique(np.concatenate(edges), axis=0, return_inverse=True, return_counts=True)
+    totals = np.zeros(len(ends), np.int64)
+    np.add.at(totals, pair_of.reshape(-1), elements)
+    rows = zip(ends.tolist(), counts.tolist(), (totals * item_bytes).tolist(), strict=True)
+    return {(sender, receiver): Carried(count, num_bytes) for (sender, receiver), count, num_bytes in rows}
+
+
 def _wire(source: Holdings, target: Holdings) -> str:
     """The dtype of messages."""
     return source.dtype if source.item_bytes < target.item_bytes else target.dtype
@@ -106,8 +114,8 @@ def _wire(source: Holdings, target: Holdings) -> str:
 
 def _routed(
     source: Holdings, target: Holdings, needed: Demand, cluster: Cluster, sizes: tuple[int, int]
-) -> tuple[list[Chunk], list[list[tuple[int, int]]]]:
-    """What travels, and the (sender, receiver) pairs of each; `sizes` are those of a bucket and of a chunk."""
+) -> tuple[list[Chunk], list[Ints]]:
+    """What travels, and of each [messages, 2] sender and receiver; `sizes` are those of a bucket and of a chunk."""
     assert sizes[0] >= max(source.item_bytes, target.item_bytes), "a bucket has room for one element at least"
     classes = [split(move_class, ITEM_BYTES[_wire(source, target)], *sizes) for move_class in needed.classes]
     chunks = interleaved(classes)

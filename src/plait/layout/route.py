@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappush, heapreplace
 from typing import NamedTuple
+
+import numpy as np
 
 from plait.layout.atoms import MoveClass, TensorBox
 from plait.layout.boxes import Box, boxes_of_range
 from plait.layout.mesh import Cluster
+from plait.layout.route_kernels import Groups, Ints, choose
 
 PARTS = 24
 """Chunks into which a class is split where it is large enough: divides evenly among 2, 3, 4, 6, 8 and 12 senders."""
@@ -95,95 +97,50 @@ def _row(box: Box) -> int:
     return width * inner if outer > 1 else inner if width > 1 else 1
 
 
-class Loads:
-    """Bytes that nodes and ranks send and receive, as far as they have been assigned."""
-
-    def __init__(self) -> None:
-        self.node_out: dict[int, int] = defaultdict(int)
-        self.far_out: dict[int, int] = defaultdict(int)
-        self.far_in: dict[int, int] = defaultdict(int)
-        self.near_out: dict[int, int] = defaultdict(int)
-
-    def add(self, edges: Iterable[tuple[int, int]], node_of: dict[int, int], size: int) -> None:
-        for sender, receiver in edges:
-            if node_of[sender] == node_of[receiver]:
-                self.near_out[sender] += size
-            else:
-                self.node_out[node_of[sender]] += size
-                self.far_out[sender] += size
-                self.far_in[receiver] += size
-
-
-def routes(chunks: Sequence[Chunk], cluster: Cluster) -> list[list[tuple[int, int]]]:
-    """The (sender, receiver) pairs of each chunk, a sender never before it has the chunk.
+def routes(chunks: Sequence[Chunk], cluster: Cluster) -> list[Ints]:
+    """[messages, 2] sender and receiver of each message of each chunk, a sender never before it has the chunk.
 
     Chunks with fewest holders choose first. In every sweep each chunk in turn takes the least loaded senders given the
     choices of all others; with small chunks this descends to the least sum of squares of the loads, where the greatest
     load is least as well. In the first sweep only holders send: where they are balanced by themselves, nobody forwards.
     """
-    node_of = {rank: cluster.node_of(rank) for rank in _ranks(chunks)}
-    stores = _stores(chunks, cluster)
-    loads = Loads()
-    chosen: list[list[tuple[int, int]]] = [[] for _ in chunks]
+    if not chunks:
+        return []
+    ranks = sorted(_ranks(chunks))
+    numbers: dict[Ends, int] = {}
+    class_of = [numbers.setdefault((chunk.holders, chunk.needers), len(numbers)) for chunk in chunks]
     order = sorted(range(len(chunks)), key=lambda i: (len(chunks[i].holders), -chunks[i].num_elements, i))
-    for sweep in range(SWEEPS):
-        for i in order:
-            size = chunks[i].num_elements
-            loads.add(chosen[i], node_of, -size)
-            chosen[i] = _deliver(chunks[i], loads, node_of, stores, forward=sweep > 0)
-    return chosen
+    sizes = np.array([chunk.num_elements for chunk in chunks])
+    first_edge = np.cumsum([0, *(len(chunk.needers) for chunk in chunks)])
+    groups = _groups(numbers, ranks, cluster)
+    edges = choose(groups, np.array(class_of), sizes, np.array(order), first_edge, SWEEPS)
+    return np.split(np.array(ranks)[edges], first_edge[1:-1])
 
 
-def _deliver(
-    chunk: Chunk, loads: Loads, node_of: dict[int, int], stores: set[int], forward: bool
-) -> list[tuple[int, int]]:
-    """Choose the tree of one chunk and add it to the loads.
-
-    forward: ranks that receive it may send it on, if they have less to do than those that hold it.
-    """
-    size = chunk.num_elements
-    having: dict[int, list[int]] = defaultdict(list)
-    lacking: dict[int, list[int]] = defaultdict(list)
-    for rank in chunk.holders:
-        having[node_of[rank]].append(rank)
-    for rank in chunk.needers:
-        lacking[node_of[rank]].append(rank)
-    hops = dict.fromkeys(chunk.holders, 0)
-    edges: list[tuple[int, int]] = []
-    entries: dict[int, list[int]] = {}
-    node_out, far_out, far_in, near_out = loads.node_out, loads.far_out, loads.far_in, loads.near_out
-    # The least loaded stands first in a heap; whoever sends is put back with what it has to do then.
-    nodes = [(node_out[node], 0, node) for node in having]
-    heapify(nodes)
-    for node in sorted((node for node in lacking if node not in having), key=lambda node: (node_out[node], node)):
-        entry = min(lacking[node], key=lambda rank: (far_in[rank], near_out[rank], rank))
-        out, hop, from_node = nodes[0]
-        sender = min(having[from_node], key=lambda rank: (far_out[rank], near_out[rank], hops[rank], rank))
-        edges.append((sender, entry))
-        node_out[from_node] += size
-        heapreplace(nodes, (out + size, hop, from_node))
-        far_out[sender] += size
-        far_in[entry] += size
-        lacking[node].remove(entry)
-        hops[entry] = hops[sender] + 1
-        entries[node] = [entry]
-        if forward and entry not in stores:
-            having[node].append(entry)
-            heappush(nodes, (node_out[node], hops[entry], node))
-    for node, ranks in lacking.items():
-        have = [(near_out[rank], hops[rank], rank) for rank in entries.get(node) or having[node]]
-        heapify(have)
-        for _, rank in sorted((near_out[rank], rank) for rank in ranks):
-            out, hop, sender = have[0]
-            edges.append((sender, rank))
-            near_out[sender] += size
-            heapreplace(have, (out + size, hop, sender))
-            if forward:
-                heappush(have, (near_out[rank], hop + 1, rank))
-    return edges
+Ends = tuple[tuple[int, ...], tuple[int, ...]]
+"""Ranks that hold, and ranks that need."""
 
 
-def rounds(chunks: Sequence[Chunk], routes: Sequence[Sequence[tuple[int, int]]], cluster: Cluster) -> list[Transfer]:
+def _groups(classes: Iterable[Ends], ranks: Sequence[int], cluster: Cluster) -> Groups:
+    """The classes node by node, ranks and nodes by their places among all."""
+    place = {rank: number for number, rank in enumerate(ranks)}
+    nodes = {node: number for number, node in enumerate(dict.fromkeys(map(cluster.node_of, ranks)))}
+    node_of = np.array([nodes[cluster.node_of(rank)] for rank in ranks])
+    first, node, ends = [0], list[int](), ([], [0], [], [0])
+    for of_class in classes:
+        mine = [np.array([place[rank] for rank in side], np.int64) for side in of_class]
+        own = np.union1d(node_of[mine[0]], node_of[mine[1]])
+        for side, flat, bounds in zip(mine, ends[::2], ends[1::2], strict=True):
+            bounds.extend(len(flat) + np.searchsorted(node_of[side], own, "right"))
+            flat.extend(side)
+        node.extend(own)
+        first.append(len(node))
+    holders, first_holder, needers, first_needer = (np.array(column, np.int64) for column in ends)
+    is_store = np.array([cluster.is_store(rank) for rank in ranks])
+    return Groups(np.array(first), np.array(node), holders, first_holder, needers, first_needer, node_of, is_store)
+
+
+def rounds(chunks: Sequence[Chunk], routes: Sequence[Ints], cluster: Cluster) -> list[Transfer]:
     """Put the messages into rounds and count them off.
 
     A message goes into the first round in which its sender has the chunk and neither end is busy in its direction.
@@ -196,7 +153,7 @@ def rounds(chunks: Sequence[Chunk], routes: Sequence[Sequence[tuple[int, int]]],
     stores = _stores(chunks, cluster)
     for index, (chunk, edges) in enumerate(zip(chunks, routes, strict=True)):
         rounds_of_ranks = dict.fromkeys(chunk.holders, 0)
-        for hop, (sender, receiver) in enumerate(edges):
+        for hop, (sender, receiver) in enumerate(edges.tolist()):
             first = rounds_of_ranks[sender]
             busy = (sending[sender] | receiving[receiver]) >> first
             at = first + (~busy & (busy + 1)).bit_length() - 1

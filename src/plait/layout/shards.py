@@ -136,10 +136,10 @@ def shard(parameters: Parameters, parallelism: Parallelism, tp: int, pp: int, *,
     once: leave out a tied parameter on all but the first stage that holds it (masters and moments exist once).
     """
     of_one_copy = parallelism if parallelism.dp == 1 else replace(parallelism, dp=1)
-    return _shard(_Same(parameters), of_one_copy, tp, pp, once)
+    return _shard(Same(parameters), of_one_copy, tp, pp, once)
 
 
-class _Same:
+class Same:
     """Compares by identity: hashing every parameter of a model at each lookup would cost more than the answer."""
 
     def __init__(self, parameters: Parameters) -> None:
@@ -149,11 +149,11 @@ class _Same:
         return id(self.parameters)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.parameters is self.parameters
+        return isinstance(other, Same) and other.parameters is self.parameters
 
 
 @lru_cache(maxsize=1024)
-def _shard(same: _Same, parallelism: Parallelism, tp: int, pp: int, once: bool) -> FlatLayout:
+def _shard(same: Same, parallelism: Parallelism, tp: int, pp: int, once: bool) -> FlatLayout:
     parameters = same.parameters
     held = _held_by_stage(same, stage_bounds(parameters.num_layers, parallelism))[pp]
     blocks = [Block(param, *param.tp_range(tp, parallelism.tp)) for param, first in held if first == pp or not once]
@@ -162,7 +162,7 @@ def _shard(same: _Same, parallelism: Parallelism, tp: int, pp: int, once: bool) 
 
 
 @lru_cache(maxsize=256)
-def _held_by_stage(same: _Same, bounds: tuple[int, ...]) -> tuple[tuple[tuple[Param, int], ...], ...]:
+def _held_by_stage(same: Same, bounds: tuple[int, ...]) -> tuple[tuple[tuple[Param, int], ...], ...]:
     """The parameters of each stage, each with the first stage that holds it."""
     held: list[list[tuple[Param, int]]] = [[] for _ in bounds[1:]]
     for param in same.parameters.params:
@@ -185,7 +185,7 @@ def elements_by_stage(parameters: Parameters, parallelism: Parallelism) -> tuple
 
 def stage_elements(parameters: Parameters, parallelism: Parallelism, tp: int) -> list[tuple[int, int]]:
     """By stage, of one of tp: (elements, those of them that are trained there)."""
-    by_layer, first, last, both = _elements(_Same(parameters), parallelism.tp, tp)
+    by_layer, first, last, both = _elements(Same(parameters), parallelism.tp, tp)
     bounds = stage_bounds(parameters.num_layers, parallelism)
     end = len(bounds) - 2
     of_stages = []
@@ -197,7 +197,7 @@ def stage_elements(parameters: Parameters, parallelism: Parallelism, tp: int) ->
 
 
 @lru_cache(maxsize=1024)
-def _elements(same: _Same, ways: int, index: int) -> tuple[tuple[int, ...], int, int, int]:
+def _elements(same: Same, ways: int, index: int) -> tuple[tuple[int, ...], int, int, int]:
     """Elements of one of `ways` parts, gaps included: of all layers before each, and what is on the first stage, on the
     last, on both."""
     layers = [0] * same.parameters.num_layers

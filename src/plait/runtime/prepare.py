@@ -40,7 +40,7 @@ from plait.runtime.inputs.reading import RunData, read_data
 from plait.runtime.inputs.said_before import say_before
 from plait.runtime.inputs.text_lengths import lengths_in
 from plait.runtime.inputs.tokenizers import check_draft_model, check_ids, check_reach, check_roles, load_tokenizer
-from plait.runtime.prediction.choosing import auto_plan
+from plait.runtime.prediction.choosing import auto_plan, check_room
 from plait.runtime.prediction.fusing import with_order
 from plait.runtime.prediction.network import THIS_ONE, Machines
 from plait.runtime.prediction.run_planning import costs_of_run, planning_for_run, settled_by_costs
@@ -119,8 +119,12 @@ def _with_steps(recipe: Recipe, flow: Dataflow, data: RunData) -> Recipe:
 
 
 def _searched(run: Outline, lengths: SampleLengths, machines: Machines) -> Plan:
-    """The plan of a run that leaves it open. Says by which numbers it was found."""
-    planning = planning_for_run(run, lengths, machines)
+    """The plan of a run that leaves it open. Says by which numbers it was found. Nothing is measured where it can be
+    seen before that no plan has room."""
+    planning = planning_for_run(run, lengths, replace(machines, measures=False))
+    if machines.measures and not planning.calibration.exact:
+        check_room(planning)
+        planning = planning_for_run(run, lengths, machines)
     plan = auto_plan(planning)
     loading(f"the plan that was found by {planning.calibration.source}")
     return plan

@@ -69,13 +69,7 @@ def predict(plan: Plan, graph: StepGraph, costs: Costs, *, steps: int = STEPS) -
     Raises:
         ConfigError: the plan has more ranks than the cluster of the costs has devices; or as `places_of`.
     """
-    if plan.num_ranks > (most := costs.cluster.mesh_cluster.num_devices):
-        raise ConfigError(
-            f"plan `{plan.name}`: its `num_ranks`, {plan.num_ranks}, are more than the {most} devices of the cluster"
-        )
-    places = places_of(plan, Places(graph, costs, plan.num_ranks))
-    simulator = StepSimulator(graph, costs)
-    played, weights = simulator.play(places, steps=steps), simulator.weights(places)
+    played, weights = _played(plan, graph, costs, steps)
     places = played.places
     ranks = {mask: ranks_of(mask) for mask in {action.mask for action in played.actions}}
     spans = tuple(
@@ -90,6 +84,25 @@ def predict(plan: Plan, graph: StepGraph, costs: Costs, *, steps: int = STEPS) -
         _records(played, graph, places, steps - 1),
         tuple(memory_of(graph, places, weights, costs)),
     )
+
+
+def step_seconds(plan: Plan, graph: StepGraph, costs: Costs) -> float:
+    """`predict(...).seconds_per_step`, in a part of the time.
+
+    Raises:
+        ConfigError: as of `predict`.
+    """
+    return _played(plan, graph, costs, STEPS)[0].step_s
+
+
+def _played(plan: Plan, graph: StepGraph, costs: Costs, steps: int) -> tuple[Played, tuple[Weights, ...]]:
+    if plan.num_ranks > (most := costs.cluster.mesh_cluster.num_devices):
+        raise ConfigError(
+            f"plan `{plan.name}`: its `num_ranks`, {plan.num_ranks}, are more than the {most} devices of the cluster"
+        )
+    places = places_of(plan, Places(graph, costs, plan.num_ranks))
+    simulator = StepSimulator(graph, costs)
+    return simulator.play(places, steps=steps), simulator.weights(places)
 
 
 def places_of(plan: Plan, places: Places) -> list[Place]:

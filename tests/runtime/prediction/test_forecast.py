@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -186,6 +187,18 @@ def test_what_no_profile_fits_is_measured_once(
     assert measured_machine(recipe, shape, 2)[1].exact
     assert measured_machine(recipe, shape, 2)[1].exact
     assert asked == [1, 1], "the second time it is kept"
+
+
+def test_nothing_is_measured_where_processes_have_no_room(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4,096 of them: more than this machine has memory for."""
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
+    asked: list[object] = []
+    monkeypatch.setattr(subprocess, "run", lambda *of_command, **_: asked.append(of_command))
+    with pytest.raises(ConfigError, match=r"^`plan` auto: no plan on 4096 devices .* by itself; take fewer devices"):
+        prepare(make_recipe(devices=4096))
+    assert not asked
 
 
 @pytest.mark.usefixtures("profile")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from plait.cost.move_bound import LARGE
 from plait.errors import ConfigError
@@ -67,7 +68,8 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
     # Messages of moves over many devices take seconds to plan: there no more leaders are foretold than are shown.
     leaders = _leaders(planning, result, 1 + MOST_ALTERNATIVES)
     usable = [baseline.places for baseline in result.baselines if baseline.judged.usable]
-    (_, best), *others = _ranked(planning, result, dict.fromkeys((*leaders, *usable)), name, budget.tell)
+    ranked = _ranked(planning, result, dict.fromkeys((*leaders, *usable)), name, budget.tell)
+    (_, best), *others = ranked
     least_s = best.prediction.seconds_per_step
     # Those that are faster train roles together, and gain too little by that.
     next_best = [plan for places, plan in others if places in leaders and plan.prediction.seconds_per_step >= least_s]
@@ -75,7 +77,7 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
     return Choice(
         best,
         tuple(replace(plan, name=f"plan {n}") for n, plan in enumerate(_otherwise(best, next_best), start=2)),
-        _foretold_baselines(planning, made, budget.tell),
+        _foretold_baselines(planning, made, budget.tell, dict(ranked)),
         result.evaluations,
         budget.clock() - began,
         result.stopped_by,
@@ -163,16 +165,25 @@ def beside_others(planning: Planning, plan: Plan, tell: Callable[[str], None]) -
 
 
 def _foretold_baselines(
-    planning: Planning, made: Mapping[str, State], tell: Callable[[str], None]
+    planning: Planning,
+    made: Mapping[str, State],
+    tell: Callable[[str], None],
+    known: Mapping[State, Foretold] = MappingProxyType({}),
 ) -> tuple[Foretold, ...]:
     """
     Args:
         made: by title, plans that others would make.
+        known: what has been foretold of some of them, under another name.
     """
-    plans = {title: planning.plan_of(made[title], word) for word, title in BASELINES.items() if title in made}
-    plans |= planning.named
     named = []
-    for title, plan in plans.items():
+    for word, title in BASELINES.items():
+        if title in made:
+            tell(f"the plan {title} is foretold")
+            same = known.get(made[title])
+            if same is None:
+                same = foretold(planning, planning.plan_of(made[title], word))
+            named.append(Foretold(title, replace(same.plan, name=word), same.prediction))
+    for title, plan in planning.named.items():
         tell(f"the plan {title} is foretold")
         named.append(Foretold(title, plan, planning.predict(plan)))
     return tuple(named)
@@ -190,9 +201,7 @@ def choose_for_run(planning: Planning, tell: Callable[[str], None] = lambda text
     try:
         return choose(planning, Budget(AUTO_EVALUATIONS, tell=tell), planning.recipe.seed, name=AUTO)
     except ConfigError as error:
-        raise ConfigError(
-            f"`plan` auto: {error}, or set `plan` (to {NAMES[0]}, say), which is tried as it is"
-        ) from None
+        raise _of_run(error) from None
 
 
 def auto_plan(planning: Planning) -> Plan:
@@ -203,6 +212,21 @@ def auto_plan(planning: Planning) -> Plan:
     """
     best = choose_for_run(planning).best
     return replace(best.plan, predicted=best.prediction.timeline)
+
+
+def check_room(planning: Planning) -> None:
+    """Raises ConfigError where it takes no search, and no seconds that were measured, to see that no plan has room."""
+    try:
+        _check_processes(planning)
+        if too_large := _too_large(planning):
+            raise ConfigError(too_large)
+    except ConfigError as error:
+        raise _of_run(error) from None
+
+
+def _of_run(error: ConfigError) -> ConfigError:
+    """Why no plan of a run can be found, and what else it can be told."""
+    return ConfigError(f"`plan` auto: {error}, or set `plan` (to {NAMES[0]}, say), which is tried as it is")
 
 
 def _check_processes(planning: Planning) -> None:
@@ -225,11 +249,9 @@ def _devices_of(planning: Planning) -> str:
 
 def misfit(planning: Planning, result: SearchResult) -> str:
     """Why no plan can be used, which part of the memory is too large, and what would help."""
+    if too_large := _too_large(planning):
+        return too_large
     devices, where = planning.cluster.num_devices, _devices_of(planning)
-    for number, slot in enumerate(planning.graph.slots):
-        if not any(planning.space.forms.of(number, ranks) for ranks in planning.space.meshes):
-            what, least = f"{slot.role} ({slot.mode})", _least(planning, number)
-            return f"no plan on {where} has room for {what}, however it is cut: {least}"
     if result.nearest is None:
         return f"no plan on {where} was found"
     if result.nearest.judged.idle:
@@ -246,6 +268,15 @@ def misfit(planning: Planning, result: SearchResult) -> str:
         f"no plan on {where} was found that fits: what comes nearest needs {gib(worst.peak_bytes)} on rank "
         f"{worst.rank}, of which the process takes {gib(held)} and {what} {gib(count)}; {helps}"
     )
+
+
+def _too_large(planning: Planning) -> str:
+    """The first call that has no room even by itself, and why; empty: each has some."""
+    for number, slot in enumerate(planning.graph.slots):
+        if not any(planning.space.forms.of(number, ranks) for ranks in planning.space.meshes):
+            what, least = f"{slot.role} ({slot.mode})", _least(planning, number)
+            return f"no plan on {_devices_of(planning)} has room for {what}, however it is cut: {least}"
+    return ""
 
 
 def _idle(planning: Planning, places: State) -> str:
