@@ -31,7 +31,7 @@ def a_folder(path: Path, family: str, **overrides: object) -> str:
 
 def test_a_family_that_would_be_refused_is_refused_before_any_weight_is_read(tmp_path: Path) -> None:
     assert model_shape(a_folder(tmp_path / "llama", "llama")).layers == 2
-    with pytest.raises(ModelError, match=r"model: '.*it' \(family mamba\) is refused by the check of its backend flag"):
+    with pytest.raises(ModelError, match=r"model: '.*it' \(family mamba\) is refused by the check of its layer types"):
         model_shape(a_folder(tmp_path / "it", "mamba"))
     with pytest.raises(ModelError, match="check of its layer types: 1 of 2 layers are chunked_attention"):
         model_shape(a_folder(tmp_path / "qwen2", "qwen2", layer_types=["chunked_attention", "full_attention"]))

@@ -20,10 +20,10 @@ from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Passes
-from plait.cost.shape_parameters import parameters_of_shape
+from plait.cost.shape_parameters import adapter_parameters, parameters_of_shape
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.shards import layer_sizes
-from plait.models.lora_settings import NO_LORA
+from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.mixer_shape import MixerShape
 from plait.models.shape import ModelShape
 from plait.planner.plan_problem import PlanProblem, RoleFacts
@@ -224,6 +224,42 @@ def test_layers_that_keep_a_state_are_a_kind() -> None:
     # Within a chunk of 64 tokens as attention does, and with the state of a head.
     assert work.products(1) == 2 * (5000 + mlp + 2 * (64 * (3 * 8 + 2 * 4) + 3 * 8 * 4))
     assert (work.attention(7), work.kept(7, 1)) == (0, 0)
+
+
+def test_layers_that_attend_and_keep_a_state() -> None:
+    """As those of Falcon-H1: one kind, with both."""
+    shape = replace(SHAPE, recurrent=(0, 1, 2, 3), attends=(0, 1, 2, 3), mixer=MIXER)
+    assert layer_kinds(shape) == (LayerKind(shape, (0, 1, 2, 3)),)
+    assert ModelWork(shape, "bfloat16", 1000).dense == ATTENTION + 5000 + 3 * 64 * 128
+    assert kv_bytes_per_token(shape, "bfloat16") == kv_bytes_per_token(SHAPE, "bfloat16")
+    assert state_bytes(shape, "bfloat16", 10, Parallelism()) == (4 * (2 * 24 * 4 + 4 * 2 * 8 * 4) * 15,)
+
+
+def test_layers_that_are_an_mlp_alone() -> None:
+    """As those of Nemotron-H: a mixer, an MLP of two matrices, a mixture of such, and attention."""
+    layers = {"recurrent": (0,), "attends": (3,), "without_mlp": (0, 3), "expert_layers": 1, "mixtures": (2,)}
+    shape = replace(SHAPE, **EXPERTS, **layers, mixer=MIXER, mlp_matrices=2)
+    mixer, mlp, mixture, attention = (ModelWork(kind.shape, "bfloat16", 1000) for kind in layer_kinds(shape))
+    assert [work.dense for work in (mixer, mlp, attention)] == [5000, 2 * 64 * 128, ATTENTION]
+    assert (mixture.dense, mixture.expert) == (64 * (2 * 16 + 8), 2 * 64 * 128)
+    assert [work.expert for work in (mixer, mlp, attention)] == [0] * 3
+    assert [work.kept(1, 1) > 0 for work in (mixer, mlp, mixture, attention)] == [False, False, False, True]
+    assert (shape.dense_layers, shape.attending, shape.attending_in(0, 3)) == (1, 1, 0)
+    stages = [packed_stages(shape, "float32", NO_LORA, Parallelism(pp=pp)) for pp in (1, 2, 4)]
+    assert len({sum(stage) for stage in stages}) == 1, "each layer's weights are on one stage"
+    whole = replace(shape, mixer=replace(MIXER, key_heads=1, chunk=16))
+    shares = [ModelWork(kind.shape, "bfloat16", 1000).share(2) for kind in layer_kinds(whole)]
+    assert shares == [1, 1 / 2, 1 / 2, 1 / 2], "the mixer has one group"
+
+
+def test_adapters_of_a_mixer_that_stays_whole() -> None:
+    """A and B of both projections on each rank, of which two have half of those of two groups."""
+    linear = ("in_proj", 64, 40), ("out_proj", 16, 64)
+    lora = LoraSettings(rank=2, target_modules=["in_proj", "out_proj"])
+    for groups, part in ((1, 0), (2, (40 + 16) // 2)):
+        shape = replace(RECURRENT, mixer=replace(MIXER, key_heads=groups, chunk=16, linear=linear))
+        whole = 3 * 2 * (64 + 40 + 16 + 64)
+        assert [adapter_parameters(shape, lora, tp) for tp in (1, 2)] == [whole, whole - 3 * 2 * part]
 
 
 def test_ranks_divide_layers_that_keep_a_state_between_key_heads() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from plait.generation.settings import SamplingSettings
 from plait.generation.speculates import NoSpeculation
 from plait.generation.states import StatePool
 from plait.kernels.noise import NoiseKey
+from plait.models.language_model import LanguageModel
 from plait.models.shape import ModelShape
 from tests.cases import examples, slow_but
 from tests.generation import oracle
@@ -29,6 +31,7 @@ from tests.models.oracle import wide_softmax
 from tests.models.tiny import save_tiny, shared_model, tiny, tiny_model
 
 FAMILY = "qwen3_5_text"
+STATED = ("qwen3_next", "olmo_hybrid", "lfm2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h")
 
 
 def said(samples: list[Sample]) -> Mapping[tuple[int, int], Sample]:
@@ -40,16 +43,32 @@ def same(got: Sample, expected: Sample, atol: float = 1e-9) -> None:
     torch.testing.assert_close(torch.tensor(got.logprobs), torch.tensor(expected.logprobs), rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("family", slow_but([FAMILY, "lfm2"], [FAMILY, "qwen3_next", "olmo_hybrid", "lfm2"]))
+@pytest.mark.parametrize("family", slow_but([FAMILY, "bamba"], [FAMILY, *STATED]))
 def test_samples_of_groups_are_those_of_whole_forwards(family: str) -> None:
     """Prompts that end in the midst of a block, and at the end of one; some of their samples begin later."""
-    engine = Engine(shared_model(family), SamplingSettings(max_running=4, max_prefill_tokens=12))
+    judge_groups(shared_model(family), tiny(family))
+
+
+LIMITED: dict[str, dict[str, Any]] = {
+    "bamba": {"time_step_limit": (0.4, 0.6)},
+    "nemotron_h": {"time_step_min": 0.05},
+    "falcon_h1": {"time_step_limit": (0.4, 0.6)},
+}
+
+
+@pytest.mark.parametrize("family", slow_but(["nemotron_h"], LIMITED))
+def test_limits_of_time_steps_hold_while_samples_are_drawn(family: str) -> None:
+    """`generate` of Transformers has them for prompts alone."""
+    judge_groups(tiny_model(family, **LIMITED[family]), tiny(family, **LIMITED[family]))
+
+
+def judge_groups(model: LanguageModel, module: Any) -> None:
+    engine = Engine(model, SamplingSettings(max_running=4, max_prefill_tokens=12))
     asked = [request(uid, num_tokens, num_samples=3, max_tokens=7) for uid, num_tokens in enumerate((5, 16, 33, 1))]
     for one in asked:
         engine.add(one)
     got = said(list(drain(engine)))
     assert len(got) == 12
-    module, model = tiny(family), engine.model
     with wide_softmax():
         for one in asked:
             for expected in oracle.generate(

@@ -23,11 +23,16 @@ from tests.models.wrong import attend_wrongly
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "inkling_text": ("backend flag", MOE),
-    "jamba": (
-        r"self-check: segments went through the recurrent layers \[\], expected each of \[0\] once",
+    "jamba": (  # Mamba-1: what it makes of several tokens does not begin with a state
+        r"self-check: `model\.layers\.0\.mamba` computes otherwise in parts than all at once, by 0\.\d+ of its size",
         {**MOE, "attn_layer_period": 2, "attn_layer_offset": 1},
     ),
-    "falcon_mamba": ("backend flag", {}),
+    "falcon_mamba": ("layer types: none of its 2 layers attends", {}),
+    "mamba2": ("layer types: none of its 2 layers attends", {"num_heads": 4, "head_dim": 16}),
+    "zamba2": (
+        r"self-check: attention ran for layers \[-1\], expected each of \[1\] once",
+        {"n_mamba_heads": 4, "layers_block_type": ["linear_attention", "hybrid"]},
+    ),
     "minimax": (
         r"self-check: segments went through the recurrent layers \[\], expected each of \[0\] once",
         {**MOE, "layer_types": ["linear_attention", "full_attention"]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,14 +16,21 @@ from tests.models.tiny import tiny_model
 
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 64, "vocab_size": 64}
 HEADS = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 48}
-CASES = [(family, dtype) for family in ("qwen3_5_text", "lfm2") for dtype in (torch.float32, torch.bfloat16)]
+SCAN = {"mamba_n_heads": 8, "mamba_d_state": 32, "mamba_chunk_size": 32}
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": HEADS,
+    "lfm2": {"block_auto_adjust_ff_dim": False},
+    "bamba": SCAN,
+}
+CASES = [(family, dtype) for family in OF_FAMILY for dtype in (torch.float32, torch.bfloat16)]
 
 
 def kept_by(family: str, dtype: torch.dtype, layers: int) -> tuple[float, MixerShape]:
     """Bytes of a token that layers of one kind, and what is around them, keep; one of these layers."""
     kinds = ["conv" if family == "lfm2" else "linear_attention"] * layers + ["full_attention"]
-    sizes: dict[str, Any] = {**SIZES, **(HEADS if family != "lfm2" else {"block_auto_adjust_ff_dim": False})}
-    model = tiny_model(family, dtype=dtype, weight_scale=0.05, num_hidden_layers=layers + 1, layer_types=kinds, **sizes)
+    sizes: dict[str, Any] = {**SIZES, **OF_FAMILY[family], "num_hidden_layers": layers + 1}
+    sizes |= {"attn_layer_indices": [layers]} if family == "bamba" else {"layer_types": kinds}
+    model = tiny_model(family, dtype=dtype, weight_scale=0.05, **sizes)
     batch = pack([([1] * 128, [[2] * 100] * 3)] * 2)
     params = {param.untyped_storage().data_ptr() for param in model.module.parameters()}
     kept: dict[int, torch.Tensor] = {}
@@ -52,6 +60,15 @@ def test_a_layer_by_hand() -> None:
     mixer = MixerShape(0, channels=24, taps=4, heads=2, key_dim=8, value_dim=4)
     assert mixer.scanned == 2 * (64 * (24 + 8) + 3 * 32)
     assert (mixer.state_bytes(2), mixer.state_bytes(8)) == (2 * 96 + 4 * 64, 8 * 160)
+
+
+def test_a_layer_of_mamba_2_by_hand() -> None:
+    """Two heads of 4 by 8 numbers, one group: 8 + 2 * 8 channels."""
+    mixer = MixerShape(0, channels=24, taps=4, heads=2, key_heads=1, key_dim=8, value_dim=4, chunk=16)
+    assert mixer.scanned == 2 * (16 * (8 + 4) + 2 * 32)
+    assert mixer.state_bytes(2) == 2 * 96 + 4 * 64
+    assert (mixer.units, mixer.most(2)) == (0, 1), "whole on each rank"
+    assert replace(mixer, key_heads=2).most(2) == 1 / 2
 
 
 def test_ranks_have_whole_key_heads_or_channels() -> None:

@@ -27,6 +27,16 @@ def test_logprobs_and_gradients_equal_the_eager_unpacked_ones(family: str) -> No
     assert largest_error(gradients(model.module, *got), gradients(module, *expected)) < 1e-6
 
 
+@pytest.mark.parametrize("family", slow_but(["bamba"], RECURRENT))
+def test_responses_of_one_token_have_gradients(family: str) -> None:
+    """Families' code for one token writes over the state that it goes on from."""
+    groups = [([5, 6, 7, 8], [[9], [10]]), ([11], [[12], [13], [14]])]
+    module, model = tiny(family), tiny_model(family)
+    expected, got = eager_logprobs(module, groups), model.logprobs(pack(groups), 1.0)
+    torch.testing.assert_close(got[0], expected[0], rtol=0, atol=1e-9)
+    assert largest_error(gradients(model.module, *got), gradients(module, *expected)) < 1e-9
+
+
 def test_the_window_of_a_response_counts_prompt_positions() -> None:
     """With a window of 5 the answer differs from full attention, and still equals the eager one."""
     groups = [(list(range(3, 12)), [list(range(20, 33)), [40]])]
@@ -52,7 +62,9 @@ def test_temperature_divides_the_logits() -> None:
 
 @pytest.mark.parametrize(
     "family",
-    slow_but(["gemma2", "qwen3_5_text"], ["llama", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_5_text", "lfm2"]),
+    slow_but(
+        ["gemma2", "qwen3_5_text"], ["llama", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_5_text", "lfm2", "bamba"]
+    ),
 )
 @pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, 2e-4), (torch.bfloat16, 0.15)])
 def test_narrow_dtypes_stay_near_float64(family: str, dtype: torch.dtype, allowed: float) -> None:
@@ -71,7 +83,9 @@ def test_narrow_dtypes_stay_near_float64(family: str, dtype: torch.dtype, allowe
 shapes = st.lists(
     st.tuples(st.integers(1, 12), st.lists(st.integers(0, 14), min_size=0, max_size=4)), min_size=1, max_size=4
 )
-FAMILY_OF_SHAPES = {family: tiny_model(family) for family in ("llama", "gemma2", "gpt_oss", "qwen3_5_text", "lfm2")}
+FAMILY_OF_SHAPES = {
+    family: tiny_model(family) for family in ("llama", "gemma2", "gpt_oss", "qwen3_5_text", "lfm2", "bamba")
+}
 
 
 @settings(max_examples=examples(16, 40), deadline=None)
@@ -93,7 +107,7 @@ def test_any_ragged_shape_equals_the_samples_one_by_one(shape: list, family: str
                     torch.testing.assert_close(got[span.start : span.stop], alone[len(prompt) :])
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe", "deepseek_v3", "qwen3_5_text", "lfm2"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe", "deepseek_v3", "qwen3_5_text", "lfm2", "bamba"])
 def test_activation_checkpointing_changes_no_gradient(family: str) -> None:
     model, batch = tiny_model(family), pack(RAGGED)
     plain = gradients(model.module, *model.logprobs(batch, 1.0))

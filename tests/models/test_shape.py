@@ -85,14 +85,73 @@ def test_parameters_are_those_of_the_module(family: str) -> None:
     assert shape.parameters == pytest.approx(found, rel=0.01)
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", "olmo_hybrid", "lfm2"])
+MIXERS = {"qwen3_5_text": "linear_attn", "olmo_hybrid": "linear_attn", "lfm2": "conv", "bamba": "mamba"}
+GRANITE: dict[str, Any] = {  # as 4.0 Tiny
+    "model_type": "granitemoehybrid",
+    "hidden_size": 1536,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "intermediate_size": 512,
+    "shared_intermediate_size": 1024,
+    "num_local_experts": 64,
+    "num_experts_per_tok": 6,
+    "vocab_size": 100352,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 131072,
+    "mamba_n_heads": 48,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_n_groups": 1,
+    "layer_types": ([*["mamba"] * 5, "attention", *["mamba"] * 4]) * 4,
+}
+NEMOTRON: dict[str, Any] = {  # as 3 Nano
+    "model_type": "nemotron_h",
+    "hidden_size": 2688,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "mamba_num_heads": 64,
+    "mamba_head_dim": 64,
+    "n_groups": 8,
+    "ssm_state_size": 128,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+    "vocab_size": 131072,
+    "max_position_embeddings": 262144,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "billions", "kinds", "state_mib"),
+    [(GRANITE, 6.939, (36, 4, 40, 0), 54.9), (NEMOTRON, 31.578, (23, 6, 23, 0), 47.1)],
+    ids=["granite", "nemotron"],
+)
+def test_models_with_mamba_2_as_they_are_published(
+    config: dict[str, Any], billions: float, kinds: tuple[int, ...], state_mib: float
+) -> None:
+    """Of layers with states, with attention, with experts, and of dense ones; a sample's states in bfloat16."""
+    shape = ModelShape.from_config(check_config(config, "it"))
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    found = sum(param.numel() for param in module.parameters())
+    assert found / 1e9 == pytest.approx(billions, abs=1e-3)
+    assert shape.parameters == pytest.approx(found, rel=1e-4)
+    assert (len(shape.recurrent), shape.attending, shape.expert_layers, shape.dense_layers) == kinds
+    assert len(shape.recurrent) * shape.mixer.state_bytes(2) / 2**20 == pytest.approx(state_mib, abs=0.1)
+
+
+@pytest.mark.parametrize("family", MIXERS)
 def test_parameters_of_layers_that_keep_a_state_are_counted_exactly(family: str) -> None:
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(tiny_config(family))
     shape = ModelShape.from_config(check_config(tiny_config(family).to_dict(), family))
     assert shape.parameters == sum(param.numel() for param in module.parameters())
     assert (shape.attending, shape.recurrent) == (1, (0, 2))
-    mixer = module.model.layers[0].conv if family == "lfm2" else module.model.layers[0].linear_attn
+    mixer = getattr(module.model.layers[0], MIXERS[family])
     linear = {at: (part.in_features, part.out_features) for at, part in mixer.named_children() if "proj" in at}
     assert {at: sizes for at, *sizes in shape.mixer.linear} == {at: [*sizes] for at, sizes in linear.items()}
 
@@ -108,6 +167,12 @@ def test_parameters_of_layers_that_keep_a_state_are_counted_exactly(family: str)
         ("olmo_hybrid", {"num_hidden_layers": 3}, (2,)),
         ("lfm2", {"full_attn_idxs": [2, 5]}, (2, 5)),
         ("lfm2", {}, range(8)),
+        ("bamba", {"attn_layer_indices": [2, 5]}, (2, 5)),  # as Bamba-9B is published
+        (
+            "granitemoehybrid",
+            {"layer_types": [*["mamba"] * 5, "attention", "mamba", "mamba"]},
+            (5,),
+        ),  # as Granite 4.0 is
     ],
 )
 def test_layers_that_keep_a_state_are_found_where_no_kinds_are_named(
@@ -219,7 +284,7 @@ def test_the_loaded_model_and_its_config_file_agree() -> None:
 def test_admission_by_the_configuration_alone(family: str) -> None:
     config = tiny_config(family).to_dict()
     if family == "mamba":
-        with pytest.raises(ModelError, match=r"'org/it' \(family mamba\) is refused by the check of its backend flag"):
+        with pytest.raises(ModelError, match=r"'org/it' \(family mamba\) is refused by the check of its layer types"):
             check_config(config, "org/it")
     else:
         assert check_config(config, "org/it")["num_attention_heads"] == 4

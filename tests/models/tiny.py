@@ -115,6 +115,31 @@ LINEAR: dict[str, Any] = {
 }
 SHARED_EXPERT = {**MOE, "shared_expert_intermediate_size": 24}
 SHORT_CONV = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True}
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_chunk_size": 16,
+    "num_hidden_layers": 3,
+}
+GRANITE = {"layer_types": LINEAR["layer_types"], "shared_intermediate_size": 24, "attention_multiplier": 0.3}
+GRANITE |= {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5}
+FALCON = {"mamba_d_ssm": 48, "mamba_n_heads": 3, "mamba_n_groups": 3, "key_multiplier": 0.7}
+FALCON |= {"ssm_multipliers": [0.5, 1.5, 0.75, 1.25, 0.875], "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.6}
+FALCON |= {"mlp_multipliers": [0.8, 1.4], "attention_in_multiplier": 0.9, "attention_out_multiplier": 1.2}
+NEMOTRON = {
+    **MOE,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 12,
+    "n_groups": 2,
+    "ssm_state_size": 8,
+    "chunk_size": 16,
+    "time_step_min": 1e-9,  # a limit that `generate` does not have
+    "n_routed_experts": 4,
+    "moe_shared_expert_intermediate_size": 20,
+}
 RECURRENT: dict[str, dict[str, Any]] = {
     "qwen3_5_text": LINEAR,
     "qwen3_next": {**LINEAR, **SHARED_EXPERT},
@@ -122,6 +147,10 @@ RECURRENT: dict[str, dict[str, Any]] = {
     "olmo_hybrid": LINEAR,
     "lfm2": SHORT_CONV,
     "lfm2_moe": {**SHORT_CONV, **MOE, "num_dense_layers": 1},
+    "granitemoehybrid": {**MAMBA, **MOE, **GRANITE, "moe_intermediate_size": None, "intermediate_size": 24},
+    "bamba": {**MAMBA, "attn_layer_indices": [1]},
+    "falcon_h1": {**MAMBA, **FALCON},
+    "nemotron_h": NEMOTRON,
 }
 """Families with layers that keep a state."""
 

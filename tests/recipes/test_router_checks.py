@@ -23,7 +23,7 @@ def recipe(**sections: object) -> Recipe:
 
 def test_families_that_have_such_a_loss_in_transformers():
     balanced = {name for name, shape in SHAPES.items() if shape.balances}
-    assert balanced == {"mixtral", "qwen3_moe", "gpt_oss", "qwen3_next", "qwen3_5_moe_text"}
+    assert balanced == {"mixtral", "qwen3_moe", "gpt_oss", "qwen3_next", "qwen3_5_moe_text", "granitemoehybrid"}
 
 
 def test_dense_layers_alone_have_no_routers():

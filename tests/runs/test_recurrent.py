@@ -85,8 +85,10 @@ PLANS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
     "adapters": ("qwen3_5_text", MOVED, {"lora.rank": 2}),
     "a stage without adapters": ("qwen3_5_text", OTHERS, {"lora.rank": 2, "lora.target_modules": ["q_proj", "v_proj"]}),
 }
-PLANS |= {f"{family} moved": (family, MOVED, {}) for family in ("qwen3_5_text", "qwen3_next", "olmo_hybrid", "lfm2")}
-PLANS |= {f"{family} others": (family, OTHERS, {}) for family in ("qwen3_5_text", "qwen3_next", "olmo_hybrid", "lfm2")}
+PLANNED = ("qwen3_5_text", "qwen3_next", "olmo_hybrid", "lfm2")
+PLANNED += ("bamba", "granitemoehybrid", "falcon_h1", "nemotron_h")
+PLANS |= {f"{family} moved": (family, MOVED, {}) for family in PLANNED}
+PLANS |= {f"{family} others": (family, OTHERS, {}) for family in PLANNED}
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +214,7 @@ def test_a_draft_model_must_keep_none(make_recipe: MakeRecipe, folder: Path, tin
 def test_more_parts_than_key_heads_are_refused(make_recipe: MakeRecipe, folder: Path, tmp_path: Path) -> None:
     plan = write_plan(tmp_path, "it", {"actor.train": "0,1,2,3 tp4", "ref.logprobs": "0"})
     recipe = of_pairs(make_recipe, folder, tmp_path, plan=str(plan))
-    with pytest.raises(UserError, match=r"tp: expected at most 2, the key heads of its linear attention, found 4"):
+    with pytest.raises(UserError, match=r"tp: expected at most 2, the key heads or groups .*, found 4"):
         prepare(recipe)
 
 

@@ -26,7 +26,7 @@ from tests.training.exact import ExactFloat64
 from tests.training.gradients import assert_equal_gradients
 
 COEFFICIENT = 0.3
-FAMILIES = ["qwen3_moe", "mixtral", "gpt_oss", "qwen3_next"]
+FAMILIES = ["qwen3_moe", "mixtral", "gpt_oss", "qwen3_next", "granitemoehybrid"]
 ROOT = 40
 
 

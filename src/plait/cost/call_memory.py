@@ -53,7 +53,7 @@ from plait.schedule.plan import Mode
 from plait.training.memory import BYTES
 
 CACHE = "KV cache"
-STATES = "states of layers without keys and values"
+STATES = "states that layers keep"
 PACKED = "weights packed for decoding"
 ON_THEIR_WAY = "prompts on their way"
 ACTIVATIONS = "activations"

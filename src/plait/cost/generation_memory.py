@@ -45,7 +45,7 @@ def _mixtures_in(shape: ModelShape, first: int, stop: int) -> int:
 
 
 def state_bytes(shape: ModelShape, dtype: str, running: int, sizes: Parallelism) -> tuple[int, ...]:
-    """What layers without keys and values keep of so many samples that run, on the device of each stage that has
+    """What layers that keep a state have of so many samples that run, on the device of each stage that has
     most: slots are more by half, as they grow so."""
     of_layer = round(shape.mixer.state_bytes(BYTES[dtype]) * shape.mixer.most(sizes.tp)) * running
     bounds = stage_bounds(shape.layers, sizes)
@@ -81,8 +81,17 @@ def packed_stages(shape: ModelShape, dtype: str, lora: LoraSettings, sizes: Para
     head, packed = shape.hidden * -(-shape.vocabulary // sizes.tp), []
     for first, stop in pairwise(stage_bounds(shape.layers, sizes)):
         experts = _mixtures_in(shape, first, stop)
-        states = tuple(layer - first for layer in shape.recurrent if first <= layer < stop)
-        stage = replace(shape, layers=stop - first, expert_layers=experts, mixtures=(), windows=(), recurrent=states)
+        own = lambda layers, first=first, stop=stop: tuple(at - first for at in layers if first <= at < stop)
+        stage = replace(
+            shape,
+            layers=stop - first,
+            expert_layers=experts,
+            mixtures=(),
+            windows=(),
+            recurrent=own(shape.recurrent),
+            attends=None if shape.attends is None else own(shape.attends),
+            without_mlp=own(shape.without_mlp),
+        )
         linear = _linear_parameters(stage, sizes.tp) + packed_adapter_parameters(stage, lora)
         packed.append((linear + (head if stop == shape.layers else 0)) * BYTES[dtype])
     return tuple(packed)
@@ -97,6 +106,6 @@ def widened_bytes(packed: int, dtype: str) -> int:
 def _linear_parameters(shape: ModelShape, tp: int) -> int:
     heads = Heads(shape.heads, shape.kv_heads)
     most = max(stop - first for first, stop in (heads.part_range(i, tp) for i in range(tp)))
-    dense = (shape.layers - shape.expert_layers) * 3 * shape.hidden * -(-shape.intermediate // tp)
+    dense = shape.dense_layers * shape.mlp_matrices * shape.hidden * -(-shape.intermediate // tp)
     attention = shape.attending * shape.attention_parameters * most // shape.heads
     return attention + round(len(shape.recurrent) * shape.mixer.parameters * shape.mixer.most(tp)) + dense

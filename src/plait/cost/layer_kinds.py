@@ -29,18 +29,27 @@ class LayerKind:
 def layer_kinds(shape: ModelShape) -> tuple[LayerKind, ...]:
     """In the order of the first layers of each. One, of the shape itself, where all are alike; so are dense blocks and
     mixtures where nobody says which are which: each layer is the average then."""
-    numbers: dict[tuple[bool, int, bool], list[int]] = {}
+    numbers: dict[tuple[bool, int, bool, bool, bool], list[int]] = {}
     for layer in range(shape.layers):
         window = shape.windows[layer] if shape.windows else 0
-        numbers.setdefault((layer in shape.mixtures, window, layer in shape.recurrent), []).append(layer)
+        of_layer = layer in shape.recurrent, shape.attending_in(layer, layer + 1) > 0, layer in shape.without_mlp
+        numbers.setdefault((layer in shape.mixtures, window, *of_layer), []).append(layer)
     if len(numbers) == 1:
         return (LayerKind(shape, tuple(range(shape.layers))),)
     kinds = []
-    for (is_mixture, window, is_recurrent), layers in numbers.items():
+    every = tuple(range(shape.layers))
+    for (is_mixture, window, is_recurrent, attends, is_bare), layers in numbers.items():
         mixtures = shape.layers * is_mixture if shape.mixtures else shape.expert_layers
         windows = (window,) * shape.layers if window else ()
-        recurrent = tuple(range(shape.layers)) if is_recurrent else ()
-        alike = replace(shape, expert_layers=mixtures, mixtures=(), windows=windows, recurrent=recurrent)
+        alike = replace(
+            shape,
+            expert_layers=mixtures,
+            mixtures=(),
+            windows=windows,
+            recurrent=every if is_recurrent else (),
+            attends=None if attends != is_recurrent else every if attends else (),
+            without_mlp=every if is_bare else (),
+        )
         kinds.append(LayerKind(alike, tuple(layers)))
     return tuple(kinds)
 

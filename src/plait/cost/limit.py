@@ -73,9 +73,9 @@ def limit_seconds(shape: ModelShape, dtype: str, steps: Iterable[IdealStep], rat
     """Seconds below which no engine gets: of each step the larger of its two times, since the next needs its tokens."""
     width = BYTES[dtype]
     kv_bytes = 2 * shape.attending * shape.kv_heads * shape.head_dim * width
-    mlp = (shape.layers - shape.expert_layers) * 3 * shape.hidden * shape.intermediate
-    shared = shape.expert_layers * 3 * shape.hidden * shape.shared_intermediate
-    expert = shape.expert_layers * 3 * shape.hidden * shape.expert_intermediate
+    mlp = shape.dense_layers * shape.mlp_matrices * shape.hidden * shape.intermediate
+    shared = shape.expert_layers * shape.mlp_matrices * shape.hidden * shape.shared_intermediate
+    expert = shape.expert_layers * shape.mlp_matrices * shape.hidden * shape.expert_intermediate
     """Weights of one expert in every layer that has them."""
     dense = shape.projections + mlp + shared
     head = shape.hidden * shape.vocabulary

@@ -48,15 +48,15 @@ class ModelWork:
     def dense(self) -> float:
         """Weights of a layer that every token passes: projections, MLP or shared expert, router."""
         shape = self.shape
-        mlp = (shape.layers - shape.expert_layers) * 3 * shape.hidden * shape.intermediate
-        shared = shape.expert_layers * shape.hidden * (3 * shape.shared_intermediate + shape.experts)
+        mlp = shape.dense_layers * shape.mlp_matrices * shape.hidden * shape.intermediate
+        shared = shape.expert_layers * shape.hidden * (shape.mlp_matrices * shape.shared_intermediate + shape.experts)
         return (shape.projections + mlp + shared) / shape.layers
 
     @cached_property
     def expert(self) -> float:
         """Weights of one routed expert, in the average layer."""
         shape = self.shape
-        return shape.expert_layers * 3 * shape.hidden * shape.expert_intermediate / shape.layers
+        return shape.expert_layers * shape.mlp_matrices * shape.hidden * shape.expert_intermediate / shape.layers
 
     @property
     def head(self) -> int:
@@ -99,7 +99,8 @@ class ModelWork:
         attention = shape.attending * shape.attention_parameters / shape.layers
         mixers = len(shape.recurrent) * (mixer.parameters + mixer.scanned) / shape.layers
         rest = self.products(1) / 2 - attention - mixers
-        columns = -(-shape.active_intermediate // tp) / shape.active_intermediate
+        inner = max(1, shape.active_intermediate)  # an MLP may be a layer of its own
+        columns = -(-inner // tp) / inner
         return (attention * most / shape.heads + mixers * of_mixers + rest * columns) / (self.products(1) / 2)
 
     def products(self, tokens: float) -> float:

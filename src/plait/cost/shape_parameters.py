@@ -105,8 +105,9 @@ def packed_adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
 
 
 def _mixer_layers(shape: ModelShape) -> dict[str, LinearLayers]:
-    """Those of layers that keep a state: the output projection is cut by what it reads."""
-    mixers, units, layers = len(shape.recurrent), shape.mixer.units, {}
+    """Those of layers that keep a state: the output projection is cut by what it reads; where nothing may be apart, all
+    of a layer is one head."""
+    mixers, units, layers = len(shape.recurrent), shape.mixer.units or 1, {}
     for name, inputs, outputs in shape.mixer.linear if mixers else ():
         by_inputs = name in ("out_proj", "o_proj")
         head = (inputs if by_inputs else outputs) // units
@@ -119,7 +120,7 @@ def _linear_layers(shape: ModelShape) -> dict[str, LinearLayers]:
     dense MLPs, whose layers have the names of that one's, have none either (`models.lora`)."""
     hidden, query, kv = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     blocks, inner = shape.attending, shape.intermediate
-    dense = 0 if shape.shared_intermediate else shape.layers - shape.expert_layers
+    dense = 0 if shape.shared_intermediate else shape.dense_layers
     gated = shape.attention_parameters // hidden - query - 2 * kv if shape.recurrent else query  # queries and gates
     return {
         **_mixer_layers(shape),

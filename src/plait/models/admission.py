@@ -5,11 +5,13 @@ Checks (a) and (b) need the configuration only, so that a dry run already makes 
 (a) backend flag: the family declares that its attention may be replaced. Those with recurrent layers beside it declare
     it for no engine; of them check (c) tells.
 (b) layer types: every decoder layer is full or sliding-window attention, or keeps a state in the form that
-    `compute.recurrent` takes (no compressed attention, whose state packing and our caches do not see).
+    `compute.recurrent` takes, or both, or an MLP alone (no compressed attention, whose state packing and our caches do
+    not see); and some attend.
 (c) self-check: at load, a few tokens packed with shared prompts through our attention against the family's own eager
     forward of every sample by itself, with the same weights; and every decoder layer calls our attention, or our
     segments where it is recurrent, exactly once, with the window that the configuration states (the few tokens
-    themselves would not reach far enough back).
+    themselves would not reach far enough back). Layers that keep a state are one function, however their tokens are
+    put together (`models.mixer_proof`).
     Then the gradients of some of the weights, through both forwards as training runs them. Attention is in pieces on
     every device: a kernel has a proof of its own, against these, when it is first used (`compute.row_attention`), and
     a model that only generates does not wait until one is compiled.
@@ -31,12 +33,13 @@ from plait.models.compute.attention import ATTENTION, PackedContext
 from plait.models.compute.row_attention import pieces_plan
 from plait.models.files.pretrained import code_refusal, needs_code
 from plait.models.layer_calls import LayerCalls, layer_types
-from plait.models.mixer_shape import RECURRENT_LAYERS
+from plait.models.layer_types import ATTENDING_LAYERS, MLP_LAYERS, RECURRENT_LAYERS
+from plait.models.mixer_proof import mixer_fault
 from plait.models.module_names import wildcard
 from plait.models.reach import any_reached, reached, unreached
 from plait.models.shape import config_fields
 
-TAKEN_LAYERS = {"full_attention", "sliding_attention"} | RECURRENT_LAYERS
+TAKEN_LAYERS = ATTENDING_LAYERS | RECURRENT_LAYERS | MLP_LAYERS
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 """Largest accepted error of a token's logits, relative to the norm of the eager logits about their mean. The eager
@@ -130,14 +133,15 @@ def check_family(cls: type[Any], config: Any, name: str) -> None:
         ModelError: the family is refused.
     """
     types = layer_types(config) or []
-    is_hybrid = RECURRENT_LAYERS.intersection(types) and not RECURRENT_LAYERS.issuperset(types)
-    if not getattr(cls, "_supports_attention_backend", False) and not is_hybrid:
+    if not getattr(cls, "_supports_attention_backend", False) and not RECURRENT_LAYERS.intersection(types):
         cause = "_supports_attention_backend is false: its attention cannot be replaced"
         raise _refusal(config, name, "backend flag", cause)
     if others := sorted(set(types) - TAKEN_LAYERS):
         count = sum(layer not in TAKEN_LAYERS for layer in types)
         cause = f"{count} of {len(types)} layers are {', '.join(others)}; expected {', '.join(sorted(TAKEN_LAYERS))}"
         raise _refusal(config, name, "layer types", cause)
+    if types and not ATTENDING_LAYERS.intersection(types):
+        raise _refusal(config, name, "layer types", f"none of its {len(types)} layers attends")
 
 
 @torch.no_grad()
@@ -150,6 +154,10 @@ def self_check(model: CheckedModel, name: str) -> float:
     Raises:
         ModelError: the forward or the backward fails, skips a layer or a window, or differs from the eager one.
     """
+    with _guarded(model, name, "layer that keeps a state"):
+        fault = mixer_fault(model.module)
+    if fault is not None:
+        raise _refusal(model.module.config, name, "self-check", fault)
     batch, samples = check_batch(model.module, model.weights.device)
     recorder = LayerCalls(batch)
     with _guarded(model, name, "forward"):
@@ -267,5 +275,5 @@ def _refusal(config: Any, name: str, check: str, cause: str) -> ModelError:
     family = getattr(config, "model_type", type(config).__name__)
     return ModelError(
         f"model: {name!r} (family {family}) is refused by the check of its {check}: {cause}. "
-        "Set `model` to a decoder of full, sliding-window or linear attention layers."
+        "Set `model` to a decoder of full or sliding-window attention, perhaps beside linear attention or Mamba-2."
     )

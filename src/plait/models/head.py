@@ -121,7 +121,13 @@ class _DecoderOutput(tuple):
 
 
 class _PassHidden(nn.Module):
-    """Stands in for the decoder."""
+    """Stands in for a decoder; its plain attributes (a factor of the logits, say) are kept, which a head may read."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        for name, value in vars(decoder).items():
+            if isinstance(value, bool | int | float | str) and not name.startswith("_"):
+                setattr(self, name, value)
 
     def forward(self, input_ids: Any = None, *, inputs_embeds: Tensor, **_: Any) -> _DecoderOutput:
         return _DecoderOutput((inputs_embeds,))
@@ -137,7 +143,7 @@ def find_head(module: Any, vocabulary: Vocabulary | None = None) -> Head:
         ModelError: the family's forward does more with its decoder than to call it.
     """
     stage = copy.copy(module)
-    stage._modules = {**module._modules, module.base_model_prefix: _PassHidden()}
+    stage._modules = {**module._modules, module.base_model_prefix: _PassHidden(module.base_model)}
 
     def family(hidden_NH: Tensor) -> Tensor:
         with kept_float64(hidden_NH.dtype):

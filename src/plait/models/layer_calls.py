@@ -11,6 +11,7 @@ from plait.models.compute.attention import PackedContext
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.recurrent import Mixer, recurrent_layers_of
 from plait.models.compute.row_attention import pieces_plan
+from plait.models.layer_types import attending_layers
 
 
 class LayerCalls(PackedContext):
@@ -35,7 +36,7 @@ class LayerCalls(PackedContext):
         """What was called otherwise than a configuration of Transformers states; None: nothing."""
         texts, types = config.get_text_config(), layer_types(config)
         called, recurrent = sorted(layer for layer, _ in self.calls), [*recurrent_layers_of(config)]
-        attending = [layer for layer in range(texts.num_hidden_layers) if layer not in recurrent]
+        attending = [*attending_layers(types, texts.num_hidden_layers)]
         if called != attending:
             each = attending if recurrent else f"0 … {texts.num_hidden_layers - 1}"
             return f"attention ran for layers {called}, expected each of {each} once"

@@ -1,5 +1,5 @@
-"""Layers that keep a state: which they are, and their numbers and those of MLPs beside them. Read from a model's
-configuration. Torch-free."""
+"""Layers that keep a state: their numbers and those of MLPs beside them, read from a model's configuration.
+Torch-free."""
 
 from __future__ import annotations
 
@@ -10,15 +10,33 @@ from typing import Any
 KEEPS_STATE = "some of its layers keep a state"
 """Why a compiled forward does not serve a model, in words for a person."""
 
-RECURRENT_LAYERS = frozenset({"linear_attention", "conv"})
-"""Kinds of layers (`layer_types`) that keep a state of one size in place of keys and values."""
-
-_ATTENDS_EVERY = ("qwen3_next", "qwen3_5", "olmo_hybrid")
-"""Families of which every fourth layer attends (`full_attention_interval`) and the others keep a state, where the
-configuration names no kinds."""
-
 CHUNK_TOKENS = 64
 """Tokens of a sequence that the delta rule takes together: within them it computes as attention does."""
+
+_SCANS = (
+    (
+        "mamba_n_heads",
+        "mamba_d_head",
+        "mamba_n_groups",
+        "mamba_d_state",
+        "mamba_d_conv",
+        "mamba_chunk_size",
+        "mamba_conv_bias",
+        "mamba_proj_bias",
+    ),
+    (
+        "mamba_num_heads",
+        "mamba_head_dim",
+        "n_groups",
+        "ssm_state_size",
+        "conv_kernel",
+        "chunk_size",
+        "use_conv_bias",
+        "use_bias",
+    ),
+)
+"""Keys of Mamba-2 by families: heads, their dims, groups of them, dims of a state, taps, tokens that are taken
+together, whether the convolution and whether the projections have biases."""
 
 
 @dataclass(frozen=True)
@@ -30,23 +48,28 @@ class MixerShape:
     linear: tuple[tuple[str, int, int], ...] = ()
     """(name, inputs, outputs) of each of these; none: nobody says."""
     extras: int = 0
-    """Weights of its convolution, of its gates, and of its norm."""
+    """Weights of its convolution, of its gates, and of its norm; biases of its projections."""
     channels: int = 0
     """The convolution's."""
     taps: int = 0
     """The convolution's: so many numbers of each channel are kept of a sequence, in the compute dtype."""
     heads: int = 0
-    """Value heads of the delta rule; 0: there is none."""
+    """Value heads of the delta rule, heads of Mamba-2; 0: there are none."""
     key_heads: int = 0
-    """Key heads, each with as many of these: what tensor parallelism divides, as it divides channels where there are
-    none."""
+    """Key heads, groups of Mamba-2, each with as many of these: what tensor parallelism divides, as it divides channels
+    where there are none."""
     key_dim: int = 0
     value_dim: int = 0
     """Dims of a head: so many by so many numbers are kept of a sequence for each, in float32 or wider."""
+    chunk: int = 0
+    """Tokens of a sequence that Mamba-2 takes together; 0: it is no Mamba-2."""
 
     @property
     def units(self) -> int:
-        """Parts of a layer that ranks of tensor parallelism have whole; 0: such a layer is whole on each of them."""
+        """Parts of a layer that ranks of tensor parallelism have whole; 0: such a layer is whole on each of them. So is
+        Mamba-2 with one group: all of its heads read what that has."""
+        if self.chunk:
+            return self.key_heads if self.key_heads > 1 else 0
         return self.key_heads or self.channels
 
     def most(self, tp: int) -> float:
@@ -55,7 +78,10 @@ class MixerShape:
 
     @property
     def scanned(self) -> int:
-        """Products that the delta rule takes for a token, beside those with weights."""
+        """Products that the delta rule takes for a token, or Mamba-2, beside those with weights."""
+        if self.chunk:
+            within = self.chunk * (self.key_dim + self.value_dim)
+            return self.heads * (within + 2 * self.key_dim * self.value_dim)
         within = CHUNK_TOKENS * (3 * self.key_dim + 2 * self.value_dim)
         return self.heads * (within + 3 * self.key_dim * self.value_dim)
 
@@ -65,6 +91,10 @@ class MixerShape:
         Args:
             width: bytes of a number of the compute dtype.
         """
+        if self.chunk:
+            states = 2 * self.key_dim * self.value_dim // self.chunk
+            of_heads = 3 * self.chunk + 5 * self.key_dim + 8 * self.value_dim + states
+            return width * 6 * self.channels + max(4, width) * self.heads * of_heads
         of_heads = 4 * CHUNK_TOKENS + 6 * (self.key_dim + self.value_dim)
         return width * (6 * self.channels + 4 * self.heads * self.value_dim) + max(4, width) * self.heads * of_heads
 
@@ -75,30 +105,6 @@ class MixerShape:
             width: bytes of a number of the compute dtype.
         """
         return width * self.channels * self.taps + max(4, width) * self.heads * self.key_dim * self.value_dim
-
-
-def kinds_of_layers(config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    """The kind of each layer of a `config.json`; where it names none, of families with layers that keep a state the
-    kinds that Transformers gives them. Empty: nobody says."""
-    if kinds := config.get("layer_types"):
-        return tuple(kinds)
-    family = str(config.get("model_type"))
-    if family.startswith(_ATTENDS_EVERY):
-        every = int(config.get("full_attention_interval") or 4)
-        attending = set(range(every - 1, layers, every))
-        if family == "olmo_hybrid" and not attending:
-            attending = {layers - 1}
-        state = "linear_attention"
-    elif family == "lfm2" and (stated := config.get("full_attn_idxs")) is not None:
-        attending, state = set(stated), "conv"
-    else:
-        return ()
-    return tuple("full_attention" if layer in attending else state for layer in range(layers))
-
-
-def recurrent_layers(kinds: Sequence[str] | None) -> tuple[int, ...]:
-    """Those of the layers of these kinds that keep a state in place of keys and values."""
-    return tuple(layer for layer, kind in enumerate(kinds or ()) if kind in RECURRENT_LAYERS)
 
 
 def mixer_shape(config: Mapping[str, Any], hidden: int, attention_parameters: int) -> MixerShape:
@@ -125,7 +131,31 @@ def mixer_shape(config: Mapping[str, Any], hidden: int, attention_parameters: in
         biases = 5 * hidden if config.get("conv_bias") else 0
         linear = ("in_proj", hidden, 3 * hidden), ("out_proj", hidden, hidden)
         return MixerShape(4 * hidden * hidden, linear, hidden * taps + biases, hidden, taps)
-    return MixerShape(attention_parameters)
+    keys = next((keys for keys in _SCANS if config.get(keys[0])), None)
+    return MixerShape(attention_parameters) if keys is None else _scan(config, hidden, keys)
+
+
+def _scan(config: Mapping[str, Any], hidden: int, keys: Sequence[str]) -> MixerShape:
+    """Mamba-2 (Dao and Gu 2024, arXiv 2405.21060, section 7): each group of heads has its B and C."""
+    heads, dim, groups, state, taps, chunk, conv_bias, bias = (config.get(key) for key in keys)
+    heads, groups, state = int(heads), int(groups), int(state)
+    dim = int(config["mamba_expand"]) * hidden // heads if dim == "auto" else int(dim)
+    inner = heads * dim
+    channels = inner + 2 * groups * state
+    projected = inner + channels + heads
+    norm = inner if config.get("mamba_rms_norm", True) else 0  # Falcon-H1 says whether it has one
+    return MixerShape(
+        parameters=hidden * projected + inner * hidden,
+        linear=(("in_proj", hidden, projected), ("out_proj", inner, hidden)),
+        extras=channels * (int(taps) + bool(conv_bias)) + 3 * heads + norm + bool(bias) * (projected + hidden),
+        channels=channels,
+        taps=int(taps),
+        heads=heads,
+        key_heads=groups,
+        key_dim=state,
+        value_dim=dim,
+        chunk=int(chunk),
+    )
 
 
 def _linear(family: str, hidden: int, keys: int, values: int, heads: int) -> tuple[tuple[str, int, int], ...]:
@@ -141,7 +171,10 @@ def _linear(family: str, hidden: int, keys: int, values: int, heads: int) -> tup
 
 
 def mlp_width(config: Mapping[str, Any], stated: int) -> int:
-    """Inner elements of a dense MLP: of LFM2, which states more (`block_auto_adjust_ff_dim`), as it makes them."""
+    """Inner elements of a dense MLP: of LFM2, which states more (`block_auto_adjust_ff_dim`), as it makes them; of
+    Granite without experts those of the one that all tokens pass."""
+    if "shared_intermediate_size" in config and not config.get("num_local_experts"):
+        return int(config["shared_intermediate_size"])
     if not config.get("block_auto_adjust_ff_dim"):
         return stated
     width, multiple = int(2 * stated / 3), int(config.get("block_multiple_of") or 1)

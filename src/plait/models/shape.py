@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.errors import ModelError
-from plait.models.mixer_shape import MixerShape, kinds_of_layers, mixer_shape, mlp_width, recurrent_layers
+from plait.models.layer_types import (
+    MLP_LAYERS,
+    attending_layers,
+    kinds_of_layers,
+    layers_without_mlp,
+    mixtures_of,
+    recurrent_layers,
+    windows_of,
+)
+from plait.models.mixer_shape import MixerShape, mixer_shape, mlp_width
 
 KEPT_SCORES = 32 * 1024 * 1024
 """Attention probabilities of one layer that are kept for the backward; a batch with more recomputes them."""
@@ -24,13 +33,11 @@ _NAMES = {
     "moe_intermediate_size": (),
 }
 """Key → other names that families give it."""
-_FULL_EVERY = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2, "olmo3": 4}
-"""Family → of so many layers the last one sees all, the others have a window."""
-_WINDOWED = ("ministral", "mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2")
-"""Families whose layers all have the window."""
 _GATED = ("qwen3_next", "qwen3_5")
 """Families whose attention has a gate for each query."""
 _CHANGING_ROPES = ("longrope", "su", "dynamic")
+
+_SHARED_WIDTHS = tuple(f"{name}_intermediate_size" for name in ("shared_expert", "shared", "moe_shared_expert"))
 
 NO_MIXER = MixerShape(0)
 
@@ -70,7 +77,13 @@ class ModelShape:
     windows: tuple[int, ...] = ()
     """Tokens that the attention of each layer sees at most, its own one of them; 0: all. Empty: all layers see all."""
     recurrent: tuple[int, ...] = ()
-    """Which of the layers keep a state in place of keys and values, ascending."""
+    """Which of the layers keep a state, ascending."""
+    attends: tuple[int, ...] | None = None
+    """Which have keys and values, ascending; None: those that keep no state."""
+    without_mlp: tuple[int, ...] = ()
+    """Which are a mixer or attention alone, ascending."""
+    mlp_matrices: int = 3
+    """That a dense MLP has, and an expert. Families with two count as if they had a gate, Nemotron-H apart."""
     mixer: MixerShape = NO_MIXER
     """One of these layers."""
 
@@ -97,6 +110,9 @@ class ModelShape:
 
     @classmethod
     def _read(cls, config: Mapping[str, Any], name: str) -> ModelShape:
+        kinds = kinds_of_layers(config, _number(config, "num_hidden_layers"))
+        if MLP_LAYERS.intersection(kinds):
+            config = {**config, "num_hidden_layers": len(kinds)}  # of Nemotron-H they are counted so
         needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings")
         if missing := [key for key in needed if not _number(config, key)]:
             raise _lacking(config, name, missing)
@@ -110,10 +126,15 @@ class ModelShape:
         else:
             gates = heads if str(config.get("model_type")).startswith(_GATED) else 0
             attention = hidden * head_dim * (2 * heads + 2 * kv_heads + gates)
-        experts = _number(config, "num_experts")
+        experts = _number(config, "num_experts") if "moe" in kinds or not MLP_LAYERS.intersection(kinds) else 0
+        recurrent, attends = recurrent_layers(kinds), attending_layers(kinds, layers)
         expert_intermediate = _number(config, "moe_intermediate_size") or intermediate
+        if latent := int(
+            config.get("moe_latent_size") or 0
+        ):  # of as wide an input as others have, with as many weights
+            expert_intermediate = expert_intermediate * latent // hidden
         shared = int(config.get("n_shared_experts") or 0) * expert_intermediate
-        mixtures = _mixtures(config, layers) if experts else ()
+        mixtures = mixtures_of(config, layers, kinds) if experts else ()
         return cls(
             layers=layers,
             hidden=hidden,
@@ -130,11 +151,14 @@ class ModelShape:
             experts_per_token=_number(config, "num_experts_per_tok"),
             balances="router_aux_loss_coef" in config and len(mixtures) > 0,
             expert_intermediate=expert_intermediate if experts else 0,
-            shared_intermediate=int(config.get("shared_expert_intermediate_size") or shared) if experts else 0,
+            shared_intermediate=_shared_width(config, shared) if experts else 0,
             attention_extras=_attention_extras(config, heads, kv_heads, head_dim, hidden),
             mixtures=mixtures if len(mixtures) < layers else (),
-            windows=_windows(config, layers),
-            recurrent=(recurrent := recurrent_layers(kinds_of_layers(config, layers))),
+            windows=windows_of(config, layers),
+            recurrent=recurrent,
+            attends=None if {*attends} == {*range(layers)} - {*recurrent} else attends,
+            without_mlp=layers_without_mlp(kinds),
+            mlp_matrices=2 if str(config.get("model_type")) == "nemotron_h" else 3,
             mixer=mixer_shape(config, hidden, attention) if recurrent else NO_MIXER,
         )
 
@@ -151,11 +175,18 @@ class ModelShape:
 
     def attending_in(self, start: int, stop: int) -> int:
         """Those among the layers from `start` on, before `stop`."""
-        return stop - start - self.recurrent_in(start, stop)
+        if self.attends is None:
+            return stop - start - self.recurrent_in(start, stop)
+        return sum(start <= layer < stop for layer in self.attends)
 
     def recurrent_in(self, start: int, stop: int) -> int:
         """Layers that keep a state, among these."""
         return sum(start <= layer < stop for layer in self.recurrent)
+
+    @property
+    def dense_layers(self) -> int:
+        """Layers whose MLP is no mixture of experts."""
+        return self.layers - self.expert_layers - len(self.without_mlp)
 
     @property
     def projections(self) -> int:
@@ -164,13 +195,14 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Parameters of a decoder with gated MLPs; experts and their routers, norms and embeddings counted, biases of
+        """Parameters of a decoder; experts and their routers, norms and embeddings counted, biases of
         MLPs not.
         """
-        dense = 3 * self.hidden * self.intermediate
-        mixture = 3 * self.hidden * (self.experts * self.expert_intermediate + self.shared_intermediate)
+        dense = self.mlp_matrices * self.hidden * self.intermediate
+        inner = self.experts * self.expert_intermediate + self.shared_intermediate
+        mixture = self.mlp_matrices * self.hidden * inner
         mixture += self.hidden * self.experts
-        mlps = (self.layers - self.expert_layers) * dense + self.expert_layers * mixture
+        mlps = self.dense_layers * dense + self.expert_layers * mixture
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         extras = self.attending * self.attention_extras + len(self.recurrent) * self.mixer.extras
         layers = self.projections + extras + self.layers * 2 * self.hidden
@@ -180,7 +212,7 @@ class ModelShape:
     def active_intermediate(self) -> int:
         """Inner elements of the widest MLP that one token passes."""
         mixture = self.experts_per_token * self.expert_intermediate + self.shared_intermediate
-        dense = self.intermediate if self.expert_layers < self.layers else 0
+        dense = self.intermediate if self.dense_layers else 0
         return max(dense, mixture if self.expert_layers else 0)
 
     def head_in_layers(self, outputs: int) -> float:
@@ -188,15 +220,15 @@ class ModelShape:
 
         A forward multiplies and adds once per weight that the token passes, a backward twice as often, so the ratio is
         that of the weights, in training as in scoring: outputs * hidden over `projections` + 3 * hidden * intermediate
-        (gated MLPs), of a mixture the router and the experts that a token passes, averaged over layers.
+        (`mlp_matrices`), of a mixture the router and the experts that a token passes, averaged over layers.
         What depends on lengths (attention scores) and what is small (norms, embeddings) is left out.
 
         Args:
             outputs: the vocabulary; 1 of a scalar model.
         """
-        dense = (self.layers - self.expert_layers) * 3 * self.hidden * self.intermediate
+        dense = self.dense_layers * self.mlp_matrices * self.hidden * self.intermediate
         inner = self.experts_per_token * self.expert_intermediate + self.shared_intermediate
-        mixture = self.expert_layers * self.hidden * (3 * inner + self.experts)
+        mixture = self.expert_layers * self.hidden * (self.mlp_matrices * inner + self.experts)
         layers = self.projections + dense + mixture
         return outputs * self.hidden * self.layers / layers
 
@@ -262,35 +294,6 @@ def _attention_extras(config: Mapping[str, Any], heads: int, kv_heads: int, head
     return norms + (projected + hidden if config.get("attention_bias") is True else 0)
 
 
-def _mixtures(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """Layers whose MLP is a mixture of experts."""
-    if kinds := config.get("mlp_layer_types"):
-        return tuple(layer for layer, kind in enumerate(kinds) if kind == "sparse")
-    first = int(config.get("first_k_dense_replace") or config.get("num_dense_layers") or 0)
-    step = int(config.get("decoder_sparse_step") or 1)
-    dense = config.get("mlp_only_layers") or ()
-    return tuple(layer for layer in range(layers) if layer >= first and (layer + 1) % step == 0 and layer not in dense)
-
-
-def _windows(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """Where the configuration does not say which layers have its window, those to which Transformers gives it; none of
-    a family whose rule is not known here, so that no more is counted out than is out of sight."""
-    family, window = str(config.get("model_type")), int(config.get("sliding_window") or 0)
-    if not window or not config.get("use_sliding_window", not family.startswith("qwen")):
-        return ()
-    if kinds := config.get("layer_types"):
-        has_window = [kinds[layer] == "sliding_attention" for layer in range(layers)]
-    elif step := _FULL_EVERY.get(family):
-        step = int(config.get("sliding_window_pattern") or step)
-        has_window = [(layer + 1) % step != 0 for layer in range(layers)]
-    elif family in ("qwen2", "qwen3"):
-        has_window = [layer >= _first_window(config) for layer in range(layers)]
-    elif family == "qwen2_moe":
-        has_window = [layer % 2 == 0 and layer < _first_window(config) for layer in range(layers)]
-    else:
-        has_window = [family in _WINDOWED] * layers
-    return tuple(window * has for has in has_window) if any(has_window) else ()
-
-
-def _first_window(config: Mapping[str, Any]) -> int:
-    return int(config.get("max_window_layers", 28))
+def _shared_width(config: Mapping[str, Any], of_experts: int) -> int:
+    """Inner elements of the expert that all tokens pass, which families state as one width or in experts."""
+    return int(next((width for key in _SHARED_WIDTHS if (width := config.get(key))), of_experts))

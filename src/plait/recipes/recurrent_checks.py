@@ -70,4 +70,4 @@ def check_prompts(plan: Plan, models: Sequence[RoleModel], shapes: Mapping[str, 
 
 def _said(name: str, shapes: Mapping[str, ModelShape]) -> str:
     shape = shapes[name]
-    return f"{len(shape.recurrent)} of the {shape.layers} layers of `{name}` keep a state (linear attention)"
+    return f"{len(shape.recurrent)} of the {shape.layers} layers of `{name}` keep a state"

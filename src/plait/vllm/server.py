@@ -171,10 +171,10 @@ class VllmServer:
 
 def _overrides(loading: Loading) -> dict[str, Any]:
     """What the model's configuration is to say in place of what it says."""
-    from plait.models.files.claims import read_object
+    from plait.models.files.claims import read_configuration
 
     overrides: dict[str, Any] = {"tie_word_embeddings": False} if loading.device == "cpu" else {}
-    if read_object(Path(loading.folder) / "config.json").get("quantization_config"):
+    if read_configuration(Path(loading.folder) / "config.json").get("quantization_config"):
         overrides["quantization_config"] = None  # the trainer's weights are full numbers, whatever the checkpoint's are
     return overrides
 

@@ -13,6 +13,7 @@ from plait.cost.measured.models import Models, Pair, deep_layers, of_steps
 from plait.cost.measured.work import capture_s
 from plait.cost.model_work import ModelWork
 from plait.generation.request import Request
+from plait.models.layer_types import stating_kinds
 from tests.cost.test_model_costs import SHAPE
 from tests.models.tiny import tiny_config, tiny_model
 
@@ -150,15 +151,24 @@ def test_what_is_captured_again_is_measured(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     ("family", "kinds", "least", "many"),
-    [("qwen3_5_text", "SSSA", ["S", "S", "S", "A"], 8), ("lfm2", "SAASA", ["A", "A", "S"], 9)],
+    [
+        ("qwen3_5_text", "SSSA", ["S", "S", "S", "A"], 8),
+        ("lfm2", "SAASA", ["A", "A", "S"], 9),
+        ("bamba", "SSASS", ["S", "S", "S", "S", "A"], 10),
+        ("nemotron_h", "SEASESESEA", ["S", "S", "E", "E", "A"], 10),
+        ("falcon_h1", "HH", ["H"], 9),
+    ],
 )
 def test_layers_that_keep_a_state_are_measured_beside_those_that_attend(
     family: str, kinds: str, least: list[str], many: int
 ) -> None:
     """A model of one kind alone is none that is admitted."""
-    names = {"S": "conv" if family == "lfm2" else "linear_attention", "A": "full_attention"}
+    names = {"S": "conv" if family == "lfm2" else "linear_attention", "A": "full_attention", "E": "moe", "H": "hybrid"}
     types = [names[kind] for kind in kinds]
-    config = tiny_config(family, num_hidden_layers=len(kinds), layer_types=types).to_dict()
+    stated = stating_kinds(family, types)
+    if family == "nemotron_h":
+        stated = {"layers_block_type": stated["layer_types"]}
+    config = tiny_config(family, num_hidden_layers=len(kinds), **stated).to_dict()
     rows = Models.of("it", config, "float32", "cpu", 100).rows
     assert (rows.few_layers, rows.layers) == (len(least), many)
     for model, layers in ((rows.few, len(least)), (rows.many, many)):

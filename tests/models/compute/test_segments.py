@@ -59,15 +59,21 @@ def test_one_long_response_makes_no_batch_of_padding() -> None:
     assert [call.begins_B is None for call in plan.calls] == [True, False, False]
 
 
+def test_those_that_go_on_have_two_places() -> None:
+    plan = segment_plan(pack([([1] * 3, [[1], [1]])]))
+    assert [call.places_BL.tolist() for call in plan.calls] == [[[0, 1, 2]], [[3, 5], [4, 5]]]
+
+
 def test_a_lone_response_goes_through_with_its_prompt() -> None:
     plan = segment_plan(pack([([1] * 5, [[1] * 4]), ([1] * 7, [[1] * 2, []])]))
     assert [call.places_BL.tolist() for call in plan.calls] == [[[*range(9)], [*range(9, 18)]]]
     assert plan.calls[0].real_BL is None
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2"])
+@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2", "bamba"])
 def test_what_all_prompts_begin_with_may_stand_in_the_row_once(family: str) -> None:
-    """lfm2 has biases in front of its convolution: of padding they make something that must not be seen."""
+    """lfm2 has biases in front of its convolution, bamba behind it: of padding they make something that must not be
+    seen."""
     model = shared_model(family)
     groups = [([3, 4, 5, *own], [[9, 10], [11, 12, 13]]) for own in ([6], [7, 8, 20, 21, 22])]
     hidden = []

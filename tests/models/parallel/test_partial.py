@@ -137,6 +137,7 @@ def test_layers_that_keep_a_state(four: Workers, family: str, shape: dict[str, A
 
 
 UNEVEN = {"linear_num_key_heads": 3, "linear_num_value_heads": 6, "num_key_value_heads": 4}
+THREE_GROUPS = {"mamba_n_groups": 3, "mamba_n_heads": 6, "mamba_expand": 3}
 OF_STATES = [
     ("qwen3_5_text", sizes(tp=2), UNEVEN),
     ("qwen3_5_text", sizes(tp=3), UNEVEN),
@@ -149,6 +150,14 @@ OF_STATES = [
     ("qwen3_5_text", sizes(tp=2), {"copied": True}),
     ("qwen3_5_text", sizes(tp=2, pp=2), {"dtype": "float32"}),
     ("lfm2", sizes(tp=2), {"dtype": "bfloat16"}),
+    ("bamba", sizes(tp=2), THREE_GROUPS),
+    ("bamba", sizes(tp=2, pp=2), {"mamba_n_groups": 1}),
+    ("bamba", sizes(tp=2), {"mamba_proj_bias": True}),
+    ("falcon_h1", sizes(tp=2, pp=2), {"mamba_rms_norm": True, "time_step_limit": (0.4, 0.6)}),
+    ("falcon_h1", sizes(tp=2) | PARTED, {}),
+    ("nemotron_h", sizes(tp=2) | PARTED, {"layers_block_type": ["linear_attention", "mlp", "full_attention"]}),
+    ("granitemoehybrid", sizes(tp=2), {"num_local_experts": 0}),
+    ("granitemoehybrid", sizes(tp=2, pp=2) | PARTED, {"num_local_experts": 0}),
 ]
 
 
@@ -162,7 +171,8 @@ def test_unlike_heads_parted_tokens_and_other_models(
 
 def test_more_ranks_than_key_heads(four: Workers) -> None:
     found = four.ask("refusal", "qwen3_5_text", sizes(tp=4))
-    assert found == ["LayoutError: tp: expected at most 2, the key heads of its linear attention, found 4"] * 4
+    what = "the key heads or groups of its layers that keep a state"
+    assert found == [f"LayoutError: tp: expected at most 2, {what}, found 4"] * 4
 
 
 @pytest.mark.parametrize("family", slow_but(["olmo_hybrid"], ["olmo_hybrid", "qwen3_5_text"]))
@@ -308,6 +318,8 @@ def judge_read(four: Workers, tmp_path: Path, family: str, shape: dict[str, Any]
         pytest.param("qwen3_5_text", sizes(tp=2, pp=2), {}, id="states"),
         pytest.param("qwen3_next", sizes(tp=2), {"dtype": "bfloat16"}, id="fused heads", marks=pytest.mark.slow),
         pytest.param("lfm2", sizes(tp=2), {"adapter": True}, id="short convolutions", marks=pytest.mark.slow),
+        pytest.param("bamba", sizes(tp=2, pp=2), {"dtype": "bfloat16"}, id="groups", marks=pytest.mark.slow),
+        pytest.param("granitemoehybrid", sizes(tp=2), {"adapter": True}, id="groups, experts", marks=pytest.mark.slow),
     ],
 )
 def test_a_part_from_its_slices_of_a_checkpoint(
@@ -396,6 +408,8 @@ ADAPTED = [
     pytest.param("lfm2", sizes(tp=2) | PARTED, {}, id="short convolutions", marks=pytest.mark.slow),
     pytest.param("qwen3_5_text", sizes(tp=2) | PARTED, UNEVEN, id="unlike heads, parted", marks=pytest.mark.slow),
     pytest.param("qwen3_next", sizes(tp=2), UNEVEN, id="unlike heads, fused", marks=pytest.mark.slow),
+    pytest.param("bamba", sizes(tp=2), THREE_GROUPS, id="unlike groups", marks=pytest.mark.slow),
+    pytest.param("granitemoehybrid", sizes(tp=2, pp=2), {}, id="groups, experts", marks=pytest.mark.slow),
 ]
 
 

@@ -4,11 +4,14 @@ runs and predictions, and not looked for."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from plait.cost import placement
 from plait.cost.cluster_file import read_cluster
@@ -85,12 +88,33 @@ def test_layers_that_keep_a_state_are_cut_as_a_run_cuts_them(make_recipe: MakeRe
         assert sizes == {(2, 1, 1), (1, 2, 1), (1, 1, 2)}
 
 
+@pytest.mark.parametrize("family", ["nemotron_h", "falcon_h1", "granitemoehybrid"])
+def test_layers_with_mamba_2_are_planned_by_their_configuration_alone(
+    make_recipe: MakeRecipe, tmp_path: Path, family: str
+) -> None:
+    """By all of their parameters, of which groups (here two, or three) are cut; mixers of one group are whole."""
+    config = tiny_config(family).to_dict() | {"time_step_limit": [0.0, math.inf]}
+    (tmp_path / "shape.json").write_text(json.dumps(config))
+    planning = planning_of(make_recipe(model=str(tmp_path / "shape.json")))
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(tiny_config(family))
+    parameters = planning.parameters["actor"]
+    assert {param.name for param in parameters.params} == {name for name, _ in module.named_parameters()}
+    facts = facts_of_roles(planning.recipe, planning.models, planning.shapes, planning.parameters)
+    assert {one.max_tp for one in facts.values()} == {3 if family == "falcon_h1" else 2}
+    found = planning.space.forms.parallelisms(0, (0, 1))
+    assert {(size.dp, size.tp, size.pp) for size in found} == {(2, 1, 1), (1, 2, 1), (1, 1, 2)}
+
+
 @pytest.mark.parametrize(
     ("family", "why"),
     [
         ("llama", ""),
         ("qwen3_5_text", ""),
         ("lfm2", ""),
+        ("bamba", ""),
+        ("falcon_h1", ""),
+        ("nemotron_h", "NemotronHForCausalLM has `model.layers.*."),
         ("olmo_hybrid", "OlmoHybridForCausalLM has `model.layers.*.self_attn.q_proj`"),
         ("gemma2", ""),
         ("mixtral", "MixtralForCausalLM has `model.layers.*."),

@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 
 from plait.cost.measured.stopwatch import Seconds, Size
-from plait.cost.measured.work import layers_alone, least_mix, random_model
+from plait.cost.measured.work import layers_alone, mix_of, random_model
 from plait.cost.model_work import ModelWork
 from plait.cost.profile import Points, Steps
 from plait.models.language_model import LanguageModel
@@ -77,7 +77,7 @@ class Models:
         shape = ModelShape.from_config(config, name)
         work = ModelWork(shape, dtype, 1)
         model = lambda layers: random_model(config, layers, dtype, device)
-        few = len(least_mix(config)) if shape.recurrent else FEW
+        few = FEW * mix_of(config)
         layers = max(2, max(MANY, min(MOST, int(MANY_BYTES / work.read(shape.experts)))) // few) * few
         rows = Pair(model(few), few, model(layers), layers)
         if device == "cpu":

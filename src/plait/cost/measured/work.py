@@ -19,7 +19,7 @@ from plait.kernels.noise import NoiseKey
 from plait.models.files.pretrained import new_module
 from plait.models.language_loading import from_module
 from plait.models.language_model import LanguageModel
-from plait.models.mixer_shape import RECURRENT_LAYERS, kinds_of_layers
+from plait.models.layer_types import MLP_LAYERS, RECURRENT_LAYERS, kinds_of_layers, stating_kinds
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.training.optimizer import MasterOptimizer
 from plait.training.settings import OptimizerSettings
@@ -38,9 +38,11 @@ def random_model(config: Mapping[str, Any], layers: int, dtype: str, device: str
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     read = {**config, "num_hidden_layers": layers}
-    for key, kinds in (("layer_types", least_mix(config)), ("mlp_layer_types", config.get("mlp_layer_types"))):
-        if kinds:
-            read[key] = [kinds[layer % len(kinds)] for layer in range(layers)]
+    again = lambda kinds: [kinds[layer % len(kinds)] for layer in range(layers)]
+    if mix := least_mix(config):
+        read |= stating_kinds(str(config["model_type"]), again(mix))
+    if kinds := config.get("mlp_layer_types"):
+        read["mlp_layer_types"] = again(kinds)
     # On the device itself, where drawing billions of numbers takes no time.
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(0)
@@ -52,21 +54,23 @@ def random_model(config: Mapping[str, Any], layers: int, dtype: str, device: str
 
 def least_mix(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Kinds of layers of which any number of times as many have the mix of the configuration's. Where some keep a state
-    and some attend, those are one of the rarer kind with as many of the other as there are for each, rounded: none of
+    and some attend, those are one of the rarest kind with as many of the others as there are for each, rounded: none of
     these families is admitted with one kind alone. Empty: the configuration names none."""
     kinds = kinds_of_layers(config, int(config.get("num_hidden_layers") or 0))
-    recurrent = [kind for kind in kinds if kind in RECURRENT_LAYERS]
-    attending = [kind for kind in kinds if kind not in RECURRENT_LAYERS]
-    if not recurrent or not attending:
+    alike: dict[str, list[str]] = {}
+    for kind in kinds:
+        name = kind if kind in MLP_LAYERS else "recurrent" if kind in RECURRENT_LAYERS else "attending"
+        alike.setdefault(name, []).append(kind)
+    if "recurrent" not in alike or len(alike) == 1:
         return kinds
-    rarer, other = sorted((attending, recurrent), key=len)
-    return (*other[: round(len(other) / len(rarer))], rarer[0])
+    *others, rarest = sorted(alike.values(), key=len, reverse=True)
+    return (*(kind for other in others for kind in other[: round(len(other) / len(rarest))]), rarest[0])
 
 
 def mix_of(config: Mapping[str, Any]) -> int:
     """Layers of `least_mix` where some keep a state; 1 where all attend."""
     mix = least_mix(config)
-    return len(mix) if RECURRENT_LAYERS.intersection(mix) else 1
+    return len(mix) if RECURRENT_LAYERS.intersection(mix) and len({*mix}) > 1 else 1
 
 
 class _NoTexts:

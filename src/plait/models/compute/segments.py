@@ -6,7 +6,8 @@ through that. What all prompts begin with is computed with each of them again, i
 begin with a state and whose last state is read cannot be padded at either end.
 
 Sequences that go through together are padded to one length: in front with zeros, which leave no state, those whose last
-state is read; those of nearly one length are put together, so that padding stays a small part.
+state is read; those of nearly one length are put together, so that padding stays a small part. Those that go on from a
+state have two places at least: of one, families' code takes a state that it writes over.
 
 Shapes: T tokens of the row, H hidden size, B sequences of L places, S states.
 """
@@ -91,7 +92,8 @@ def segment_plan(batch: PackedBatch) -> SegmentPlan:
     at, device = 0, batch.token_ids_T.device
     for sequences, begin, parts in ((first, None, chosen), (later, begins, [*together([len(p) for p in later])])):
         for numbers in parts:
-            rows = padded_places([sequences[number] for number in numbers], batch.num_tokens, in_front=begin is None)
+            places = [sequences[number] for number in numbers]
+            rows = padded_places(places, batch.num_tokens, in_front=begin is None, least=1 if begin is None else 2)
             is_real = rows < batch.num_tokens
             sources[rows[is_real]] = at + np.flatnonzero(is_real)  # of a root, which is there often, the last one
             at += rows.size
@@ -123,9 +125,9 @@ def together(lengths: Sequence[int]) -> list[list[int]]:
     return chosen
 
 
-def padded_places(sequences: Sequence[Places], padding: int, *, in_front: bool) -> Places:
-    """Places of sequences that go through together, int64 [B, L], with this one for padding."""
-    longest = max(map(len, sequences))
+def padded_places(sequences: Sequence[Places], padding: int, *, in_front: bool, least: int = 1) -> Places:
+    """Places of sequences that go through together, int64 [B, L], with this one for padding; L is `least` or more."""
+    longest = max(least, *map(len, sequences))
     rows = np.full((len(sequences), longest), padding, dtype=np.int64)
     for row, places in zip(rows, sequences, strict=True):
         start = longest - len(places) if in_front else 0

@@ -21,7 +21,7 @@ from plait.errors import ModelError
 from plait.layout.decoder import HEAD
 from plait.layout.params import Block, Param, Parameters
 from plait.models.files.checkpoint_folder import index_of
-from plait.models.files.claims import read_object
+from plait.models.files.claims import read_configuration, read_object
 from plait.models.files.conversion import Conversion, Group
 from plait.models.flat_weights import cut_block
 
@@ -67,7 +67,7 @@ class CheckpointFiles:
         Raises:
             ValueError, and others of Transformers: stored tensors cannot be converted.
         """
-        if read_object(folder / "config.json").get("quantization_config"):
+        if read_configuration(folder / "config.json").get("quantization_config"):
             return None
         causal = module if hasattr(module, "is_custom_code") else module.base_model
         prefix = "" if causal is module else f"{module.base_model_prefix}."

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from plait.errors import ModelError
-from plait.models.files.claims import check_config, check_files, read_object
+from plait.models.files.claims import check_config, check_files, read_configuration, read_object
 from plait.models.files.tensor_file import is_whole
 from plait.output import run_holding
 
@@ -64,7 +64,7 @@ def check_folder(folder: Path, name: str) -> None:
             f"model: {name!r} is damaged: {', '.join(torn[:3])} has no header that can be read, or is shorter or "
             "longer than that says; fetch or copy it again."
         )
-    config = read_object(folder / "config.json")
+    config = read_configuration(folder / "config.json")
     check_config(config, name)
     check_files(folder, files, config, name)
 

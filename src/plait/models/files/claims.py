@@ -7,6 +7,7 @@ before anything is loaded. Torch-free.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -104,10 +105,40 @@ def check_files(folder: Path, files: Iterable[str], config: Mapping[str, Any], n
     _check_embedding(text, shapes, name)
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Raises ModelError where a file of a checkpoint is no object in JSON."""
+def read_configuration(path: Path) -> dict[str, Any]:
+    """A config.json, in which the limits of Mamba-2's time steps (`time_step_limit`) may be infinite: as Python writes
+    it, or as Transformers does, which JSON knows.
+
+    Raises:
+        ModelError: it is no object in JSON, or holds another number that is not finite.
+    """
+    values = read_object(path, finite=False)
+    for part in (values, values.get("text_config")):
+        if isinstance(part, dict) and isinstance(limits := part.get(_LIMITS), list):
+            part[_LIMITS] = [_TAGGED.get(str(limit), limit) for limit in limits]
+    if (key := _not_finite(values)) is not None:
+        raise ModelError(f"model: {path} should hold a finite number in `{key}`; fetch or copy it again.")
+    return values
+
+
+_LIMITS = "time_step_limit"
+_TAGGED = {str({"__float__": word}): float(word) for word in ("Infinity", "-Infinity")}
+"""As Transformers writes them."""
+
+
+def _not_finite(values: Any, key: str = "") -> str | None:
+    """The key of a number that is not finite, other than those limits."""
+    if isinstance(values, float):
+        return None if math.isfinite(values) else key
+    items = values.items() if isinstance(values, dict) else [(key, value) for value in values or ()]
+    parts = ((name, value) for name, value in items if name != _LIMITS and isinstance(value, float | dict | list))
+    return next((found for name, value in parts if (found := _not_finite(value, name)) is not None), None)
+
+
+def read_object(path: Path, *, finite: bool = True) -> dict[str, Any]:
+    """Raises ModelError where a file of a checkpoint is no object in JSON. finite: see `json_text.parse`."""
     try:
-        values = parse(path.read_bytes())
+        values = parse(path.read_bytes(), finite=finite)
     except OSError as error:
         raise ModelError(f"model: {path.parent} should hold a readable {path.name}: {error.strerror}") from error
     except Malformed as error:

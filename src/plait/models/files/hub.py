@@ -22,7 +22,7 @@ from plait.data.package_file import PackageFile, ProgressLine, cache_folder, pre
 from plait.errors import ModelError
 from plait.models.files.adapter_folder import adapter_of, base_missing
 from plait.models.files.checkpoint_folder import check_config_there, check_folder, looking_at
-from plait.models.files.claims import check_config, read_object
+from plait.models.files.claims import check_config, read_configuration
 from plait.models.files.known_shapes import KNOWN, is_shape, no_weights, shape_config
 from plait.models.files.tensor_file import is_whole
 from plait.paths import at_home
@@ -162,7 +162,7 @@ def read_config(name: str) -> dict[str, Any]:
         path = _snapshot(name, ("config.json",)) / "config.json"
     else:
         raise ModelError(_unknown(name))
-    config = read_object(path)
+    config = read_configuration(path)
     check_config(config, name)
     return config
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import ModelError
-from plait.models.files.claims import check_config, read_object
+from plait.models.files.claims import check_config, read_configuration
 from plait.paths import at_home
 
 _ROWS: Mapping[str, tuple[tuple[str, int, int, int, int, int], ...]] = {
@@ -124,7 +124,7 @@ def shape_config(name: str) -> dict[str, Any]:
     """
     if name in KNOWN:
         return dict(KNOWN[name])
-    config = read_object(Path(at_home(name, "model")))
+    config = read_configuration(Path(at_home(name, "model")))
     check_config(config, name)
     return config
 

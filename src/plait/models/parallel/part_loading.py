@@ -101,7 +101,7 @@ class PartLoader:
         values = self._values(base, model, scalar)
         if adapter is not None and merges:
             values = self._merged(values, model, adapter)
-        cut_layers(model, team, returns_tuple=self._proven[key].returns_tuple)
+        cut_layers(model, team, tuple_length=self._proven[key].tuple_length)
         take_weights(model, team, values, self._device, memory)
         model.part = replace(model.part, cache=self._proven[key].cache)
         return model

@@ -65,7 +65,7 @@ class Proof:
         self.batch: PackedBatch = check_batch(model.module, model.device)[0]
         self.own_layers = own_layers(model, team)
         self.input_TH: Tensor | None = None
-        self.returns_tuple = False
+        self.tuple_length = 0
         self.logits_TV: Tensor | None = None
         self.cached: dict[int, tuple[int, int, int]] = {}
         """What the layers of the newest forward had: key-value heads, head sizes of keys and of values."""
@@ -83,7 +83,7 @@ class Proof:
                 hook.remove()
         self.whole_cached = self.cached
         self.input_TH = recorded.get("input_TH")
-        self.returns_tuple = recorded.get("returns_tuple", False)
+        self.tuple_length = recorded.get("tuple_length", 0)
         if self.team.is_last_stage:
             self.output_TH = hidden_TH
             self.logits_TV = model.head_outputs(hidden_TH, self.batch)

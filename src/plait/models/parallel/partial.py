@@ -60,7 +60,7 @@ def part_of(model: AnyModel, team: Team) -> AnyModel:
     assert not adapted_layers(model.module), "adapters are added to parts"
     proof = Proof(model, team)
     proof.record_whole()
-    cut_layers(model, team, returns_tuple=proof.returns_tuple)
+    cut_layers(model, team, tuple_length=proof.tuple_length)
     proof.record_stage()
     take_weights(model, team, cut_from(model.module), model.device)
     proof.check()
@@ -69,8 +69,8 @@ def part_of(model: AnyModel, team: Team) -> AnyModel:
     return model
 
 
-def cut_layers(model: Model, team: Team, *, returns_tuple: bool) -> None:
-    """Leave the layers of this rank's stage; the others hand on. returns_tuple: see `stage.PassingLayer`."""
+def cut_layers(model: Model, team: Team, *, tuple_length: int) -> None:
+    """Leave the layers of this rank's stage; the others hand on. tuple_length: see `stage.PassingLayer`."""
     if team.pp.size == 1:
         return
     prefix = f"{model.module.base_model_prefix}."
@@ -82,7 +82,7 @@ def cut_layers(model: Model, team: Team, *, returns_tuple: bool) -> None:
                 idle.append(param.name.removeprefix(prefix))
     decoder = model.module.base_model
     layers = decoder_list(decoder, model.parameters.num_layers)
-    cut_stage(decoder, layers, own_layers(model, team), returns_tuple=returns_tuple, outside=idle)
+    cut_stage(decoder, layers, own_layers(model, team), tuple_length=tuple_length, outside=idle)
     model.backbone = Backbone(decoder)
 
 

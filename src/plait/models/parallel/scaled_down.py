@@ -103,11 +103,11 @@ def _random(dtype: torch.dtype, config: Any, name: str, device: torch.device | s
 class Proven:
     """What is known of a family from a part of it.
 
-    returns_tuple: see `stage.PassingLayer`
+    tuple_length: see `stage.PassingLayer`
     cache:         see `part.Part`
     """
 
-    returns_tuple: bool
+    tuple_length: int
     cache: CacheShape | None
 
     @classmethod
@@ -126,7 +126,7 @@ class Proven:
                 replace(like[like_layer], layer=at) for at, like_layer in enumerate(first) if like_layer in like
             )
             cache = replace(cache, num_layers=len(all_kinds), layers=every)
-        return cls(passing is not None and passing.returns_tuple, cache)
+        return cls(0 if passing is None else passing.tuple_length, cache)
 
 
 @contextlib.contextmanager

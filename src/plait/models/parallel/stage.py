@@ -40,19 +40,17 @@ class PassingLayer(nn.Module):
 
     Args:
         like: the layer; its plain attributes (a type of attention, say) are kept, which the decoder's forward may read.
-        returns_tuple: the layer's output is a tuple whose first part is the hidden states.
+        tuple_length: the layer's output is a tuple of so many parts, the hidden states and then nothing; 0: it is none.
         puts_in, takes_out: see the top of the file.
     """
 
-    def __init__(
-        self, like: nn.Module, view: StageView, *, returns_tuple: bool, puts_in: bool, takes_out: bool
-    ) -> None:
+    def __init__(self, like: nn.Module, view: StageView, *, tuple_length: int, puts_in: bool, takes_out: bool) -> None:
         super().__init__()
         for name, value in vars(like).items():
             if isinstance(value, bool | int | float | str) and not name.startswith("_"):
                 setattr(self, name, value)
         self.view = view
-        self.returns_tuple = returns_tuple
+        self.tuple_length = tuple_length
         self.puts_in, self.takes_out = puts_in, takes_out
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -62,7 +60,7 @@ class PassingLayer(nn.Module):
             hidden_states = self.view.input_TH[None]
         if self.takes_out:
             self.view.output_TH = hidden_states[0]
-        return (hidden_states,) if self.returns_tuple else hidden_states
+        return (hidden_states, *[None] * (self.tuple_length - 1)) if self.tuple_length else hidden_states
 
 
 class _NoEmbedding:
@@ -116,14 +114,14 @@ def hidden_of(layer_output: Any) -> Tensor:
 
 
 def cut_stage(
-    decoder: nn.Module, layers: nn.ModuleList, own: range, *, returns_tuple: bool, outside: Sequence[str]
+    decoder: nn.Module, layers: nn.ModuleList, own: range, *, tuple_length: int, outside: Sequence[str]
 ) -> StageView:
     """Leave of a decoder what one stage computes; weights of other stages lose their modules, or stay unused.
 
     Args:
         layers: of `decoder_list`.
         own: numbers of the stage's layers.
-        returns_tuple: see PassingLayer.
+        tuple_length: see PassingLayer.
         outside: names, in the decoder, of parameters without a layer that this stage does not read in its forward.
     """
     view = StageView(own.start > 0, own.stop < len(layers))
@@ -132,7 +130,7 @@ def cut_stage(
             layers[number] = PassingLayer(
                 layer,
                 view,
-                returns_tuple=returns_tuple,
+                tuple_length=tuple_length,
                 puts_in=number == own.start - 1,
                 takes_out=number == own.stop,
             )
@@ -146,13 +144,13 @@ def boundary_recorder(layers: nn.ModuleList, own: range) -> tuple[dict[str, Any]
     """Have a whole decoder note, at its next forward, what enters and leaves a stage.
 
     Returns:
-        Where it will stand (`input_TH`, `output_TH`, `returns_tuple`), and the hooks to remove then.
+        Where it will stand (`input_TH`, `output_TH`, `tuple_length`), and the hooks to remove then.
     """
-    recorded: dict[str, Any] = {"input_TH": None, "output_TH": None, "returns_tuple": False}
+    recorded: dict[str, Any] = {"input_TH": None, "output_TH": None, "tuple_length": 0}
 
     def keep(key: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            recorded["returns_tuple"] = isinstance(output, tuple)
+            recorded["tuple_length"] = len(output) if isinstance(output, tuple) else 0
             recorded[key] = hidden_of(output).detach()
 
         return hook

@@ -40,7 +40,7 @@ from plait.models.parallel.layer_hooks import (
     Split,
     WithoutBias,
 )
-from plait.models.parallel.mixers import keep_units
+from plait.models.parallel.mixers import divided_mixers, keep_units
 from plait.models.parallel.partial_sums import Partials, sharers
 from plait.models.parallel.peers import Peers
 from plait.models.parallel.stage import is_idle
@@ -78,11 +78,14 @@ def install(
         ModelError: the plan names a style that is not known here, or tokens cannot be parted.
     """
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
-    installer = _Installer(type(module).__name__, plan, parameters, split, config)
+    installer = _Installer(type(module).__name__, parameters, split, config)
+    mixers = divided_mixers(module)
     for name, layer in module.named_modules():
         own = [f"{name}.{leaf}" for leaf, _ in layer.named_parameters() if f"{name}.{leaf}" in own_names]
         if layer is not head and own and not is_idle(layer):
-            installer.install(layer, name, own)
+            style = plan.get(wildcard(name))
+            if style != "mixer" or name in mixers:  # in Nemotron-H attention and MLPs have the names of mixers
+                installer.install(layer, name, style, own)
     decoder: Any = module.base_model
     decoder.register_forward_hook(installer.copies.clear)
     if split.splits:
@@ -98,12 +101,9 @@ class _Installer:
         family: of the model; in messages.
     """
 
-    def __init__(
-        self, family: str, plan: Mapping[str, str], parameters: Parameters, split: TokenSplit, config: Any
-    ) -> None:
+    def __init__(self, family: str, parameters: Parameters, split: TokenSplit, config: Any) -> None:
         self.copies = Copies(split)
         self._family = family
-        self._plan = plan
         self._params = {param.name: param for param in parameters.params}
         self._split = split
         self._tp = split.tp
@@ -113,16 +113,16 @@ class _Installer:
         self._sharing: list[str] = []
         """Parameters of key-value heads that this rank shares with others."""
 
-    def install(self, layer: nn.Module, name: str, own: Sequence[str]) -> None:
+    def install(self, layer: nn.Module, name: str, style: str | None, own: Sequence[str]) -> None:
         """Dress one layer.
 
         Args:
+            style: that the plan gives it.
             own: names of its parameters that this rank has a block of.
 
         Raises:
             ModelError: its style is not known here.
         """
-        style = self._plan.get(wildcard(name))
         weight = self._params.get(f"{name}.weight")
         if weight is not None and style in WEIGHT_STYLES:
             self._by_weight(layer, weight, style, own)

@@ -77,7 +77,8 @@ class Planning:
     @cached_property
     def parameters(self) -> Mapping[str, Parameters]:
         """By the role."""
-        if any(is_shape(model.name) for model in self.models):
+        keeps_states = any(self.shapes[model.name].recurrent for model in self.models)  # of these no shape says enough
+        if any(is_shape(model.name) for model in self.models) and not keeps_states:
             return {
                 model.role: parameters_of_shape(self.shapes[model.name], 1 if model.scalar else None)
                 for model in self.models

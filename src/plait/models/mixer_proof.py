@@ -1,0 +1,120 @@
+"""The proof that a layer that keeps a state is one function, however its tokens are put together: all at once, beside a
+longer sequence with zeros in front, in parts that go on from states, and one by one.
+
+Segments of a packed row and steps of generation do all of these, by branches of a family's code that its own forward
+of a sample does not pass. The logits that the self-check compares would not tell: there an error of a state may be as
+small as the roundings of a narrow dtype. So the layer alone is computed, in a wide one.
+
+Shapes: B sequences of L tokens, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from plait.models.compute.float64 import kept_float64
+from plait.models.compute.recurrent import Mixer, States, mixers_of, mixing
+
+LONG, SHORT = 9, 6
+"""Tokens of two sequences; a convolution has up to four taps."""
+FIRST, NEXT = 3, 2
+"""Tokens from nothing, and those of a part that goes on; the others come one by one."""
+
+ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-2}
+"""Largest accepted error, relative to the norm of what is compared, by the dtype that a device proves with: kernels of
+GPUs take no float64, and round the factors of float32 products."""
+
+
+@torch.no_grad()
+def mixer_fault(module: Any) -> str | None:
+    """What is not one function in layers that keep a state, in words for a person; None: nothing. Of each class one
+    layer is computed.
+
+    Args:
+        module: of Transformers, with its weights.
+    """
+    seen: set[type[Any]] = set()
+    for name, mixer in mixers_of(module):
+        if type(mixer) in seen:
+            continue
+        seen.add(type(mixer))
+        device = next(mixer.parameters()).device
+        dtype = torch.float64 if device.type == "cpu" else torch.float32
+        generator = torch.Generator().manual_seed(0)
+        hidden = torch.randn(LONG + SHORT, module.config.get_text_config().hidden_size, generator=generator)
+        error, case = largest_error(_widened(mixer, dtype), hidden.to(device, dtype))
+        if not error <= ALLOWED[dtype]:
+            return f"`{name}` computes otherwise {case} than all at once, by {error:.2g} of its size"
+    return None
+
+
+def largest_error(mixer: Mixer, hidden_TH: Tensor) -> tuple[float, str]:
+    """The largest distance of what a mixer gives and keeps from what it does of a sequence by itself, over the size of
+    that, and the case.
+
+    Args:
+        hidden_TH: inputs of LONG + SHORT tokens.
+    """
+    inputs = hidden_TH[None, :LONG], hidden_TH[None, LONG:]
+    alone = [mixer(each, {}, None) for each in inputs]
+    found = []
+    cases = ("beside a longer sequence", _together(mixer, *inputs)), ("in parts", _parts(mixer, *inputs))
+    for case, computed in cases:
+        for (out_BLH, states), (got_BLH, behind) in zip(alone, computed, strict=True):
+            pairs = [(got_BLH, out_BLH), *((behind[key], state) for key, state in states.items())]
+            found.append((max(_distance(*pair) for pair in pairs), case))
+    return max(found)
+
+
+class _Mixing(nn.Module):
+    def __init__(self, mixer: Any) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, inputs_BLH: Tensor, before: States, real_BL: Tensor | None) -> tuple[Tensor, States]:
+        return mixing(self.mixer)(inputs_BLH, before, real_BL)
+
+
+def _widened(mixer: Any, dtype: torch.dtype) -> Mixer:
+    """The same with weights of this dtype."""
+    whole = _Mixing(mixer)
+    weights = {name: tensor.to(dtype) for name, tensor in (*whole.named_parameters(), *whole.named_buffers())}
+
+    def mix(inputs_BLH: Tensor, before: States, real_BL: Tensor | None) -> tuple[Tensor, States]:
+        with kept_float64(dtype):
+            return functional_call(whole, weights, (inputs_BLH, before, real_BL))  # type: ignore[no-any-return]
+
+    return mix
+
+
+def _together(mixer: Mixer, long_1LH: Tensor, short_1LH: Tensor) -> Iterator[tuple[Tensor, States]]:
+    """Both at once, the shorter one with zeros in front."""
+    lacking = LONG - SHORT
+    padded = torch.cat([short_1LH.new_zeros(1, lacking, short_1LH.shape[2]), short_1LH], dim=1)
+    real_BL = torch.ones(2, LONG, dtype=torch.bool, device=long_1LH.device)
+    real_BL[1, :lacking] = False
+    out_BLH, states = mixer(torch.cat([long_1LH, padded]), {}, real_BL)
+    for row, start in ((0, 0), (1, lacking)):
+        yield out_BLH[row : row + 1, start:], {key: state[row : row + 1] for key, state in states.items()}
+
+
+def _parts(mixer: Mixer, *inputs: Tensor) -> Iterator[tuple[Tensor, States]]:
+    """Each in parts, the last of them of one token each."""
+    for sequence in inputs:
+        sizes = [FIRST, NEXT, *[1] * (sequence.shape[1] - FIRST - NEXT)]
+        outputs: list[Tensor] = []
+        states: States = {}
+        for part in sequence.split(sizes, dim=1):
+            before = {key: state.clone() for key, state in states.items()}  # it may be written over
+            out_BLH, states = mixer(part, before, None)
+            outputs.append(out_BLH)
+        yield torch.cat(outputs, dim=1), states
+
+
+def _distance(got: Tensor, expected: Tensor) -> float:
+    return float((got.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
