@@ -18,7 +18,7 @@ from typing import Self
 
 from plait.data.records import Sample
 from plait.errors import ConfigError, RunError
-from plait.rewards.call_workers import CallWorkers
+from plait.rewards.call_workers import CallWorkers, WorkerLimits
 from plait.rewards.calls import missing_arguments
 from plait.rewards.functions import RewardFunction
 from plait.rewards.scores import GroupScores
@@ -75,16 +75,8 @@ class RewardPool:
             raise ConfigError(f"`{functions[0].kind.section}.memory_gb` works on Linux only; remove it")
         self.functions = tuple(functions)
         self._submitted = Submitted(functions, OnError(on_error))
-        self._workers = CallWorkers(
-            functions,
-            self._submitted,
-            timeout_s=timeout_s,
-            workers=workers,
-            at_once=at_once,
-            seed=seed,
-            output=output,
-            memory_bytes=None if memory_gb is None else round(memory_gb * 1e9),
-        )
+        limits = WorkerLimits(workers, timeout_s, at_once, None if memory_gb is None else round(memory_gb * 1e9))
+        self._workers = CallWorkers(functions, self._submitted, limits, seed=seed, output=output)
         self.looked: Callable[[], None] = lambda: None
         """Called whenever the workers are looked after: while it waits, several times a second."""
 
