@@ -60,8 +60,8 @@ class SampleFunctions:
         is_other = not isinstance(returned, Collection) or isinstance(returned, str | bytes | Mapping | Set)
         count = None if is_other else len(returned)
         if count != len(samples):
-            found = f"{type(returned).__name__} {returned!r:.60}" if count is None else count
-            what = "number or None" if node.outputs else "prompt"
+            found = f"{type(returned).__name__} {returned!r:.60}" if count is None else str(count)
+            what = "prompt" if not node.outputs else "number or None"
             error = RunError(f"{where}: expected a list with one {what} per sample ({len(samples)}), found {found}")
             raise saying_where(error, fn)
         return list(returned)
