@@ -24,6 +24,7 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.api import run
 from plait.runtime.prepare import prepare
+from tests.cases import slow_but
 from tests.runs.plans import assert_equal_columns, assert_equal_runs, planned
 from tests.runs.test_resume import kill_in_step, result_of
 from tests.runs.written import logged, samples_of
@@ -335,8 +336,7 @@ PLANS: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", slow_but(("elsewhere",), PLANS))
 def test_a_plan_changes_nothing(make: Make, name: str) -> None:
     flow, plan = PLANS[name]
     one, two = make(flow, "one", steps=1), make(flow, "two", plan, steps=1, micro_batch_tokens=150)
@@ -381,8 +381,7 @@ def test_samples_that_move_and_are_scored_in_parts(make: Make) -> None:
     assert_equal_runs(two.run_dir, one.run_dir)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flow", ["judged", "by_itself"])
+@pytest.mark.parametrize("flow", slow_but(("by_itself",), ("judged", "by_itself")))
 def test_batches_drawn_ahead_are_judged_in_their_step(make: Make, flow: str) -> None:
     """Samples are one version old, and what the policy says of them is of the version that is trained; a run that was
     killed in a step ends alike."""
