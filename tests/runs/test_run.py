@@ -309,12 +309,12 @@ def test_a_flow_that_asks_too_much_of_a_role(make_recipe: MakeRecipe, tmp_path: 
         "    samples = reward.generate(prompts)\n    actor.train(samples, loss=loss)\n"
         "def costs(prompts, actor, cost):\n"
         "    samples = actor.generate(prompts)\n    cost.score(samples)\n    actor.train(samples, loss=loss)\n"
-        "def judges(prompts, actor, judge):\n    pass\n"
+        "def coached(prompts, actor, coach):\n    pass\n"
     )
     for name, kind, message in (
         ("other", FlowError, "role `reward` cannot `generate`"),
         ("costs", ConfigError, r"role `cost`, which nothing fills: set `cost\.functions`"),
-        ("judges", FlowError, "role `judge`, which nothing fills"),
+        ("coached", FlowError, "role `coach`, which nothing fills"),
     ):
         functions = {} if name == "other" else {"reward.functions": []}
         recipe = make_recipe(algorithm=f"{tmp_path}/flow.py:{name}", options={}, **functions)
