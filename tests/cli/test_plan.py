@@ -495,8 +495,8 @@ def test_a_reward_model_that_an_earlier_stage_trains_may_score(
 ) -> None:
     """Before that a language model of its shape stands there, which has no head for scores."""
     stages = {
-        "scorer": {"algorithm": "reward_model"},
-        "policy": {"algorithm": "ppo", "reward": {"model": "@scorer"}, "sampling": {"max_response_tokens": 4}},
+        "grader": {"algorithm": "reward_model"},
+        "policy": {"algorithm": "ppo", "reward": {"model": "@grader"}, "sampling": {"max_response_tokens": 4}},
     }
     common = {"model": str(tiny_folder), "prompts_per_step": 4, "data": {"source": "prompts.jsonl"}, "stages": stages}
     (tmp_path / "stages.yaml").write_text(yaml.safe_dump(common))

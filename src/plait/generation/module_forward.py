@@ -53,7 +53,7 @@ class ModuleForward:
     @classmethod
     def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS) -> Self:
         """See Backend.of: never refused, as the module is what others are held against."""
-        return cls(model, block_tokens)
+        return cls(model, block_tokens, notes_experts=False)
 
     @property
     def is_prepared(self) -> bool:
