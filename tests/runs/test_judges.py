@@ -117,6 +117,14 @@ def made_of_given(prompts, examples, actor, judge):
     actor.train(samples, loss=of_first, advantages=samples.finished)
 
 
+def judged_twice(prompts, actor):
+    samples = actor.generate(prompts)
+    before = actor.generate(prompts_from(samples, asks_long), samples_per_prompt=2)
+    actor.train(samples, loss=of_first, advantages=samples.tokens_left)
+    after = actor.generate(prompts_from(samples, asks_long), samples_per_prompt=2)
+    per_batch(largest_gap, after.logprobs, actor.logprobs(after), name="gap", level=Level.BATCH)
+
+
 def left_out(prompts, actor, judge):
     samples = actor.generate(prompts)
     again = actor.generate(prompts_from(samples, asks), samples_per_prompt=1)
@@ -168,6 +176,10 @@ def weighed(verdicts, sure):
 
 def every_other(completions, verdicts=None):
     return [None if place % 4 == 1 else math.nan if place % 2 else 2 for place in range(len(completions))]
+
+
+def asks_long(prompts):
+    return [f"{prompt} one two three four five six seven eight nine ten" for prompt in prompts]
 
 
 def unchanged(prompts):
@@ -377,6 +389,14 @@ def test_what_is_made_of_given_responses_leads_further(make: Make, tmp_path: Pat
     [metrics] = logged(recipe)
     assert metrics["gap/given"] == pytest.approx(0, abs=1e-12)
     assert metrics["gap/made"] == pytest.approx(0, abs=1e-12)
+
+
+def test_what_is_said_after_an_update_is_of_the_new_weights(make: Make) -> None:
+    """Also where the engine keeps prompts, which it has computed with the weights before."""
+    keys = {"sampling.prefix_cache_tokens": 1024, "optimizer.learning_rate": 0.05}
+    recipe = make("judged_twice", "one", steps=1, **keys)
+    run(recipe)
+    assert logged(recipe)[0]["gap"] == pytest.approx(0, abs=1e-12)
 
 
 def test_names_do_not_move_where_the_first_of_two_losses_has_no_sample(make: Make) -> None:
