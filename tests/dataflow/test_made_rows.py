@@ -124,6 +124,10 @@ def graded_under_a_metric(prompts, actor):
     grades_from(actor.generate(prompts), asks, name="timing_s/mine")
 
 
+def graded_under_a_column(prompts, actor):
+    grades_from(actor.generate(prompts), asks, name="response")
+
+
 def no_samples(prompts, actor):
     grades_from(prompts, asks)
 
@@ -140,6 +144,7 @@ def no_samples(prompts, actor):
         ),
         (graded_without_texts, r"grades_from\(reads\)\(verdict=…\) takes samples that were drawn from prompts made of"),
         (graded_under_a_metric, "timing_s"),
+        (graded_under_a_column, r"grades_from\(asks\): a sample has a column `response` already"),
         (no_samples, r"grades_from\(asks\) takes samples \(what `generate` returns\), not prompts"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -169,6 +169,9 @@ def test_steps_that_train_on_nothing_are_an_error_at_the_third():
     doctor = Doctor()
     said = [named(doctor, step, HEALTHY | {"doctor/all_left_out": 1.0}) for step in range(1, 5)]
     assert said == [{"mask_coverage": WARNING}, {}, {"mask_coverage": ERROR}, {}]
+    doctor = Doctor()  # another loss has samples in the same optimizer steps: something is learned
+    said = [named(doctor, step, HEALTHY | {"doctor/left_out_beside": 1.0}) for step in range(1, 5)]
+    assert said == [{"mask_coverage": WARNING}, {}, {}, {}]
     all_cut = HEALTHY | {"doctor/all_left_out": 1.0, "response_length/clip_ratio": 1.0}
     finding = next(found for found in Doctor().examine(1, all_cut) if found.rule == "mask_coverage")
     assert finding.key == "sampling.max_response_tokens", "`mask_truncated` has left them out"

@@ -194,6 +194,29 @@ def test_an_evaluation_leaves_training_as_it_was(
     assert "eval/reward" in logged(often)[0] or "eval/actor/loss" in logged(often)[0]
 
 
+TWO_LOSSES = """
+from functools import partial
+
+from plait.algorithms.losses import cross_entropy
+
+def two_losses(examples, actor):
+    actor.train(examples, loss=partial(cross_entropy, name="nll/first"), mask=examples.trained, with_next=True)
+    actor.train(examples, loss=partial(cross_entropy, coef=0.5, name="nll/second"), mask=examples.trained)
+"""
+
+
+def test_an_evaluation_names_both_losses_as_a_step_does(
+    make_recipe: MakeRecipe, data: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "flow.py").write_text(TWO_LOSSES)
+    recipe = recipe_of("sft", make_recipe, data, steps=1, **{"evaluation.every": 1})
+    run(recipe.model_copy(update={"algorithm": f"{tmp_path}/flow.py:two_losses"}))
+    [row] = logged(recipe)
+    assert {"actor/loss", "actor.train#2/loss", "nll/first", "nll/second"} <= row.keys()
+    assert row["eval/actor/loss"] == pytest.approx(row["eval/nll/first"])
+    assert row["eval/actor.train#2/loss"] == pytest.approx(0.5 * row["eval/nll/second"])
+
+
 OFFLINE = ["sft", "reward_model", "dpo", "kto", "distill"]
 FLOWS = [*OFFLINE, "ppo", "ppo_ptx", "safe_rlhf"]
 

@@ -37,7 +37,7 @@ import math
 
 import numpy as np
 
-from plait.dataflow import Resample, grades_from, per_group, per_sample, prompts_from
+from plait.dataflow import Level, Resample, grades_from, per_batch, per_group, per_sample, prompts_from
 
 
 def judged(prompts, actor, judge, ref):
@@ -108,6 +108,37 @@ def grades_by_more(prompts, actor, ref):
     trained(actor, samples, grades_from(samples, by_difficulty), ref)
 
 
+def made_of_given(prompts, examples, actor, judge):
+    samples = actor.generate(prompts)
+    about = judge.generate(prompts_from(examples, asks), samples_per_prompt=1)
+    more = judge.generate(prompts_from(about, asks), samples_per_prompt=1)
+    for name, drawn in (("given", about), ("made", more)):
+        told = judge.logprobs(drawn, prompts=prompts_from(drawn, unchanged))
+        per_batch(largest_gap, judge.logprobs(drawn), told, name=f"gap/{name}", level=Level.BATCH)
+    actor.train(samples, loss=of_first, advantages=samples.finished)
+
+
+def judged_twice(prompts, actor):
+    samples = actor.generate(prompts)
+    before = actor.generate(prompts_from(samples, asks_long), samples_per_prompt=2)
+    actor.train(samples, loss=of_first, advantages=samples.tokens_left)
+    after = actor.generate(prompts_from(samples, asks_long), samples_per_prompt=2)
+    per_batch(largest_gap, after.logprobs, actor.logprobs(after), name="gap", level=Level.BATCH)
+
+
+def left_out(prompts, actor, judge):
+    samples = actor.generate(prompts)
+    again = actor.generate(prompts_from(samples, asks), samples_per_prompt=1)
+    none, some = grades_from(samples, nothing, name="response_length"), grades_from(again, every_other, name="read")
+    actor.train(samples, loss=of_first, advantages=none, keep=none, with_next=True)
+    actor.train(again, loss=of_first, advantages=again.finished, keep=per_sample(is_read, some, name="keep"))
+
+
+def graded_beyond_floats(prompts, actor, ref):
+    samples = actor.generate(prompts)
+    trained(actor, samples, grades_from(samples, beyond_floats), ref)
+
+
 def trained(actor, samples, grades, ref):
     advantages = per_group(centred, grades, name="advantages")
     keep = per_sample(is_read, grades, name="keep")
@@ -115,7 +146,11 @@ def trained(actor, samples, grades, ref):
 
 
 def asks(prompts, completions):
-    return [f"{prompt} {completion} how many?" for prompt, completion in zip(prompts, completions)]
+    return [f"{said(prompt)} {said(completion)} how many?" for prompt, completion in zip(prompts, completions)]
+
+
+def said(words):
+    return words if isinstance(words, str) else words[-1]["content"]
 
 
 def asks_again(prompts, completions, solution):
@@ -140,8 +175,28 @@ def weighed(verdicts, sure):
     return [sum(len(text) * s for text, s in zip(of_one, own)) for of_one, own in zip(verdicts, sure.reshape(-1, 2))]
 
 
-def every_other(verdicts):
-    return [None if place % 4 == 1 else math.nan if place % 2 else 2 for place in range(len(verdicts))]
+def every_other(completions, verdicts=None):
+    return [None if place % 4 == 1 else math.nan if place % 2 else 2 for place in range(len(completions))]
+
+
+def asks_long(prompts):
+    return [f"{prompt} one two three four five six seven eight nine ten" for prompt in prompts]
+
+
+def unchanged(prompts):
+    return prompts
+
+
+def largest_gap(plain, behind):
+    return max(abs(one - other).max() for one, other in zip(plain, behind, strict=True))
+
+
+def nothing(completions):
+    return [None] * len(completions)
+
+
+def beyond_floats(completions):
+    return [int("9" * 400)] * len(completions)
 
 
 def in_words(completions):
@@ -314,6 +369,52 @@ def test_attempts_after_a_critique(make: Make, tmp_path: Path) -> None:
     assert metrics["actor.generate#2/reward"] == pytest.approx(sum(row["reward_score"] for row in second) / 24)
 
 
+@pytest.mark.parametrize("messages", [False, True])
+def test_what_is_made_of_given_responses_leads_further(make: Make, tmp_path: Path, messages: bool) -> None:
+    """A function of what a judge said of given responses reads the prompt that the judge was asked, whatever the row
+    holds; and behind this prompt, unchanged, the judge says the same as behind the sample's own, without anything of
+    the data around it."""
+    row: dict[str, Any] = {"prompt": "what is 3 plus 4?", "completion": " 7"}
+    if messages:
+        said = zip(("user", "assistant"), row.values(), strict=True)
+        row = {"messages": [{"role": role, "content": text} for role, text in said]}
+    (tmp_path / "given.jsonl").write_text(json.dumps(row) + "\n")
+    around = {"data.system_prompt": "be brief", "pretraining.source": str(tmp_path / "given.jsonl")}
+    recipe = make("made_of_given", "one", steps=1, micro_batch_tokens=200, **around)
+    run(recipe)
+    rows = samples_of(recipe, 1)
+    about, more = drawn_by(rows, "judge.generate"), drawn_by(rows, "judge.generate#2")
+    assert {asked_in(row) for row in about} == {"what is 3 plus 4?  7 how many?"}
+    for row, before in zip(more, about, strict=True):
+        assert asked_in(row) == f"{asked_in(before)} {before['response']} how many?"
+    [metrics] = logged(recipe)
+    assert metrics["gap/given"] == pytest.approx(0, abs=1e-12)
+    assert metrics["gap/made"] == pytest.approx(0, abs=1e-12)
+
+
+def test_what_is_said_after_an_update_is_of_the_new_weights(make: Make) -> None:
+    """Also where the engine keeps prompts, which it has computed with the weights before."""
+    keys = {"sampling.prefix_cache_tokens": 1024, "optimizer.learning_rate": 0.05}
+    recipe = make("judged_twice", "one", steps=1, **keys)
+    run(recipe)
+    assert logged(recipe)[0]["gap"] == pytest.approx(0, abs=1e-12)
+
+
+def test_names_do_not_move_where_the_first_of_two_losses_has_no_sample(make: Make) -> None:
+    """All 12 first samples are left out, and 6 of the second ones (the groups have one sample each: none; see
+    `every_other`); the loss of the second call stays under its own name, and lengths are no grades."""
+    recipe = make("left_out", "one", steps=1)
+    run(recipe)
+    [metrics] = logged(recipe)
+    assert metrics["actor/samples_left_out"] == 12
+    assert "actor/loss" not in metrics
+    assert "actor.train#2/loss" in metrics
+    assert metrics["training/optimizer_steps"] == 1
+    assert metrics["response_length/mean"] > 1
+    assert metrics["response_length/unread"] == 1
+    assert metrics["logged/response_length/mean"] == 0
+
+
 WHOLE = "0,1 dp2"
 PLANS: dict[str, tuple[str, dict[str, str]]] = {
     "dp": (
@@ -453,6 +554,10 @@ def test_what_cannot_be_is_refused_before_the_run(
     [
         ("too_long", r"prompts_from\(asks_much\), sample 0.0: the prompt has \d+ tokens, \d+ with an answer of judge"),
         ("graded_in_words", r"grades_from\(in_words\), sample 0.0: expected a finite number or None, found 'good'"),
+        (
+            "graded_beyond_floats",
+            r"grades_from\(beyond_floats\), sample 0.0: expected a finite number or None, found",
+        ),
         ("graded_once", r"grades_from\(once\), prompt 0: expected a list with one number or None .* \(4\), found 1"),
     ],
 )

@@ -60,6 +60,17 @@ def test_masters_equal_plain_adamw(dtype):
         assert torch.equal(model.module.get_parameter(name), found.to(dtype)), "the module sees the new weights"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_step_is_seen_by_what_goes_by_the_version_of_the_weights(dtype):
+    """An engine forgets keys and values of older weights, also where the working weights are the masters."""
+    model = tiny_llama(dtype)
+    model.module.requires_grad_(False)
+    optimizer, before = optimizer_of(model), model.weights_version
+    random_gradients(optimizer, model.layout, 0)
+    optimizer.step(loss_is_finite=True)
+    assert model.weights_version != before
+
+
 def test_small_steps_add_up_in_bfloat16():
     """Near 0.02 half a unit in the last place of bfloat16 is 2^-14 = 6.1e-5: one step of 1e-6 is lost, 100 are not."""
     model = tiny_llama(torch.bfloat16)

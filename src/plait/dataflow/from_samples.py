@@ -84,7 +84,8 @@ def _added(
     if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
         raise FlowError(f"{call}: expected a plain function, found one with `async` or `yield`")
     name = title_of(fn) if name is None else name
-    if (problem := problem_of(name)) is not None:
+    of_column = problem_of(name, is_metric=False) if kind is CallKind.GRADE else None
+    if (problem := problem_of(name) or of_column) is not None:
         raise FlowError(f"{call}: {problem}")
     texts: dict[str, int] = {}
     inputs: dict[str, Column] = {}

@@ -39,11 +39,14 @@ def mask_shift(reading: Reading) -> Sign | None:
 
 
 def mask_coverage(reading: Reading) -> Sign | None:
-    if reading.is_set("all_left_out"):
-        severity = Severity.ERROR if reading.streaks["mask_coverage"] >= 3 else Severity.WARNING
+    if (all_left := reading.is_set("all_left_out")) or reading.is_set("left_out_beside"):
+        is_lasting = all_left and reading.streaks["mask_coverage"] >= 3
+        severity = Severity.ERROR if is_lasting else Severity.WARNING
+        learned = "nothing is learned" if all_left else "only the other losses of its optimizer steps are learned"
+        what = "the flow" if all_left else "a training call"
         all_cut = reading.get("response_length/clip_ratio") == 1.0
         why = ": all of them are cut at the limit" if all_cut else ""
-        sentence = f"the flow leaves every sample of the step out of training (`keep`): nothing is learned{why}"
+        sentence = f"{what} leaves every sample of the step out of training (`keep`): {learned}{why}"
         return Sign(severity, 0.0, sentence, "sampling.max_response_tokens" if all_cut else "algorithm", badness=1.0)
     share = reading.get("training/mask_coverage")
     if share is None or share >= 0.05 or (share > 0 and reading.is_set("mask_chooses")):

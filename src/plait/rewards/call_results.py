@@ -40,7 +40,7 @@ class Logged:
         """Raises ValueError: the name is none of a metric, or the value is no finite number."""
         if (problem := problem_of(name)) is not None:
             raise ValueError(f"log_metric: {problem}")
-        number = _number(listed(value))
+        number = as_number(listed(value))
         if number is None or not math.isfinite(number):
             raise ValueError(f"log_metric({name!r}, …): expected a finite number, found {_kind(value)}")
         self.metrics.setdefault(name, []).append(number)
@@ -68,7 +68,7 @@ def check_scores(result: Any, turns: Sequence[int]) -> dict[str, Any]:
         try:
             if value is None:
                 continue
-            if _number(value) is not None or not isinstance(listed(value), list | tuple):
+            if as_number(value) is not None or not isinstance(listed(value), list | tuple):
                 scores[place] = _finite(value)
             else:
                 given = _of_turns(listed(value), num_turns)
@@ -90,7 +90,7 @@ def _of_turns(values: Sequence[Any], num_turns: int) -> list[float]:
         raise _NoScore(f"{_kind(values)} where {expected}")
     given: list[float] = []
     for turn, value in enumerate(values, 1):
-        if (number := _number(value)) is None:
+        if (number := as_number(value)) is None:
             raise _NoScore(f"{_kind(value)} for turn {turn} where a number is expected")
         if not math.isfinite(number):
             raise _NoScore(f"{number} for turn {turn}, which is no score")
@@ -108,7 +108,7 @@ def _sum(given: Sequence[float]) -> float:
 
 def _finite(value: Any) -> float:
     """Raises _NoScore."""
-    number = _number(value)
+    number = as_number(value)
     if number is None:
         raise _NoScore(f"{_kind(value)} where a number or None is expected")
     if not math.isfinite(number):
@@ -116,7 +116,7 @@ def _finite(value: Any) -> float:
     return number
 
 
-def _number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
     """A value as a number; None: it is none."""
     if isinstance(value, str | bytes):
         return None

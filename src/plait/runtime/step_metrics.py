@@ -26,11 +26,12 @@ def step_metrics(flow: Dataflow, state: StepState, limits: tuple[int, int] | Non
     Args:
         limits: turns, and tokens, that a sample may have; None where nothing replies.
     """
-    own = _length_metrics(flow, state) | _answer_metrics(flow, state) | _grade_metrics(flow, state)
+    own = _length_metrics(flow, state) | _answer_metrics(flow, state)
     for node in reward_calls(flow, state):
         own |= _reward_metrics(node, flow, state)
     if limits is not None:
         own |= _turn_metrics(flow, state, *limits)
+    own = with_logged(own, _grade_metrics(flow, state))
     of_calls = {name: value for name, value in with_logged(own, state.metrics).items() if name not in own}
     return with_logged(of_calls | own, _logged(flow, state))
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from plait.data.across import read
 from plait.errors import RunError
@@ -214,6 +215,8 @@ class MasterOptimizer:
         weights, team, share = self._model.trained.flat, self._team, self._share
         if self._has_masters:
             weights.write(share.start, share.stop, self.masters)
+        elif weights.whole is not None:
+            increment_version(weights.whole)  # AdamW's fused kernel does not, and engines go by it
         weights.all_gather(team.dp, share.bounds)
         for low, high in share.tied:
             weights.broadcast(team.ends, low, high, 0)

@@ -27,6 +27,9 @@ COUNTS = frozenset(
 )
 """Metrics of a `train` call that add up where a role is trained twice; they stand behind the last `/`."""
 
+OF_EACH_CALL = frozenset({"loss", "entropy", "grad_norm", "lr", "mask_coverage", "eos_coverage"})
+"""Metrics of a `train` call, behind its role, that any call has which trains on something."""
+
 
 def counted(work: Work[Result], *teams: Team) -> Work[Result]:
     """The same actions, with the bytes that came to this rank in them where they do not say so themselves.

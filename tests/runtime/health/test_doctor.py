@@ -526,6 +526,20 @@ def test_what_else_is_in_the_same_optimizer_steps_is_told(ptx_coef: float) -> No
     assert facts == {"zero_advantages": 1.0} | ({"learns_beside": 1.0} if ptx_coef else {})
 
 
+@pytest.mark.parametrize("num_examples", [0, 1])
+def test_what_is_left_out_beside_another_loss_is_told_apart(num_examples: int) -> None:
+    """The example is learnt where there is one; without it nothing is."""
+    flow = trace_algorithm(load_flow("grpo"), {"ptx_coef": 0.5, "mask_truncated": True}, ("actor", "reward"))
+    drawn, given = flow.of_kind(CallKind.TRAIN)
+    assert drawn.keep is not None
+    samples = tuple(Sample(Prompt(0, "q", (1,)), i, (5,), (0.0,), "", FinishReason.LENGTH) for i in range(2))
+    rows = Rows(samples).with_column(drawn.keep, [0.0, 0.0])
+    rows = rows.with_column(drawn.loss_columns["advantages"], [1.0, -1.0])
+    examples = Rows(samples[:num_examples])
+    facts = training_facts(flow, StepState(3, tables={drawn.rows: rows, given.rows: examples}), frozenset())
+    assert facts == {"left_out_beside" if num_examples else "all_left_out": 1.0}
+
+
 # -- groups
 
 

@@ -12,7 +12,7 @@ from plait.data.examples import ExampleSet, example_set
 from plait.data.formats import Row, RowKind
 from plait.data.mixture import Mixed
 from plait.data.prompts import PromptSet, prompt_set
-from plait.data.records import Prompt
+from plait.data.records import MadeOf, Prompt
 from plait.data.settings import DataSettings
 from plait.data.sources import Source
 from plait.dataflow import CallKind, Grain, Node
@@ -78,9 +78,20 @@ def written(encoders: PromptEncoders, call: Node, own: Prompt) -> str:
     return encoders.of(call, own).written(own, "why?", "x").text
 
 
+def test_what_is_made_of_samples_is_asked_as_it_was_made_and_has_nothing_around_it() -> None:
+    """Whatever its row of the data is."""
+    sets = (labelled("a"),)
+    encoders = PromptEncoders(None, {"labelled": Mixed(sets, ("a",))}, encoder())
+    own = sets[0].given(0, 4)[0].sample.prompt
+    made = replace(own, made_of=MadeOf(0, ((0, 0),)), columns={**own.columns, "prompt": "how good?"})
+    own_encoder = encoders.of(made_by("judge.generate", CallKind.GENERATE), made)
+    assert own_encoder.asked(made) == "how good?"
+    assert own_encoder.written(made, "why?", "x").text == encoder().written(made, "why?", "x").text
+
+
 def test_each_source_has_its_own() -> None:
     sets = asked("sums", "sum: {question}"), asked("words", "word: {question}")
-    encoders = PromptEncoders(Mixed(sets, ("sums", "words")), {})
+    encoders = PromptEncoders(Mixed(sets, ("sums", "words")), {}, encoder())
     call = made_by("actor.generate", CallKind.GENERATE)
     for rows, expected in zip(sets, ("sum: why?", "word: why?"), strict=True):
         assert expected in written(encoders, call, rows.prompt(0, 4))
@@ -88,7 +99,7 @@ def test_each_source_has_its_own() -> None:
 
 def test_what_is_made_of_labelled_responses_has_theirs() -> None:
     sets = labelled("a"), labelled("b")
-    encoders = PromptEncoders(None, {"labelled": Mixed(sets, ("a", "b"))})
+    encoders = PromptEncoders(None, {"labelled": Mixed(sets, ("a", "b"))}, encoder())
     own = sets[1].given(0, 4)[0].sample.prompt
     for name in ("labelled", "mismatched"):
         assert written(encoders, made_by(name, CallKind.READ), own) == "b: why?"

@@ -64,6 +64,21 @@ def test_a_role_that_trains_twice_adds_up_counts_and_keeps_both_losses(ended: tu
     ]
 
 
+def test_names_stay_where_the_first_call_had_no_sample() -> None:
+    """It has counts alone then, and the second call's loss is not taken for its."""
+    state = StepState(0)
+    order = GraphOrder(FLOW, state)
+    order.training_ended(FIRST, {"training/optimizer_steps": 0, "training/masked_mini_batches": 0})
+    order.training_ended(SECOND, {"actor/loss": 0.25, "actor/lr": 0.1, "actor/nll": 2.0, "training/optimizer_steps": 1})
+    assert state.metrics == {
+        "training/optimizer_steps": 1,
+        "training/masked_mini_batches": 0,
+        f"{SECOND.call}/loss": 0.25,
+        f"{SECOND.call}/lr": 0.1,
+        "actor/nll": 2.0,
+    }
+
+
 def test_what_a_later_training_call_returned_waits_for_the_earlier_one() -> None:
     state = StepState(0)
     order = GraphOrder(FLOW, state)

@@ -15,6 +15,7 @@ from plait.runtime.folder.moments import Round
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.calls import Calls
+from plait.runtime.steps.graph_order import GraphOrder
 from plait.runtime.steps.roles import Roles, models_of, rewards_of
 from plait.runtime.steps.step import StepState
 from plait.schedule.dispatch import Task
@@ -62,14 +63,17 @@ def measure(
 
 def evaluate_given(flow: Dataflow, calls: Calls, aside: Aside, state: StepState) -> dict[str, float]:
     """The metrics that training on the given samples of `state` would have, with the numbers for the whole batch that
-    the flow makes of them: the calls of a step are run, and a TRAIN call only evaluates its loss."""
-    metrics: dict[str, float] = {}
-    for node in flow.nodes:  # one after another: metrics of a name are those of the last
+    the flow makes of them, under the names that they have in a step: its calls are run, one after another, and a TRAIN
+    call only evaluates its loss."""
+    order = GraphOrder(flow, state)
+    for node in flow.nodes:
         mesh = calls.mesh(node, state.step, begins=True)
         task = Task(((state.step, node.id),), node.call, nothing(), mesh, node.role or "")
         task.work = _evaluated(node, calls, state, task)
-        metrics |= aside.run_task(task)
-    return state.metrics | metrics
+        measured = aside.run_task(task)
+        if node.kind is CallKind.TRAIN:
+            order.training_ended(node, measured)
+    return state.metrics
 
 
 def _evaluated(node: Node, calls: Calls, state: StepState, task: Task) -> Work[dict[str, float]]:

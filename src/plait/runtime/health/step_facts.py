@@ -151,21 +151,22 @@ def answer_ends(vocabulary: Mapping[str, int]) -> frozenset[int]:
 def training_facts(flow: Dataflow, state: StepState, ends: frozenset[int]) -> dict[str, float]:
     """What the columns say that training calls read, of the samples that `keep` lets them have: `zero_advantages`, the
     share of advantages that are 0, and `mask_edges`, or `mask_chooses` where the mask is made of entropies;
-    `all_left_out` where it lets them have none; `learns_beside` where a loss without advantages is in the same
-    optimizer steps as one with them."""
+    `all_left_out` where it lets them have none, `left_out_beside` where another loss has some in the same optimizer
+    steps; `learns_beside` where a loss without advantages is in the same optimizer steps as one with them."""
     facts: dict[str, float] = {}
     read: list[FloatArray] = []
     for node in flow.of_kind(CallKind.TRAIN):
         if node.rows not in state.tables or state.step < node.training.after:
             continue
         rows = trained_rows(node, state.tables)
+        (update,) = (calls for calls in flow.updates(str(node.role)) if node in calls)
         if node.keep is not None and not len(rows):
-            facts["all_left_out"] = 1.0
+            others = (trained_rows(call, state.tables) for call in update if call is not node)
+            facts["left_out_beside" if any(map(len, others)) else "all_left_out"] = 1.0
             continue
         advantages = node.loss_columns.get("advantages")
         if advantages is not None and advantages in rows.columns:
             read.append(rows.columns[advantages])
-            (update,) = (calls for calls in flow.updates(str(node.role)) if node in calls)
             if any("advantages" not in call.loss_columns for call in update):
                 facts["learns_beside"] = 1.0
         if node.mask is not None and node.mask in rows.columns:

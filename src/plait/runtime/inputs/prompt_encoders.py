@@ -16,7 +16,7 @@ from plait.dataflow import LABELLED, MISMATCHED, CallKind, Node
 
 
 class Encodes(Protocol):
-    """`PromptEncoder` or `ExampleEncoder`."""
+    """`PromptEncoder`, `ExampleEncoder`, or `AnsweredEncoder`."""
 
     def asked(self, prompt: Prompt) -> str | Messages: ...
 
@@ -33,6 +33,10 @@ class AnsweredEncoder:
         settings = settings.model_copy(update={**nothing, "chat_template": is_chat})
         self._encoder = PromptEncoder(tokenizer, settings, conversational=False)
 
+    def asked(self, prompt: Prompt) -> str | Messages:
+        """A prompt as a function of the flow has made it."""
+        return prompt.columns["prompt"]
+
     def written(self, own: Prompt, asked: str | Messages, place: str) -> Prompt:
         """See `PromptEncoder.written`. Tools of the row are not told."""
         told = {name: value for name, value in own.columns.items() if name == "chat_template_kwargs"}
@@ -41,9 +45,19 @@ class AnsweredEncoder:
 
 
 class PromptEncoders:
-    """Those of a run's data: what is written for a sample becomes tokens as its own prompt did."""
+    """Those of a run: what is written for a sample becomes tokens as its own prompt did.
 
-    def __init__(self, train_set: Mixed[PromptSet] | None, given: Mapping[str, Mixed[ExampleSet]]) -> None:
+    Args:
+        answered: of prompts that are made of samples.
+    """
+
+    def __init__(
+        self,
+        train_set: Mixed[PromptSet] | None,
+        given: Mapping[str, Mixed[ExampleSet]],
+        answered: AnsweredEncoder,
+    ) -> None:
+        self.answered = answered
         self._of_prompts = {} if train_set is None else {rows.source.label: rows.encoder for rows in train_set.sets}
         self._of_given = {
             name: {rows.source.label: rows.encoder for rows in mixed.sets} for name, mixed in given.items()
@@ -53,8 +67,10 @@ class PromptEncoders:
         """That of a prompt of samples.
 
         Args:
-            made_by: the call that makes or reads the samples of the data's prompts.
+            made_by: the call that makes or reads the samples.
         """
+        if prompt.made_of is not None:
+            return self.answered
         if made_by.kind is CallKind.GENERATE:
             return self._of_prompts[prompt.source]
         name = LABELLED if made_by.call == MISMATCHED else made_by.call

@@ -234,7 +234,7 @@ class Calls:
         """What a TRAIN call trains on, with the columns that its loss reads."""
         rows = trained_rows(node, state.tables)
         if node.keep is not None:
-            state.metrics[f"{node.role}/samples_left_out"] = len(state.tables[node.rows]) - len(rows)
+            state.count(f"{node.role}/samples_left_out", len(state.tables[node.rows]) - len(rows))
         return rows
 
     def _temperature(self, node: Node) -> float | None:

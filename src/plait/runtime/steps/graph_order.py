@@ -11,7 +11,7 @@ from plait.data.rows import Rows
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.runtime.steps.step import StepState
 from plait.schedule.work import Work
-from plait.training.results import COUNTS
+from plait.training.results import COUNTS, OF_EACH_CALL
 
 _OF_TRAINING = "training/"
 """Metrics of every training call, in some steps only where a sample ended by itself."""
@@ -59,14 +59,16 @@ class GraphOrder:
 
     def _merge(self, metrics: dict[str, float], node: Node) -> None:
         """A role trained twice in a step: counts add up, the second's other numbers stand under its call's name, in
-        place of the role's or of `training`. What its loss alone logs keeps its name."""
+        place of the role's or of `training`, also where the first had no sample to say them of. What its loss alone
+        logs keeps its name."""
         merged, again = self._state.metrics, node.role in self._roles
         for name, value in metrics.items():
             if name in merged and name.rpartition("/")[2] in COUNTS:
                 merged[name] += value
                 continue
-            is_taken = name in merged or (again and name.startswith(_OF_TRAINING))
             own = name.removeprefix(f"{node.role}/").removeprefix(_OF_TRAINING)
+            of_each = name.startswith(_OF_TRAINING) or (own != name and own in OF_EACH_CALL)
+            is_taken = name in merged or (again and of_each)
             merged[f"{node.call}/{own}" if is_taken else name] = value
         self._roles.add(node.role)
 

@@ -15,7 +15,7 @@ from plait.data.records import MADE_UID, Prompt, Sample
 from plait.data.rows import FloatArray
 from plait.dataflow import CallKind, Node
 from plait.dataflow.from_samples import title_of_call
-from plait.dataflow.made_rows import samples_of_prompt, source_of
+from plait.dataflow.made_rows import samples_of_prompt
 from plait.errors import PlaitError, RunError
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.recipes.engine_checks import abilities
@@ -42,8 +42,8 @@ class PromptWriting:
 
     def __init__(self, prepared: Prepared) -> None:
         self._flow, self._recipe, self._shapes = prepared.flow, prepared.recipe, prepared.shapes
-        self._encoders = PromptEncoders(prepared.train_set, prepared.given)
-        self._answered = AnsweredEncoder(prepared.tokenizer, prepared.recipe.data)
+        answered = AnsweredEncoder(prepared.tokenizer, prepared.recipe.data)
+        self._encoders = PromptEncoders(prepared.train_set, prepared.given, answered)
         self._functions = SampleFunctions(prepared.flow, self._encoders)
         self._vocabulary = prepared.shape.vocabulary
         self._models = models = {model.role: model for model in prepared.models}
@@ -76,17 +76,16 @@ class PromptWriting:
     def _of_group(self, node: Node, samples: Sequence[Sample], returned: Sequence[Any]) -> list[Prompt]:
         """What the function returned for a group, in tokens: as before the same responses, if somebody scores these
         behind it, else as it is answered. Raises RunError."""
-        encoder: Encodes | AnsweredEncoder = self._answered
-        if node.id in self._readers:
-            encoder = self._encoders.of(source_of(self._flow, node.rows), samples[0].prompt)
+        is_read = node.id in self._readers
+        own = self._encoders.of(self._flow.nodes[node.rows], samples[0].prompt)
         try:
-            return self._encoded(node, samples, returned, encoder)
+            return self._encoded(node, samples, returned, own if is_read else self._encoders.answered)
         except PlaitError as error:
             assert node.fn is not None, f"{node.call} has no function"
             raise saying_where(RunError(str(error)), node.fn) from None
 
     def _encoded(
-        self, node: Node, samples: Sequence[Sample], returned: Sequence[Any], encoder: Encodes | AnsweredEncoder
+        self, node: Node, samples: Sequence[Sample], returned: Sequence[Any], encoder: Encodes
     ) -> list[Prompt]:
         """Raises DataError, RunError."""
         title = title_of_call(node)
@@ -145,7 +144,7 @@ class PromptWriting:
     def _alone(self, writer: Node, prompt: Prompt, place: str) -> Prompt:
         """A written prompt in the tokens in which it is answered."""
         try:
-            prompt = self._answered.written(prompt, prompt.columns["prompt"], place)
+            prompt = self._encoders.answered.written(prompt, prompt.columns["prompt"], place)
             self._check_ids(prompt, place)
         except PlaitError as error:
             assert writer.fn is not None, f"{writer.call} has no function"

@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,9 @@ from plait.data.rows import FloatArray
 from plait.dataflow import Dataflow, Node
 from plait.dataflow.from_samples import title_of_call
 from plait.dataflow.graph import texts_of
-from plait.dataflow.made_rows import source_of
 from plait.dataflow.prompt_call import taken
 from plait.errors import DataError, RunError
+from plait.rewards.call_results import as_number
 from plait.rewards.calls import call_arguments
 from plait.runtime.inputs.prompt_encoders import PromptEncoders
 from plait.runtime.steps.step import StepState
@@ -69,7 +68,7 @@ class SampleFunctions:
     def _arguments(self, node: Node, title: str, samples: Sequence[Sample]) -> dict[str, list[Any]]:
         """What a reward function would get of these samples; the prompt as it stood in the data, or as it was made."""
         prompt = samples[0].prompt
-        encoder = self._encoders.of(source_of(self._flow, node.rows), prompt)
+        encoder = self._encoders.of(self._flow.nodes[node.rows], prompt)
         try:
             asked = encoder.asked(prompt)
         except DataError as error:
@@ -102,8 +101,8 @@ def grades(node: Node, functions: SampleFunctions, state: StepState) -> FloatArr
 
 
 def _number(node: Node, sample: Sample, grade: Any) -> float:
-    number = grade.item() if hasattr(grade, "item") and getattr(grade, "size", None) == 1 else grade
-    if not isinstance(number, Real) or math.isinf(value := float(number)):
+    value = as_number(grade)
+    if value is None or math.isinf(value):
         assert node.fn is not None, f"{node.call} has no function"
         where = f"{title_of_call(node)}, {sample.prompt.title(sample.index)}"
         raise saying_where(RunError(f"{where}: expected a finite number or None, found {grade!r:.80}"), node.fn)
