@@ -30,13 +30,16 @@ class Case:
         self.role = role
 
     def own(self, rank: int) -> dict[str, int]:
-        """Layout of a rank → elements in the own buffer of its part."""
+        """Layout of a rank → elements in the own buffer of its part; forecasts count as many."""
         found = {}
         for layout in self.place.layouts:
             if rank in layout.mesh.ranks:
-                nest = self.aliasing.of(self.role, rank).get(part_key(layout, rank))
+                key = part_key(layout, rank)
+                nest = self.aliasing.of(self.role, rank).get(key)
                 at, sizes = layout.coordinates(rank), layout.parallelism
-                found[str(layout)] = nest.own if nest else shard(LLAMA, sizes, at.tp, at.pp).num_elements
+                alone = shard(LLAMA, sizes, at.tp, at.pp).num_elements
+                found[str(layout)] = nest.own if nest else alone
+                assert self.aliasing.own_elements(self.role, rank).get(key, alone) == found[str(layout)]
         return found
 
 

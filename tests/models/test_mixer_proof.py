@@ -62,3 +62,17 @@ def test_errors_by_hand() -> None:
     assert largest_error(summing, inputs_TH)[0] == 0
     error, case = largest_error(lambda inputs, before, real: summing(inputs, {}, real), inputs_TH)
     assert (error, case) == ((LONG - 1) / LONG, "in parts"), "of the state of the longer one: 1 in place of 9"
+
+
+@pytest.mark.parametrize(("lost", "case"), [("together", "beside a longer sequence"), ("parts", "in parts")])
+def test_what_is_no_number_is_as_wrong_as_can_be(lost: str, case: str) -> None:
+    """Of a mixer that sums, the state behind padded sequences, or behind parts of one token, is no number."""
+
+    def summing(
+        inputs_BLH: Tensor, before: recurrent.States, real_BL: Tensor | None
+    ) -> tuple[Tensor, recurrent.States]:
+        out_BLH = inputs_BLH.cumsum(1) + before.get(("recurrent", 0), 0)
+        is_lost = real_BL is not None if lost == "together" else bool(before)
+        return out_BLH, {("recurrent", 0): out_BLH[:, -1:] * (float("nan") if is_lost else 1)}
+
+    assert largest_error(summing, torch.ones(LONG + SHORT, 1, dtype=torch.float64)) == (float("inf"), case)

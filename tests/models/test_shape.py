@@ -127,8 +127,12 @@ NEMOTRON: dict[str, Any] = {  # as 3 Nano
 
 @pytest.mark.parametrize(
     ("config", "billions", "kinds", "state_mib"),
-    [(GRANITE, 6.939, (36, 4, 40, 0), 54.9), (NEMOTRON, 31.578, (23, 6, 23, 0), 47.1)],
-    ids=["granite", "nemotron"],
+    [
+        (GRANITE, 6.939, (36, 4, 40, 0), 54.9),
+        (NEMOTRON, 31.578, (23, 6, 23, 0), 47.1),
+        ({**NEMOTRON, "moe_latent_size": 1024}, 13.520, (23, 6, 23, 0), 47.1),
+    ],
+    ids=["granite", "nemotron", "experts of fewer inputs"],
 )
 def test_models_with_mamba_2_as_they_are_published(
     config: dict[str, Any], billions: float, kinds: tuple[int, ...], state_mib: float

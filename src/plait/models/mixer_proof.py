@@ -11,6 +11,7 @@ Shapes: B sequences of L tokens, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -117,4 +118,6 @@ def _parts(mixer: Mixer, *inputs: Tensor) -> Iterator[tuple[Tensor, States]]:
 
 
 def _distance(got: Tensor, expected: Tensor) -> float:
-    return float((got.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
+    """Infinite where one of the two is not finite: `max` passes over what is no number."""
+    distance = float((got.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
+    return distance if isfinite(distance) else inf

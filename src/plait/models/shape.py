@@ -129,11 +129,10 @@ class ModelShape:
         experts = _number(config, "num_experts") if "moe" in kinds or not MLP_LAYERS.intersection(kinds) else 0
         recurrent, attends = recurrent_layers(kinds), attending_layers(kinds, layers)
         expert_intermediate = _number(config, "moe_intermediate_size") or intermediate
-        if latent := int(
-            config.get("moe_latent_size") or 0
-        ):  # of as wide an input as others have, with as many weights
-            expert_intermediate = expert_intermediate * latent // hidden
-        shared = int(config.get("n_shared_experts") or 0) * expert_intermediate
+        shared = _shared_width(config, expert_intermediate)
+        if latent := int(config.get("moe_latent_size") or 0):
+            # Experts read and give so few numbers, into which and from which all tokens are projected: as many weights.
+            expert_intermediate, shared = expert_intermediate * latent // hidden, shared + latent
         mixtures = mixtures_of(config, layers, kinds) if experts else ()
         return cls(
             layers=layers,
@@ -151,7 +150,7 @@ class ModelShape:
             experts_per_token=_number(config, "num_experts_per_tok"),
             balances="router_aux_loss_coef" in config and len(mixtures) > 0,
             expert_intermediate=expert_intermediate if experts else 0,
-            shared_intermediate=_shared_width(config, shared) if experts else 0,
+            shared_intermediate=shared if experts else 0,
             attention_extras=_attention_extras(config, heads, kv_heads, head_dim, hidden),
             mixtures=mixtures if len(mixtures) < layers else (),
             windows=windows_of(config, layers),
@@ -294,6 +293,7 @@ def _attention_extras(config: Mapping[str, Any], heads: int, kv_heads: int, head
     return norms + (projected + hidden if config.get("attention_bias") is True else 0)
 
 
-def _shared_width(config: Mapping[str, Any], of_experts: int) -> int:
+def _shared_width(config: Mapping[str, Any], expert: int) -> int:
     """Inner elements of the expert that all tokens pass, which families state as one width or in experts."""
-    return int(next((width for key in _SHARED_WIDTHS if (width := config.get(key))), of_experts))
+    stated = next((width for key in _SHARED_WIDTHS if (width := config.get(key))), None)
+    return int(config.get("n_shared_experts") or 0) * expert if stated is None else int(stated)

@@ -77,8 +77,8 @@ def scaled_down(model: Any, name: str, sizes: Parallelism, device: torch.device 
     num_layers = max(sizes.pp, 1 + max(kinds.index(kind) for kind in kinds))
     config = copy.deepcopy(model.config)
     for key, value in vars(config).items():
-        if isinstance(value, list | tuple) and len(value) == len(kinds):
-            setattr(config, key, value[:num_layers])
+        if isinstance(value, list | tuple) and len(value) == len(kinds) and not isinstance(value[0], float):
+            setattr(config, key, value[:num_layers])  # of layers; floats are limits, or factors of a layer's parts
     config.num_hidden_layers = num_layers
     config.vocab_size = min(config.vocab_size, max(VOCABULARY, sizes.tp))
     config.pad_token_id = None
