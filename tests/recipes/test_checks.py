@@ -434,8 +434,8 @@ def compares_by_prompt(prompts, actor, judge):
         (computes_from_two, r"^sums of the flow .* reads finished\[sample\] of judge.generate, .* found 3; give"),
         (
             compares_second_attempts,
-            r"^actor.generate#2 states `samples_per_prompt` 1, but `ranks` .*; give 2 or more, or begin the columns with "
-            "one of actor.generate, whose groups are those of the prompts of the data$",
+            r"^actor.generate#2 states `samples_per_prompt` 1, but `ranks` .*; give 2 or more, or begin the columns "
+            "with one of actor.generate, whose groups are those of the prompts of the data$",
         ),
     ],
 )

@@ -47,8 +47,8 @@ def prompts_each(flow: Dataflow, node: Node, samples_per_prompt: int) -> int:
 
 
 def samples_each(flow: Dataflow, rows: int, made: int, samples_per_prompt: int) -> int:
-    """Samples of call `made` for each sample of call `rows` that they were made of, perhaps through others; 0 where they
-    were not made of these.
+    """Samples of call `made` for each sample of call `rows` that they were made of, perhaps through others; 0 where
+    they were not made of these.
 
     Args:
         samples_per_prompt: of the recipe.

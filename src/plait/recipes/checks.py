@@ -226,7 +226,7 @@ def _check_groups(flow: Dataflow, recipe: Recipe) -> None:
 
 
 def _check_single_values(flow: Dataflow, recipe: Recipe) -> None:
-    """Raises ConfigError where each sample is to read the one number of what was said of it, of which there are more."""
+    """Raises ConfigError where each sample is to read one number of what was made of it, of which there are several."""
     for node in flow.nodes:
         if node.kind is not CallKind.TRAIN and not (node.kind is CallKind.COMPUTE and node.grain is Grain.SAMPLE):
             continue

@@ -236,7 +236,7 @@ def _settings_of(name: str, generates: bool, recipe: Recipe) -> DataSettings:
     if recipe.pretraining is None:
         without = ", or `options.ptx_coef` to 0" if recipe.options.get("ptx_coef") else ""
         raise ConfigError(
-            f"the flow trains on `{name}` beside its prompts, but `pretraining` is not set; set `pretraining.source` to "
-            f"their data{without}"
+            f"the flow trains on `{name}` beside its prompts, but `pretraining` is not set; set `pretraining.source` "
+            f"to their data{without}"
         )
     return recipe.pretraining
