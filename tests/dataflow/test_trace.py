@@ -345,6 +345,10 @@ def summed(*, between=None, first=None, second=None):
     return flow
 
 
+def misspells_prompts(promps, actor):
+    actor.train(actor.generate(promps), loss=lambda batch: batch)
+
+
 def actor_samples(prompts, role):
     return role.generate(prompts)
 
@@ -356,6 +360,7 @@ def actor_samples(prompts, role):
             call_missing_role,
             r"the role `rewrd`, which nothing fills \(did you mean `reward`\?\); filled roles: actor, ref",
         ),
+        (misspells_prompts, r"`promps`, which nothing fills \(did you mean `prompts`\?\); .*; data: prompts, examples"),
         (call_unknown_call, r"role `actor` has no call `logprob` \(did you mean `logprobs`\?\); its calls: generate"),
         (
             generate_from_samples,

@@ -357,6 +357,14 @@ def test_an_entropy_that_collapses():
 DEAD = {"frac_reward_zero_std": 1.0, "doctor/zero_advantages": 1.0, "response_length/clip_ratio": 1.0}
 
 
+def test_advantages_that_come_of_no_reward_are_looked_at_in_the_flow() -> None:
+    """As those of a judge's grades: there may be no reward functions at all."""
+    metrics = {name: value for name, value in (HEALTHY | DEAD).items() if "reward" not in name}
+    (finding,) = (one for one in Doctor().examine(1, metrics) if one.rule == "dead_groups")
+    assert finding.key == "algorithm"
+    assert "the numbers that are compared are equal, are of one sample alone, or were not read" in finding.sentence
+
+
 @pytest.mark.parametrize("moved", [{"actor/entropy": 3.7}, {"actor/entropy": 0.1}, {"kl": 4.0}])
 def test_rewards_that_told_apart_until_updates_broke_the_policy(moved: dict[str, float]) -> None:
     """The learning rate is said first, and `reward.functions` never, however the policy wanders from there. One step

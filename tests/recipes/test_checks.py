@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from plait.algorithms.grpo import GRPOOptions, grpo
-from plait.dataflow import Dataflow, Resample, per_group, trace
+from plait.dataflow import Dataflow, Resample, per_group, per_sample, prompts_from, trace
 from plait.errors import ConfigError, FlowError
 from plait.models.shape import ModelShape
 from plait.recipes import checks
@@ -384,3 +384,62 @@ def test_a_model_that_is_still_to_be_made_is_what_its_stage_makes() -> None:
     checks.check_models([reward], {"reward.model": ToCome("@judge", scalar=True)})
     with pytest.raises(ConfigError, match=r"`@judge` is a language model without a head for scores"):
         checks.check_models([reward], {"reward.model": ToCome("@judge", scalar=False)})
+
+
+def of_scores(batch, scores):
+    return scores
+
+
+def asks(completions):
+    return completions
+
+
+def reads_two(prompts, actor, judge):
+    samples = actor.generate(prompts)
+    verdicts = judge.generate(prompts_from(samples, asks), samples_per_prompt=2)
+    actor.train(samples, loss=of_scores, scores=per_sample(abs, verdicts.finished, name="sure"))
+
+
+def computes_from_two(prompts, actor, judge):
+    samples = actor.generate(prompts)
+    verdicts = judge.generate(prompts_from(samples, asks))
+    sums = per_sample(max, samples.finished, verdicts.finished, name="sums")
+    actor.train(samples, loss=of_scores, scores=sums)
+
+
+def compares_second_attempts(prompts, actor, judge):
+    attempts = actor.generate(prompts_from(actor.generate(prompts), asks), samples_per_prompt=1)
+    ranks = per_group(sorted, attempts.finished, name="ranks", least_samples=2)
+    actor.train(attempts, loss=of_scores, scores=ranks)
+
+
+def compares_by_prompt(prompts, actor, judge):
+    """Each second attempt reads what its first one was given; each first one the number of its only verdict."""
+    first = actor.generate(prompts)
+    attempts = actor.generate(prompts_from(first, asks), samples_per_prompt=2)
+    ranks = per_group(max, first.finished, attempts.finished, name="ranks", least_samples=2)
+    actor.train(attempts, loss=of_scores, scores=ranks)
+    verdicts = judge.generate(prompts_from(first, asks), samples_per_prompt=1)
+    actor.train(first, loss=of_scores, scores=verdicts.finished)
+
+
+@pytest.mark.parametrize(
+    ("flow", "said"),
+    [
+        (
+            reads_two,
+            r"^actor.train of the flow `reads_two` reads sure\[sample\] of judge.generate, expected one sample of that "
+            r"call for each of actor.generate, found 2; give judge.generate `samples_per_prompt=1`, or make one number",
+        ),
+        (computes_from_two, r"^sums of the flow .* reads finished\[sample\] of judge.generate, .* found 3; give"),
+        (
+            compares_second_attempts,
+            r"^actor.generate#2 states `samples_per_prompt` 1, but `ranks` .*; give 2 or more, or begin the columns "
+            "with one of actor.generate, whose groups are those of the prompts of the data$",
+        ),
+    ],
+)
+def test_one_number_is_read_of_one_sample_that_is_made_of_another(flow: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        checks.check_trained_steps(trace(flow, roles=(*ROLES, "judge")), recipe_of(samples_per_prompt=3))
+    checks.check_trained_steps(trace(compares_by_prompt, roles=(*ROLES, "judge")), recipe_of(samples_per_prompt=3))

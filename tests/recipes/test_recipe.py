@@ -129,6 +129,7 @@ def test_stop_token_ids_reach_the_request() -> None:
             "unknown key `optimizer.learnig_rate`; did you mean `optimizer.learning_rate`?",
         ),
         ([("learning_rate", 1)], "TRL's is `optimizer.learning_rate` here"),
+        ([("judge.modle", "m")], "`judge.modle`; did you mean `judge.model`?"),  # TRL has a `judge`, too
         ([("temperature", 1)], "TRL's is `sampling.temperature` here"),
         ([("steps", "many")], "key `steps`: expected a whole number, found 'many'"),
         ([("steps", 0)], "key `steps`: input should be greater than or equal to 1, found 0"),

@@ -341,7 +341,11 @@ def test_who_decides_which_groups_stay_has_to_score_them(make_recipe: MakeRecipe
         ("sft", {"samples_per_prompt": 2}, "`samples_per_prompt` is set, but the flow `sft` draws none; remove it"),
         ("sft", {"sampling.temperature": 0.5}, "`sampling` is set, but the flow `sft` generates nothing"),
         ("ppo", {"pretraining.source": "x.jsonl"}, "reads no examples beside its prompts"),
-        ("safe_rlhf", {"pretraining": None}, r"trains on `examples` beside its prompts; set `pretraining\.source`"),
+        (
+            "safe_rlhf",
+            {"pretraining": None},
+            r"`pretraining` is not set; set `pretraining\.source` to their data, or `options\.ptx_coef` to 0",
+        ),
         ("safe_rlhf", {"cost.functions": []}, r"role `cost`, which nothing fills: set `cost\.functions`"),
         (
             "dpo",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from plait.dataflow.graph import CallKind, Dataflow, Node
 
 
@@ -42,3 +44,17 @@ def prompts_each(flow: Dataflow, node: Node, samples_per_prompt: int) -> int:
     for rows in made_from(flow.nodes, node.id):
         count *= samples_of_prompt(flow.nodes[rows], samples_per_prompt)
     return count
+
+
+def samples_each(flow: Dataflow, rows: int, made: int, samples_per_prompt: int) -> int:
+    """Samples of call `made` for each sample of call `rows` that they were made of, perhaps through others; 0 where
+    they were not made of these.
+
+    Args:
+        samples_per_prompt: of the recipe.
+    """
+    between = made_from(flow.nodes, made)
+    if rows not in between:
+        return 0
+    calls = (made, *between[: between.index(rows)])
+    return prod(samples_of_prompt(flow.nodes[call], samples_per_prompt) for call in calls)

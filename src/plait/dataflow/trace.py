@@ -155,7 +155,8 @@ def trace(
         elif parameter.default is inspect.Parameter.empty:
             raise FlowError(
                 f"flow `{title}` uses the role `{parameter.name}`, which nothing fills"
-                f"{nearest(parameter.name, roles)}; filled roles: {', '.join(sorted(roles)) or 'none'}"
+                f"{nearest(parameter.name, (*roles, 'prompts', *GIVEN, 'options'))}; filled roles: "
+                f"{', '.join(sorted(roles)) or 'none'}; data: prompts, {', '.join(GIVEN)}"
             )
     reads = OptionReads(arguments.get("options") if is_users(flow) else None)
     with tracing(tracer), running(limit_s=TRACE_LIMIT_S), reads.watching():

@@ -129,16 +129,19 @@ def dead_groups(reading: Reading) -> Sign | None:
 def _no_advantages(reading: Reading) -> Sign:
     """An error where rewards have never told anything apart, or do not any more: one step may be luck, and a task that
     is learned is what the run is for. Where another loss is in the same optimizer steps it may be what changes that."""
-    beside = reading.is_set("learns_beside")
+    beside, rewarded = reading.is_set("learns_beside"), reading.get("reward") is not None
     what = "these teach nothing" if beside else "it teaches nothing"
-    sentence = f"every advantage of the step is 0: {what}, all rewards that are compared are equal"
+    cause = "all rewards that are compared are equal"
+    if not rewarded:
+        cause = "the numbers that are compared are equal, are of one sample alone, or were not read"
+    sentence = f"every advantage of the step is 0: {what}, {cause}"
     if _learned(reading):
         sentence += f", at a mean of {reading.get('reward'):.3g} ({reading.first(FIRST_REWARD):.3g} at the first step)"
         return Sign(Severity.WARNING, 1.0, f"{sentence}: there is little left to learn here", "data.source")
     first = reading.first(FIRST_DEAD_GROUPS)
     is_luck = first is not None and first < 1 and not _third_in_a_row(reading)
     severity = Severity.WARNING if is_luck or beside else Severity.ERROR
-    return Sign(severity, 1.0, sentence, "reward.functions", badness=NO_ADVANTAGES)
+    return Sign(severity, 1.0, sentence, "reward.functions" if rewarded else "algorithm", badness=NO_ADVANTAGES)
 
 
 def _third_in_a_row(reading: Reading) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from plait.algorithms.grpo import GRPOOptions
-from plait.dataflow import CallKind, Dataflow, Node
-from plait.dataflow.made_rows import prompts_each, samples_of_prompt, source_of
+from plait.dataflow import CallKind, Dataflow, Grain, Level, Node
+from plait.dataflow.made_rows import made_from, prompts_each, samples_each, samples_of_prompt, source_of
 from plait.errors import ConfigError, FlowError
 from plait.models.files.hub import classes_of, is_classifier
 from plait.models.files.known_shapes import is_shape
@@ -182,9 +182,10 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
 
 
 def check_trained_steps(flow: Dataflow, recipe: Recipe) -> None:
-    """Raises ConfigError where a role would never be trained, or a step has fewer samples than mini-batches or than
-    comparing them needs."""
+    """Raises ConfigError where a role would never be trained, a step has fewer samples than mini-batches or than
+    comparing them needs, or a sample reads one number of several others."""
     _check_groups(flow, recipe)
+    _check_single_values(flow, recipe)
     for node in flow.of_kind(CallKind.TRAIN):
         role, made_by, options = str(node.role), flow.nodes[node.rows], node.training
         if flow.optimizer_steps(role, recipe.steps) == 0:
@@ -215,10 +216,30 @@ def _check_groups(flow: Dataflow, recipe: Recipe) -> None:
             found = f"`samples_per_prompt` is {per_group}" if drawn.generation.samples_per_prompt is None else states
             alone = "another algorithm (reinforce_pp, remax, ppo)"
             instead = "`options.group_baseline: false`" if flow.name == "reinforce_pp" else alone
+            if (made_of := made_from(flow.nodes, drawn.id)) and flow.nodes[made_of[-1]].kind is CallKind.GENERATE:
+                first = flow.nodes[made_of[-1]].call
+                instead = f"begin the columns with one of {first}, whose groups are those of the prompts of the data"
             raise ConfigError(
                 f"{found}, but `{node.call}` of the flow `{flow.name}` compares the samples of a prompt; give {least} "
                 f"or more, or {instead}"
             )
+
+
+def _check_single_values(flow: Dataflow, recipe: Recipe) -> None:
+    """Raises ConfigError where each sample is to read one number of what was made of it, of which there are several."""
+    for node in flow.nodes:
+        if node.kind is not CallKind.TRAIN and not (node.kind is CallKind.COMPUTE and node.grain is Grain.SAMPLE):
+            continue
+        for column in (one for one in node.inputs.values() if one.level is Level.SAMPLE):
+            count = samples_each(flow, node.rows, column.rows, recipe.samples_per_prompt)
+            if count > 1:
+                made = flow.nodes[column.rows].call
+                raise ConfigError(
+                    f"{node.call} of the flow `{flow.name}` reads {column} of {made}, expected one sample of that call "
+                    f"for each of {flow.nodes[node.rows].call}, found {count}; give {made} `samples_per_prompt=1`, or "
+                    "make one number of them (`grades_from`, or `per_group` with a column of "
+                    f"{flow.nodes[node.rows].call} first)"
+                )
 
 
 def check_models(models: Sequence[RoleModel], to_come: Mapping[str, ToCome]) -> None:

@@ -133,7 +133,9 @@ def _find(key: str) -> tuple[System, str, OtherName] | None:
     if (whole := next((named for named in every if named[1].endswith(f".{key}")), None)) is not None:
         return whole
     sections = [key[: place.start()] for place in reversed([*re.finditer(r"\.", key)])]
-    theirs = (named for around in sections for named in every if named[1] == around and named[2].keys != (around,))
+    theirs = (
+        named for around in sections for named in every if named[1] == around and not _is_within(around, named[2])
+    )
     inside = next(theirs, None)
     if inside is not None:
         return inside
@@ -143,3 +145,9 @@ def _find(key: str) -> tuple[System, str, OtherName] | None:
     near = {"", *(name.rpartition(".")[0] for _, name, _ in of_section)}
     without = (named for named in ends if not named[2].keys and named[1].rpartition(".")[0] in near)
     return next((named for named in ends if named in of_section), None) or next(without, None)
+
+
+def _is_within(section: str, entry: OtherName) -> bool:
+    """Whether a section of theirs is also one of ours, which has what it means: its other keys are misspelt, not
+    theirs."""
+    return bool(entry.keys) and all(f"{key}.".startswith(f"{section}.") for key in entry.keys)

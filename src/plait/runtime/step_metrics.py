@@ -136,13 +136,15 @@ def _answer_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
 
 
 def _grade_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
-    """The mean of what functions read from texts, and the share of samples of which they read nothing."""
+    """The mean of what functions read from texts, absent where they read nothing at all, and the share of samples of
+    which they read nothing."""
     metrics: dict[str, float] = {}
     for node in flow.of_kind(CallKind.GRADE):
         values = state.tables[node.rows].columns[node.outputs[0]]
         name = f"{_prefix(flow.nodes[node.rows], flow)}{node.call}"
         read = values[np.isfinite(values)].tolist()
-        metrics |= {f"{name}/mean": exact_mean(read), f"{name}/unread": (len(values) - len(read)) / len(values)}
+        metrics |= {f"{name}/mean": exact_mean(read)} if read else {}
+        metrics[f"{name}/unread"] = (len(values) - len(read)) / len(values)
     return metrics
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from plait.errors import ConfigError
+from plait.errors import ConfigError, ModelError
 from plait.models.shape import ModelShape
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel
-from plait.runtime.inputs.tokenizers import check_reach
+from plait.runtime.inputs.tokenizers import check_reach, check_roles
 
 OURS = ModelShape(2, 16, 32, 4, 2, 4, vocabulary=64, tied=False, max_positions=128, attention_parameters=768)
 FLOW = trace_algorithm(load_flow("safe_rlhf"), {"ptx_coef": 1.0}, (*MODEL_ROLES, *REWARD_ROLES))
@@ -40,3 +40,11 @@ def test_a_critic_reads_responses_with_the_tokens_that_the_policy_has(theirs: di
     refused = pytest.raises(ConfigError, match=f"^`critic.model` is `theirs`, {said}")
     with refused if said else nullcontext():
         check_reach(tokenizer, "ours", FLOW, LONGEST, TWO, shapes)
+
+
+def test_a_role_that_is_a_shape_alone_is_refused_by_its_own_key() -> None:
+    """Beside a policy with tokens: whether it has the same ones is not known."""
+    judge = RoleModel("judge", "qwen2.5-0.5b", scalar=False, trained=False, key="judge.model")
+    said = r"^judge\.model: 'qwen2\.5-0\.5b' is known by .* alone, .* where `model` is such a one, too, .* set `judge"
+    with pytest.raises(ModelError, match=said):
+        check_roles(SimpleNamespace(get_vocab=dict), "ours", [judge])

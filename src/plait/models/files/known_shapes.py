@@ -129,10 +129,15 @@ def shape_config(name: str) -> dict[str, Any]:
     return config
 
 
-def no_weights(name: str) -> ModelError:
-    """The error of a shape that is asked for weights or a tokenizer."""
+def no_weights(name: str, key: str = "model") -> ModelError:
+    """The error of a shape that is asked for weights or a tokenizer.
+
+    Args:
+        key: of the recipe, where the name stands.
+    """
     what = "a configuration file" if name.endswith(".json") else "known by its shape alone"
+    beside = "" if key == "model" else ", where `model` is such a one, too"
     return ModelError(
-        f"model: {name!r} is {what}, without weights or a tokenizer; forecasts and dry runs take it, anything that "
-        "computes needs a model: set `model` to a local folder or a hub id"
+        f"{key}: {name!r} is {what}, without weights or a tokenizer; forecasts and dry runs take it{beside}, anything "
+        f"that computes needs a model: set `{key}` to a local folder or a hub id"
     )

@@ -102,7 +102,8 @@ def _check_written(flow: Dataflow, data: RunData) -> None:
                 names = ", ".join(f"`{name}`" for name in others) or "none"
                 raise DataError(
                     f"{source}: {title_of_call(node)} needs the column `{wanted}`{nearest(wanted, others)}, found "
-                    f"{names}; add it to the data, or give the parameter a default"
+                    f"{names}; add it to the data, give the parameter a default, or hand it over in the flow "
+                    f"(`{wanted}=…`)"
                 )
 
 
@@ -233,5 +234,9 @@ def _settings_of(name: str, generates: bool, recipe: Recipe) -> DataSettings:
     if not generates:
         return recipe.data
     if recipe.pretraining is None:
-        raise ConfigError(f"the flow trains on `{name}` beside its prompts; set `pretraining.source` to their data")
+        without = ", or `options.ptx_coef` to 0" if recipe.options.get("ptx_coef") else ""
+        raise ConfigError(
+            f"the flow trains on `{name}` beside its prompts, but `pretraining` is not set; set `pretraining.source` "
+            f"to their data{without}"
+        )
     return recipe.pretraining

@@ -9,6 +9,7 @@ from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
 from plait.models.files.adapter_folder import adapter_of
 from plait.models.files.hub import resolve
+from plait.models.files.known_shapes import is_shape, no_weights
 from plait.models.files.pretrained import tokenizer_of
 from plait.models.shape import ModelShape
 from plait.observe.loading import loading
@@ -24,6 +25,8 @@ def load_tokenizer(model: str, key: str = "model") -> Any:
     Raises:
         ModelError: the model cannot be found, or its folder has no tokenizer.
     """
+    if is_shape(model):
+        raise no_weights(model, key)
     loading(f"tokenizer of {model}")
     adapter = adapter_of(model)
     if adapter is None:
