@@ -100,7 +100,7 @@ def of_given(pairs, actor, judge):
 
 def asks_for_more(prompts, actor, judge, ref):
     samples = actor.generate(prompts)
-    trained(actor, samples, judge.generate(prompts_from(samples, asks_difficulty)).finished, ref)
+    trained(actor, samples, judge.generate(prompts_from(samples, asks_difficulty), samples_per_prompt=1).finished, ref)
 
 
 def grades_by_more(prompts, actor, ref):
@@ -412,7 +412,7 @@ def test_names_do_not_move_where_the_first_of_two_losses_has_no_sample(make: Mak
     assert metrics["training/optimizer_steps"] == 1
     assert metrics["response_length/mean"] > 1
     assert metrics["response_length/unread"] == 1
-    assert metrics["logged/response_length/mean"] == 0
+    assert "logged/response_length/mean" not in metrics, "none was read"
 
 
 WHOLE = "0,1 dp2"

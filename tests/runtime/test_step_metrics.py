@@ -12,7 +12,7 @@ import pytest
 
 from plait.dataflow import grades_from, per_sample, trace
 from plait.rewards.scores import GroupScores
-from plait.runtime.step_metrics import _grade_metrics, by_function, exact_mean
+from plait.runtime.step_metrics import by_function, exact_mean, grade_metrics
 
 GROUPS = [GroupScores(ticket, (), {"a": (0.1 * ticket, 0.7)}, (0.0, 0.0)) for ticket in range(1, 5)]
 
@@ -46,4 +46,4 @@ def test_grades_of_which_none_was_read_have_no_mean(grades: list[float], metrics
     flow = trace(graded, roles=("actor",))
     [node] = (node for node in flow.nodes if node.call == "grade")
     state: Any = SimpleNamespace(tables={node.rows: SimpleNamespace(columns={node.outputs[0]: np.array(grades)})})
-    assert _grade_metrics(flow, state) == metrics
+    assert grade_metrics(flow, state) == metrics

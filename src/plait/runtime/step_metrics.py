@@ -31,7 +31,7 @@ def step_metrics(flow: Dataflow, state: StepState, limits: tuple[int, int] | Non
         own |= _reward_metrics(node, flow, state)
     if limits is not None:
         own |= _turn_metrics(flow, state, *limits)
-    own = with_logged(own, _grade_metrics(flow, state))
+    own = with_logged(own, grade_metrics(flow, state))
     of_calls = {name: value for name, value in with_logged(own, state.metrics).items() if name not in own}
     return with_logged(of_calls | own, _logged(flow, state))
 
@@ -135,7 +135,7 @@ def _answer_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
     return metrics
 
 
-def _grade_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
+def grade_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
     """The mean of what functions read from texts, absent where they read nothing at all, and the share of samples of
     which they read nothing."""
     metrics: dict[str, float] = {}
