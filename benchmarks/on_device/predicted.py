@@ -106,7 +106,7 @@ def train(job: Job, shape: str, recipe: Path, files: RunFiles) -> int:
     try:
         while len(rows) < STEPS and time.time() < job.ends - SPARE_S:
             ended = process.poll() is not None
-            known, rows = len(rows), read_steps(files.metrics) if files.metrics.is_file() else []
+            known, rows = len(rows), read_steps(files.metrics)[:STEPS] if files.metrics.is_file() else []
             for row in rows[known:]:
                 metrics = {name: value for name, value in row.items() if name.startswith(RECORDED)}
                 job.record("predicted", shape, kind="step", step=row["step"], **metrics)
