@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
 
 from plait.cost.engine_memory import POOL_TOKENS
+from plait.dataflow import trace
 from plait.errors import ConfigError
 from plait.generation.settings import SamplingSettings
 from plait.recipes.engine_checks import (
     ABILITIES,
     check_engine,
+    check_engine_calls,
     check_engine_plan,
     guesses,
     of_engines,
@@ -103,6 +106,25 @@ def test_a_draft_model_is_refused_where_nobody_takes_drafts() -> None:
         ConfigError, match=r"^`sampling.draft_model` is d, but `sampling.engine` is vllm, which takes no"
     ):
         check_engine(recipe_of(**{"sampling.draft_model": "d"}))
+
+
+def test_samples_of_weights_that_the_step_has_trained_are_refused() -> None:
+    """That program gets new weights between steps. What the reference draws then, and what is drawn before, may be."""
+
+    def loss(batch): ...
+
+    def again(prompts, actor, ref):
+        samples = actor.generate(prompts)
+        actor.train(samples, loss=loss)
+        ref.generate(prompts)
+        actor.generate(prompts)
+
+    flow = trace(again, roles=("actor", "ref"))
+    before = replace(flow, nodes=flow.nodes[:-1])
+    check_engine_calls(before, recipe_of())
+    check_engine_calls(flow, recipe_of(**{"sampling.engine": "plait"}))
+    with pytest.raises(ConfigError, match=r"^actor\.generate#2 of the flow `.*again` comes after actor\.train, but"):
+        check_engine_calls(flow, recipe_of())
 
 
 def test_plans_of_several_devices_are_refused() -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError
 from plait.generation.refused import LAYERS_ROUND
 from plait.generation.settings import MAX_DRAFT_TOKENS, SamplingSettings
@@ -221,6 +222,23 @@ def check_engine(recipe: Recipe) -> None:
             f"`dtype` is {recipe.dtype.value}, but `sampling.engine` is {engine}, which computes in "
             f"{' or '.join(can.dtypes)}; set one of them back"
         )
+
+
+def check_engine_calls(flow: Dataflow, recipe: Recipe) -> None:
+    """Raises ConfigError where a role generates with weights of the same step, but its engine gets them when the step
+    has ended."""
+    if not (can := abilities(recipe)).computes_elsewhere:
+        return
+    trained = set[str | None]()
+    for node in flow.nodes:
+        if node.kind is CallKind.TRAIN:
+            trained.add(node.role)
+        elif node.kind is CallKind.GENERATE and node.role in trained:
+            raise ConfigError(
+                f"{node.call} of the flow `{flow.name}` comes after {node.role}.train, but `sampling.engine` is "
+                f"{recipe.sampling.engine}: {can.program} gets new weights when a step has ended; set "
+                "`sampling.engine` to plait, or generate before the role is trained"
+            )
 
 
 def check_engine_plan(recipe: Recipe, plan: str, num_ranks: int) -> None:

@@ -10,7 +10,7 @@ from plait.errors import ConfigError
 from plait.recipes.algorithm import traced_flow
 from plait.recipes.checks import check_calls, check_sampling, check_trained_steps, check_unused
 from plait.recipes.device_checks import check_served
-from plait.recipes.engine_checks import check_engine
+from plait.recipes.engine_checks import check_engine, check_engine_calls
 from plait.recipes.recipe import Recipe
 from plait.recipes.reward_checks import check_evaluation, check_rewards
 from plait.recipes.role_models import ToCome
@@ -40,6 +40,7 @@ def checked_flow(
     check_staleness(dataflow, recipe)
     check_served(recipe)
     check_engine(recipe)
+    check_engine_calls(dataflow, recipe)
     check_turns(dataflow, recipe)
     check_unused(dataflow, recipe)
     check_rewards(dataflow, recipe, has_task=recipe.data.task is not None)
