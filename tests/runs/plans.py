@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
+from plait.recipes.recipe_file import load_recipe
 from tests.runs.plan_files import write_plan as write_plan
 
 
@@ -22,6 +23,40 @@ def planned(
     """A run of that name in a folder, in float64, on one process where there is no plan."""
     where = {} if plan is None else {"plan": str(write_plan(folder, f"plan-{name}", dict(plan)))}
     return make_recipe(**{"run_dir": str(folder / name), "dtype": "float64"} | where | keys)
+
+
+def runs_of_flows(
+    flows: str, rows: Sequence[Mapping[str, Any]], model: Path, folder: Path, **usual: Any
+) -> Callable[..., Recipe]:
+    """Writes a file of flows, and rows of data, into a folder. Returns `make(flow, name of the run, plan, **keys)`: a
+    `planned` run of two steps; a key of None is left out.
+
+    Args:
+        usual: keys of all of these runs.
+    """
+    (folder / "flows.py").write_text(flows)
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def make(flow: str, name: str, plan: Mapping[str, str] | None = None, **keys: Any) -> Recipe:
+        tree = {
+            "model": str(model),
+            "algorithm": f"{folder}/flows.py:{flow}",
+            "steps": 2,
+            "prompts_per_step": 3,
+            "data.source": str(folder / "sums.jsonl"),
+            "optimizer.learning_rate": 1e-3,
+            "threads": 1,
+            "samples_per_prompt": 4,
+            "sampling.max_response_tokens": 6,
+            **usual,
+        }
+
+        def loaded(**more: Any) -> Recipe:
+            return load_recipe(None, [(key, value) for key, value in {**tree, **more}.items() if value is not None])
+
+        return planned(loaded, folder, name, plan, **keys)
+
+    return make
 
 
 def metrics_of(run_dir: Path) -> list[dict[str, float]]:

@@ -21,11 +21,10 @@ from plait.kernels.noise import NoiseKey
 from plait.models.language_loading import load_model
 from plait.recipes.algorithm import load_flow
 from plait.recipes.recipe import Recipe
-from plait.recipes.recipe_file import load_recipe
 from plait.runtime.api import run
 from plait.runtime.prepare import prepare
 from tests.cases import slow_but
-from tests.runs.plans import assert_equal_columns, assert_equal_runs, planned
+from tests.runs.plans import assert_equal_columns, assert_equal_runs, runs_of_flows
 from tests.runs.test_resume import kill_in_step, result_of
 from tests.runs.written import logged, samples_of
 
@@ -250,28 +249,8 @@ def length(completions, **columns):
 @pytest.fixture
 def make(tiny_folder: Path, tmp_path: Path) -> Make:
     """`make("judged", "name of the run", plan)`."""
-    (tmp_path / "flows.py").write_text(FLOWS)
     rows = [{"prompt": f"what is {i} plus 4?", "solution": str(i + 4)} for i in range(9)]
-    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-    def get(flow: str, name: str, plan: dict[str, str] | None = None, **keys: Any) -> Recipe:
-        tree = {
-            "model": str(tiny_folder),
-            "algorithm": f"{tmp_path}/flows.py:{flow}",
-            "steps": 2,
-            "prompts_per_step": 3,
-            "data.source": str(tmp_path / "sums.jsonl"),
-            "optimizer.learning_rate": 1e-3,
-            "micro_batch_tokens": 100,
-            "threads": 1,
-            "samples_per_prompt": 4,
-            "sampling.max_response_tokens": 6,
-        }
-        return planned(
-            lambda **all_keys: load_recipe(None, list((tree | all_keys).items())), tmp_path, name, plan, **keys
-        )
-
-    return get
+    return runs_of_flows(FLOWS, rows, tiny_folder, tmp_path, micro_batch_tokens=100)
 
 
 def drawn_by(rows: list[dict[str, Any]], call: str) -> list[dict[str, Any]]:

@@ -15,12 +15,11 @@ from plait.algorithms.distill import divergence
 from plait.errors import DataError, RunError
 from plait.models.compute.float64 import kept_float64
 from plait.recipes.recipe import Recipe
-from plait.recipes.recipe_file import load_recipe
 from plait.runtime.api import run
 from plait.training.trainer import Trainer
 from tests.cases import slow_but
 from tests.models.tiny import save_tiny
-from tests.runs.plans import assert_equal_columns, assert_equal_runs, metrics_of, planned
+from tests.runs.plans import assert_equal_columns, assert_equal_runs, metrics_of, runs_of_flows
 from tests.runs.test_resume import kill_in_step, result_of
 from tests.runs.written import samples_of
 
@@ -173,33 +172,9 @@ def of_some(completions, completion_ids, **columns):
 @pytest.fixture
 def make(tiny_folder: Path, tmp_path: Path) -> MakeRecipe:
     """`make("taught", "name of the run", plan)`."""
-    (tmp_path / "flows.py").write_text(FLOWS)
     (tmp_path / "reward.py").write_text(REWARDS)
-    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-
-    def get(flow: str, name: str, plan: dict[str, str] | None = None, **keys: Any) -> Recipe:
-        tree = {
-            "model": str(tiny_folder),
-            "algorithm": f"{tmp_path}/flows.py:{flow}",
-            "steps": 2,
-            "prompts_per_step": 3,
-            "data.source": str(tmp_path / "sums.jsonl"),
-            "optimizer.learning_rate": 1e-3,
-            "micro_batch_tokens": 64,
-            "threads": 1,
-            "samples_per_prompt": 4,
-            "reward.functions": [f"{tmp_path}/reward.py:length"],
-            "sampling.max_response_tokens": 6,
-        }
-        return planned(
-            lambda **all_keys: load_recipe(None, [(k, v) for k, v in (tree | all_keys).items() if v is not None]),
-            tmp_path,
-            name,
-            plan,
-            **keys,
-        )
-
-    return get
+    usual = {"reward.functions": [f"{tmp_path}/reward.py:length"], "micro_batch_tokens": 64}
+    return runs_of_flows(FLOWS, ROWS, tiny_folder, tmp_path, **usual)
 
 
 def by_transformers(folder: Path, text: str, token_ids: list[int]) -> torch.Tensor:
