@@ -40,7 +40,7 @@ _OF_DPO = "it is `dpo` with other options (docs/algorithms.md, DPO and its relat
 _NEWER = "it is `examples/newer_losses.py:newer` with `options.loss` (docs/own-algorithm.md)"
 _DEMONSTRATED = "it is `examples/demonstrated.py:demonstrated` with `options.mix: {}` (docs/own-algorithm.md)"
 _ADVANTAGES = "it is `examples/newer_advantages.py:newer` with `options.{}` (docs/own-algorithm.md)"
-_TOLD = "it is `examples/self_distillation.py:{}` (docs/own-algorithm.md)"
+_TOLD = "it is `examples/self_distillation.py:{}` (docs/samples-from-samples.md)"
 RELATIVES = {
     **dict.fromkeys(("dapo", "drgrpo", "gspo", "liteppo"), _OF_GRPO),
     **dict.fromkeys(("rpo", "simpo", "cpo", "orpo", "ipo", "slic", "exo", "nca", "bco", "sppo", "apo"), _OF_DPO),
@@ -54,7 +54,7 @@ RELATIVES = {
     "ppoptx": "it is `ppo` with `options.ptx_coef` and `pretraining.source` (docs/algorithms.md)",
     **{name: _TOLD.format(name) for name in ("sdft", "sdpo")},
     **dict.fromkeys(("opsd", "selfdistillation", "contextdistillation"), _TOLD.format("sdft")),
-    **dict.fromkeys(("selfrewarding", "genrm"), "it is `examples/judged.py:judged` (docs/own-algorithm.md)"),
+    **dict.fromkeys(("selfrewarding", "genrm"), "it is `examples/judged.py:judged` (docs/samples-from-samples.md)"),
     "onlinedpo": "it is `examples/online_dpo.py:online_dpo` (docs/own-algorithm.md)",
     **dict.fromkeys(("gkd", "distillation"), "it is `distill` (docs/algorithms.md, From a teacher)"),
     **dict.fromkeys(("rm", "reward", "rewardmodeling"), "it is `reward_model`"),

@@ -64,7 +64,7 @@ class ReferenceSettings(Settings):
 
 
 class JudgeSettings(Settings):
-    """A model that says something of what others have said, in a flow that asks it (docs/own-algorithm.md)."""
+    """A model that says something of what others have said, in a flow that asks it (docs/samples-from-samples.md)."""
 
     model: str | None = Field(
         default=None, description="what it is; it has the tokens of `model`, and is that by default, as it began"
