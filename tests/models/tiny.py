@@ -70,6 +70,8 @@ MLA: dict[str, Any] = {
     "topk_group": 1,
     "num_key_value_heads": 4,
 }
+WIDE_MOE = {**MOE, "moe_intermediate_size": None}
+"""Of experts as wide as an MLP, of which ranks of tensor parallelism have columns; of others they have whole ones."""
 ALTERNATING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -77,7 +79,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": False},
     "qwen3": {},
     "mistral": {"sliding_window": 5},
-    "mixtral": {"sliding_window": None, **MOE},
+    "mixtral": {"sliding_window": None, **WIDE_MOE},
     "qwen3_moe": {**MOE, "norm_topk_prob": True},
     "gemma": {},
     "gemma2": {
@@ -87,7 +89,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 3.0,
     },
     "gemma3_text": {**ALTERNATING, "query_pre_attn_scalar": 8},
-    "gpt_oss": {**ALTERNATING, **MOE},
+    "gpt_oss": {**ALTERNATING, **WIDE_MOE},
     "olmo2": {},
     "phi3": {},
     "granite": {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5},

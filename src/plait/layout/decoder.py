@@ -10,6 +10,18 @@ HEAD = "score.weight"
 """The head of a scalar model."""
 
 
+def experts_stay_whole(width: int, hidden: int) -> bool:
+    """Whether ranks of tensor parallelism have whole experts of a mixture; else each has some columns of all.
+
+    Narrow ones do, no wider than the model itself: of columns of theirs products are too thin, and there are so many
+    experts that ranks get about as many tokens each. So it is whatever the number of ranks (ADR 119).
+
+    Args:
+        width: of one expert.
+    """
+    return width <= hidden
+
+
 def decoder_parameters(
     *,
     layers: int,
@@ -35,6 +47,7 @@ def decoder_parameters(
         outputs: of a scalar model's head, which is replicated; None: a language model.
     """
     dense = dense or {}
+    whole, gate_up = experts_stay_whole(intermediate, hidden), (experts, 2 * intermediate, hidden)
     query, group = Heads(heads, kv_heads), Heads(heads, kv_heads, shared=True)
     rows = 0 if cut_vocabulary else None
     embedding, tied = "model.embed_tokens.weight", tied and outputs is None
@@ -51,8 +64,8 @@ def decoder_parameters(
         if experts and layer not in dense:
             params += [
                 Param(f"{at}.mlp.gate.weight", (experts, hidden), layer),
-                Param(f"{at}.mlp.experts.gate_up_proj", (experts, 2 * intermediate, hidden), layer, 1, sections=2),
-                Param(f"{at}.mlp.experts.down_proj", (experts, hidden, intermediate), layer, 2),
+                Param(f"{at}.mlp.experts.gate_up_proj", gate_up, layer, 0 if whole else 1, 1 if whole else 2),
+                Param(f"{at}.mlp.experts.down_proj", (experts, hidden, intermediate), layer, 0 if whole else 2),
             ]
         else:
             params += [

@@ -49,8 +49,16 @@ class ScalarModule(nn.Module):
     @property
     def tp_plan(self) -> dict[str, str]:
         """The family's plan; the head is replicated."""
-        plan = getattr(self.base_model, "tp_plan", None) or {}
-        return {f"{self.base_model_prefix}.{name}": style for name, style in plan.items()}
+        return self._of_decoder("tp_plan")
+
+    @property
+    def ep_plan(self) -> dict[str, str]:
+        """The family's plan for experts."""
+        return self._of_decoder("ep_plan")
+
+    def _of_decoder(self, plan: str) -> dict[str, str]:
+        styles = getattr(self.base_model, plan, None) or {}
+        return {f"{self.base_model_prefix}.{name}": style for name, style in styles.items()}
 
 
 @dataclass(eq=False, kw_only=True)

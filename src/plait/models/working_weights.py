@@ -27,6 +27,7 @@ from plait.models.flat_weights import cut_block
 from plait.models.lora_settings import LoraSettings
 from plait.models.module_names import wildcard
 from plait.models.parallel.mixers import tp_plan, widths_of
+from plait.models.parallel.whole_experts import DIVIDED
 from plait.models.reach import unreached
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _cut(name: str, shape: tuple[int, ...], plan: Mapping[str, str]) -> tuple[in
     owner, _, leaf = generic.rpartition(".")
     style = plan.get(generic) or plan.get(owner)
     last, features = len(shape) - 1, max(0, len(shape) - 2)
-    if style == "mixer_columns":
+    if style in ("mixer_columns", DIVIDED):
         return 0, 1
     if style in _COLUMN_STYLES:
         return features, 1

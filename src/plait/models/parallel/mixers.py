@@ -26,6 +26,7 @@ from torch import nn
 
 from plait.models.compute.recurrent import mixers_of
 from plait.models.module_names import wildcard
+from plait.models.parallel.whole_experts import whole_experts
 
 Widths = tuple[int, ...]
 """See `Param.widths`."""
@@ -72,14 +73,16 @@ _LEFT_OUT: Mapping[str, Mapping[str, str]] = {
 
 
 def tp_plan(module: Any) -> Mapping[str, str]:
-    """Style of modules and parameters, by names with `*` for numbers: Transformers' plan of a module, and that of its
-    mixers, as far as their form is known here; others stay whole, or as Transformers says."""
+    """Style of modules and parameters, by names with `*` for numbers: Transformers' plan of a module, that of its
+    experts where ranks have them whole, and that of its mixers, as far as their form is known here; others stay whole,
+    or as Transformers says."""
     plan = dict(getattr(module, "tp_plan", None) or {})
     family = str(module.config.get_text_config().model_type)
     for beginning, styles in _LEFT_OUT.items():
         if family.startswith(beginning):
             layers = f"{module.base_model_prefix}.layers.*"
             plan = {f"{layers}.{name}": style for name, style in styles.items()} | _HEAD | plan
+    plan |= whole_experts(module)
     for name, (_, widths) in divided_mixers(module).items():
         at = wildcard(name)
         plan[at] = "mixer"

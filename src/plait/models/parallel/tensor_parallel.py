@@ -8,7 +8,8 @@ layout's to say (`plait.layout`); here the modules get hooks that make their par
     colwise_gather_output            f before, the columns gathered behind
     rowwise_split_input              the own columns taken before, g behind
     embedding_rowwise                rows of other ranks are zero, g behind
-    moe_tp_experts                   f on the hidden states and routing weights, g behind
+    moe_tp_experts                   f on the hidden states and routing weights, g behind: columns of all experts
+    ep_dispatch_experts              the same: some of the experts, whole (`whole_experts`)
     mla_kv_a_proj                    f on the columns that go to every head (rotary keys) without another projection
     replicated_with_grad_allreduce   nothing here: the gradients of ranks are partial sums (`Partials`)
     mixer, mixer_columns, mixer_rows f before a layer that keeps a state, g behind it (`mixers`)
@@ -45,6 +46,7 @@ from plait.models.parallel.partial_sums import Partials, sharers
 from plait.models.parallel.peers import Peers
 from plait.models.parallel.stage import is_idle
 from plait.models.parallel.token_split import TokenSplit, partial_parameters, split_tokens
+from plait.models.parallel.whole_experts import DISPATCHES, keep_experts
 
 ENTERING = frozenset({"colwise", "packed_colwise"})
 GATHERING = frozenset({"colwise_gather_output", "colwise_rep"})
@@ -126,10 +128,13 @@ class _Installer:
         weight = self._params.get(f"{name}.weight")
         if weight is not None and style in WEIGHT_STYLES:
             self._by_weight(layer, weight, style, own)
-        elif style == "moe_tp_experts":
-            if any(self._params[leaf].cut is not None for leaf in own):
+        elif style in ("moe_tp_experts", DISPATCHES):
+            cut = next((self._params[leaf] for leaf in own if self._params[leaf].cut is not None), None)
+            if cut is not None:
                 layer.register_forward_pre_hook(EnterExperts(self.copies), with_kwargs=True)
                 layer.register_forward_hook(Reduce(self._split))
+            if cut is not None and style == DISPATCHES:
+                keep_experts(layer, *cut.tp_range(self._tp.index, self._tp.size))
         elif style == "mixer":
             keep_units(layer, _num_units(own, self._params, self._tp))
             layer.register_forward_pre_hook(EnterMixer(self.copies), with_kwargs=True)
