@@ -256,9 +256,7 @@ def _layer_s(times: LayerTimes, rows: Floats, context: Floats) -> Floats:
     if times.window:
         context = np.minimum(context, rows * times.window)
     computing = (work.products(1) * rows + work.attention(1) * context) * times.share / times.flops_per_s
-    experts = np.minimum(work.shape.experts, rows * work.shape.experts_per_token)
-    read = (work.dense + experts * work.expert) * work.width / tp + work.kept(1, tp) * context
-    read = read + work.states(rows, tp)
+    read = work.read(rows, tp) + work.kept(1, tp) * context + work.states(rows, tp)
     layer = np.maximum(np.maximum(computing, read / times.bytes_per_s), software.layer_s)
     if tp > 1:
         row_bytes = work.shape.hidden * work.width

@@ -107,7 +107,7 @@ class LayerTimes:
     def passed(self, micro: Micro, *, backward: bool = False) -> Terms:
         """Seconds of one layer with its adapters."""
         work, passes = self.work, self.passes(backward)
-        read_bytes = passes * work.read(micro.tokens) / self.layout.parallelism.tp
+        read_bytes = passes * work.read(micro.tokens, self.layout.parallelism.tp)
         of_weights = self.layer(micro.tokens, micro.seen(self.window), read_bytes, passes=passes)
         return added(
             of_weights, self._adapters(micro.tokens, backward=backward), self._balancing(micro, backward=backward)
@@ -167,7 +167,7 @@ class LayerTimes:
             fixed_s = self.profile.replayed_fixed_s if is_replayed else None
             return self.generated(self.profile.decode_s(rows, context, is_part=sizes.tp > 1), rows, fixed_s)
         seen = min(context, rows * self.window) if self.window else context
-        read_bytes = work.read(rows) / sizes.tp + work.kept(seen, sizes.tp) + work.states(rows, sizes.tp)
+        read_bytes = work.read(rows, sizes.tp) + work.kept(seen, sizes.tp) + work.states(rows, sizes.tp)
         return added(self.layer(rows, seen, read_bytes), self._adapters(rows))
 
     def generated(self, seconds: float, tokens: float, fixed_s: float | None = None) -> Terms:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.cost.experts import are_whole, fullest, reached
 from plait.cost.shape_parameters import adapted_layers, adapter_parameters, packed_adapter_parameters
 from plait.layout.params import Heads
 from plait.models.lora_settings import NO_LORA, LoraSettings
@@ -89,19 +90,23 @@ class ModelWork:
         return (1 + backward) * products + passed
 
     def share(self, tp: int) -> float:
-        """The share of a layer's work on the device that has most of it over tp: heads and columns need not divide."""
-        shape, mixer = self.shape, self.shape.mixer
+        """The share of a layer's work on the device that has most of it over tp: heads and columns need not divide, and
+        tokens do not choose experts evenly."""
+        shape, mixer, is_whole = self.shape, self.shape.mixer, are_whole(self.shape)
         of_mixers = mixer.most(tp) if shape.recurrent else 1 / tp
-        if tp == 1 or (shape.kv_heads % tp == 0 and shape.intermediate % tp == 0 and of_mixers * tp == 1):
+        divides = shape.kv_heads % tp == 0 and shape.intermediate % tp == 0 and of_mixers * tp == 1
+        if tp == 1 or (divides and not is_whole):
             return 1 / tp
         heads = Heads(shape.heads, shape.kv_heads)
         most = max(stop - first for first, stop in (heads.part_range(i, tp) for i in range(tp)))
         attention = shape.attending * shape.attention_parameters / shape.layers
         mixers = len(shape.recurrent) * (mixer.parameters + mixer.scanned) / shape.layers
-        rest = self.products(1) / 2 - attention - mixers
-        inner = max(1, shape.active_intermediate)  # an MLP may be a layer of its own
+        experts = shape.experts_per_token * self.expert if is_whole else 0.0
+        rest = self.products(1) / 2 - attention - mixers - experts
+        inner = max(1, shape.intermediate if is_whole else shape.active_intermediate)  # an MLP may be a layer of its own
         columns = -(-inner // tp) / inner
-        return (attention * most / shape.heads + mixers * of_mixers + rest * columns) / (self.products(1) / 2)
+        parts = attention * most / shape.heads + mixers * of_mixers + rest * columns + experts * fullest(shape, tp)
+        return parts / (self.products(1) / 2)
 
     def products(self, tokens: float) -> float:
         """Floating point operations of a layer's matrix products in a forward, those of a recurrence among them."""
@@ -112,10 +117,10 @@ class ModelWork:
         """FLOPs of a layer's attention, over so many pairs of a query and a key."""
         return 4 * pairs * self.shape.heads * self.shape.head_dim * self.shape.attending / self.shape.layers
 
-    def read(self, tokens: float) -> float:
-        """Bytes of a layer's weights that a forward over so many tokens reads."""
-        experts = min(self.shape.experts, tokens * self.shape.experts_per_token)
-        return (self.dense + experts * self.expert) * self.width
+    def read(self, tokens: Tokens, tp: int = 1) -> Tokens:
+        """Bytes of a layer's weights that a forward over so many tokens reads, on the device of `tp` that reads most
+        experts."""
+        return (self.dense / tp + reached(self.shape, tokens, tp) * self.expert) * self.width
 
     def kept(self, tokens: float, tp: int) -> float:
         """Bytes of a layer's keys and values of so many tokens, on one of `tp` devices."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from plait.cost.connections import GROUP_BYTES
 from plait.cost.costs import Amount
+from plait.cost.experts import pair_bytes
 from plait.cost.kept_sets import KeptSets
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.micro_batch import LargestBatch
@@ -155,6 +156,7 @@ def activation_bytes(shape: ModelShape, batch: LargestBatch, blocks: Blocks, low
     between, within = layer_bytes(shape, blocks.width, fused=blocks.fused, by_kernel=blocks.by_kernel)
     ways = blocks.tp if blocks.splits_tokens else 1
     kept = between // ways + within // blocks.tp + blocks.width * low // shape.layers
+    kept += pair_bytes(shape, blocks.width, blocks.tp, fused=blocks.fused)
     count = 1 if blocks.checkpointed else shape.layers
     inputs = _inputs(shape, blocks) if blocks.checkpointed else 0
     kept_scores = 0 if blocks.by_kernel else min(KEPT_SCORES, shape.heads * batch.scores)

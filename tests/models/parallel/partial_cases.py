@@ -33,6 +33,7 @@ from plait.models.parallel.peers import Peers
 from plait.models.parallel.team import Team
 from plait.models.scalar_loading import scalar_of, scalar_view
 from tests.models.tiny import tiny_model
+from tests.training.exact import ExactFloat64
 
 TEMPERATURE = 0.7
 
@@ -132,12 +133,14 @@ def compare(
     scalar: bool = False,
     dtype: str = "float64",
     copied: bool = False,
+    exact: bool = False,
     **options: Any,
 ) -> dict[str, float] | None:
     """Largest errors of a part against the whole model, relative to the largest number of the whole tensor.
 
     Args:
         copied: the part is a copy of a part.
+        exact: nothing is rounded to float32 (`ExactFloat64`).
         options: of `tiny`.
 
     Returns:
@@ -146,6 +149,9 @@ def compare(
     team = team_of(worker, **sizes)
     if team is None:
         return None
+    if exact:
+        with ExactFloat64():
+            return compare(worker, family, sizes, scalar=scalar, copied=copied, **options)
     whole: Any = tiny_model(family, dtype=getattr(torch, dtype), **options)
     if scalar:
         whole = scalar_of(whole, seed=3)

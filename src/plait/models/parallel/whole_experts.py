@@ -81,7 +81,7 @@ class OwnExperts:
         total_TH = torch.zeros_like(hidden_TH, dtype=dtype)
         places = tokens_P[: sum(counts)].split(counts), rows_PH[: sum(counts)].split(counts)
         for tokens_p, rows_pH in zip(*places, strict=True):
-            total_TH = total_TH.index_add(0, tokens_p, rows_pH.to(dtype))
+            total_TH.index_put_((tokens_p,), rows_pH.to(dtype), accumulate=True)  # keeps no rows, as index_add would
         return total_TH.to(hidden_TH.dtype)
 
     def by_masks(self, hidden_TH: Tensor, chosen_TK: Tensor, weights_TK: Tensor) -> Tensor:

@@ -1,0 +1,78 @@
+"""How unevenly tokens and experts fall on ranks, by hand and against draws."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log, sqrt
+
+import numpy as np
+import pytest
+
+from plait.cost.experts import SPREAD, are_whole, fullest, pair_bytes, reached
+from plait.cost.model_work import ModelWork
+from plait.models.files.known_shapes import KNOWN
+from plait.models.shape import ModelShape
+from tests.cost.test_model_costs import SHAPE
+
+NARROW = replace(SHAPE, expert_layers=4, experts=16, experts_per_token=2, expert_intermediate=32)
+WIDE = replace(NARROW, expert_intermediate=128)
+"""Of a model of hidden size 64."""
+
+
+def test_narrow_experts_stay_whole() -> None:
+    assert (are_whole(SHAPE), are_whole(NARROW), are_whole(WIDE)) == (False, True, False)
+    assert are_whole(replace(NARROW, expert_intermediate=64))
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3])
+def test_columns_of_all_experts_fall_evenly(tp: int) -> None:
+    assert fullest(WIDE, tp) == 1 / tp
+    assert [reached(WIDE, tokens, tp) for tokens in (1.0, 3.0, 100.0)] == [2 / tp, 6 / tp, 16 / tp]
+
+
+def test_the_fullest_rank_by_hand() -> None:
+    """Eight of 16 experts, whose tokens together deviate by a quarter over the root of eight; six of 16 of three."""
+    assert fullest(NARROW, 1) == 1
+    assert fullest(NARROW, 2) == pytest.approx(0.5 * (1 + 0.25 / sqrt(8) * sqrt(2 * log(2))))
+    assert fullest(NARROW, 3) == pytest.approx(6 / 16 * (1 + 0.25 / sqrt(6) * sqrt(2 * log(3))))
+    assert fullest(replace(NARROW, experts=1), 2) == 1
+
+
+def test_few_tokens_reach_more_experts_of_one_rank_than_of_another() -> None:
+    """One token has two experts, one for each of two ranks in the mean; many reach all eight of a rank."""
+    assert reached(NARROW, 1.0, 2) == pytest.approx(1 + sqrt(2 * log(2)))
+    assert reached(NARROW, 100.0, 2) == 8
+    assert reached(NARROW, np.array([1.0, 100.0]), 2) == pytest.approx([1 + sqrt(2 * log(2)), 8])
+    work, dense = ModelWork(NARROW, "bfloat16", 1), 4 * 64 * 64 + 64 * 16
+    assert work.read(100.0, 2) == 2 * (dense / 2 + 8 * 3 * 64 * 32)
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_draws_of_many_routers(tp: int) -> None:
+    """Of 128 experts the fullest rank has in the mean at most what the formula says, and at least a tenth less; of the
+    experts that few tokens reach it is an upper bound."""
+    shape, draw = replace(NARROW, experts=128, experts_per_token=8), np.random.default_rng(0)
+    tokens = (1 + SPREAD * draw.normal(size=(2000, 128))).clip(0)
+    share = (tokens / tokens.sum(1, keepdims=True)).reshape(2000, tp, -1).sum(2).max(1).mean()
+    assert share <= fullest(shape, tp) <= 1.1 * share
+    for rows in (1, 4, 16, 64):
+        chosen = draw.random((200, rows, 128)).argsort(-1)[..., :8].reshape(200, -1)
+        is_read = np.zeros((200, 128), bool)
+        np.put_along_axis(is_read, chosen, True, 1)
+        most = is_read.reshape(200, tp, -1).sum(2).max(1).mean()
+        assert most <= reached(shape, float(rows), tp)
+
+
+def test_what_pairs_keep_as_was_found() -> None:
+    """Bytes of a token that the experts of Qwen3-30B-A3B keep in bfloat16 by grouped products, of one of eight ranks,
+    on a CPU: 71,890 where each has 96 columns of all experts, 14,210 with 0.988 pairs where it has 16 whole ones."""
+    sizes = {"hidden": 2048, "experts": 128, "experts_per_token": 8, "expert_intermediate": 768}
+    whole = replace(NARROW, **sizes)
+    evenly = 2 * 3 * 8 * 768 // 8  # of `layer_bytes`
+    of_pair = 2 * (2 * 2048 + 4 * 768)
+    assert pair_bytes(whole, 2, 8, fused=True) + evenly == pytest.approx(8 * of_pair * fullest(whole, 8), abs=1)
+    assert 0.988 * of_pair == pytest.approx(14210, rel=0.01)
+    of_columns = 2 * 8 * (2 * 2048 + 4 * 96)
+    cut = replace(whole, expert_intermediate=4096)
+    assert pair_bytes(cut, 2, 8, fused=True) + 2 * 3 * 8 * 512 == of_columns + 2 * 8 * 4 * (512 - 96)
+    assert of_columns == pytest.approx(71890, rel=0.01)
