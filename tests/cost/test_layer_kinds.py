@@ -152,7 +152,7 @@ def test_windows_that_no_sample_reaches_change_no_digit() -> None:
 
 def test_each_stage_holds_its_own_layers() -> None:
     """Weights in bfloat16 beside the embedding, the head and the last norm; activations of a token are those of the
-    272 inner elements that it passes in a mixture, in place of 128."""
+    272 inner elements that it passes in a mixture, in place of 128, and what enters and leaves each of two experts."""
     dense, mixture = LAYER + 2 * 64, ATTENTION + 64 * 8 + 8 * EXPERT + 2 * 64
     assert layer_sizes(parameters_of_shape(MIXED)) == pytest.approx(
         [2 * count / (dense + mixture) for count in (dense, dense, mixture, mixture)]
@@ -161,7 +161,8 @@ def test_each_stage_holds_its_own_layers() -> None:
     held = costs.held_bytes("ref", TWO, trained=False)
     assert held == (2 * (2 * dense + HEAD), 2 * (2 * mixture + 64 + HEAD))
     trained = costs.call("actor.train", "train", TWO).activation_bytes
-    first, last = (24 * (BETWEEN + within) + SCORES for within in (WITHIN, WITHIN + 2 * 4 * (272 - 128)))
+    of_mixture = WITHIN + 2 * 4 * (272 - 128) + 2 * 2 * 2 * 64
+    first, last = (24 * (BETWEEN + within) + SCORES for within in (WITHIN, of_mixture))
     assert trained == (2 * 2 * first, 2 * last + KEPT)
 
 
@@ -170,7 +171,8 @@ def test_of_layers_that_are_computed_again_the_widest_counts() -> None:
     last, both with a mixture."""
     costs = costs_of(MIXED, replace(LARGER, checkpoint_activations=True))
     cut = Layout(Mesh((0, 1)), Parallelism(pp=2, stages=(3, 1)))
-    mixture, inputs = 24 * (BETWEEN + WITHIN + 2 * 4 * (272 - 128)) + SCORES, 24 * 64 * 2
+    of_mixture = WITHIN + 2 * 4 * (272 - 128) + 2 * 2 * 2 * 64
+    mixture, inputs = 24 * (BETWEEN + of_mixture) + SCORES, 24 * 64 * 2
     trained = costs.call("actor.train", "train", cut).activation_bytes
     assert trained == (2 * 3 * inputs + mixture, inputs + mixture)
     shape = replace(SHAPE, windows=(5, 0, 5, 5))

@@ -26,7 +26,7 @@ def models(draw: st.DrawFn, min_heads: int = 1) -> Parameters:
         head_dim=draw(st.integers(1, 3)),
         vocabulary=draw(st.integers(max(1, min_heads), min_heads + 23)),
         tied=draw(st.booleans()),
-        experts=draw(st.sampled_from((0, 0, 3))),
+        experts=draw(st.sampled_from((0, 0, max(3, min_heads)))),
         cut_vocabulary=draw(st.booleans()),
     )
     units, width, hidden = max(1, min_heads) + draw(st.integers(0, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 7))
