@@ -10,8 +10,6 @@ import pytest
 
 from plait.cost.experts import SPREAD, are_whole, fullest, pair_bytes, reached
 from plait.cost.model_work import ModelWork
-from plait.models.files.known_shapes import KNOWN
-from plait.models.shape import ModelShape
 from tests.cost.test_model_costs import SHAPE
 
 NARROW = replace(SHAPE, expert_layers=4, experts=16, experts_per_token=2, expert_intermediate=32)

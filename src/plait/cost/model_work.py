@@ -103,7 +103,8 @@ class ModelWork:
         mixers = len(shape.recurrent) * (mixer.parameters + mixer.scanned) / shape.layers
         experts = shape.experts_per_token * self.expert if is_whole else 0.0
         rest = self.products(1) / 2 - attention - mixers - experts
-        inner = max(1, shape.intermediate if is_whole else shape.active_intermediate)  # an MLP may be a layer of its own
+        widest = shape.intermediate if is_whole else shape.active_intermediate
+        inner = max(1, widest)  # an MLP may be a layer of its own
         columns = -(-inner // tp) / inner
         parts = attention * most / shape.heads + mixers * of_mixers + rest * columns + experts * fullest(shape, tp)
         return parts / (self.products(1) / 2)

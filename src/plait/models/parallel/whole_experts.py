@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from plait.layout.decoder import experts_stay_whole
 from plait.models.shape import ModelShape, config_fields
