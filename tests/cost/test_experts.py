@@ -74,3 +74,11 @@ def test_what_pairs_keep_as_was_found() -> None:
     cut = replace(whole, expert_intermediate=4096)
     assert pair_bytes(cut, 2, 8, fused=True) + 2 * 3 * 8 * 512 == of_columns + 2 * 8 * 4 * (512 - 96)
     assert of_columns == pytest.approx(71890, rel=0.01)
+
+
+def test_the_share_of_a_layer_on_the_fullest_rank() -> None:
+    """Attention and the router evenly, two experts of 32 columns for each token as they fall."""
+    work, even, experts = ModelWork(NARROW, "bfloat16", 1), 4 * 64 * 64 + 64 * 16, 2 * 3 * 64 * 32
+    assert work.share(1) == 1
+    assert work.share(2) == pytest.approx((even / 2 + experts * fullest(NARROW, 2)) / (even + experts))
+    assert ModelWork(WIDE, "bfloat16", 1).share(2) == 1 / 2
