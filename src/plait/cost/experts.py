@@ -8,7 +8,7 @@ few tokens reach is not the same on each. Torch-free.
 from __future__ import annotations
 
 from math import log, sqrt
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,10 +48,12 @@ def reached(shape: ModelShape, tokens: Tokens, tp: int) -> Tokens:
     At most as many as pairs of a token and an expert fall on it. These are few numbers that are independent of each
     other: of tp of them with mean m the largest is about m + sqrt(2 m ln tp).
     """
-    pairs = tokens * shape.experts_per_token / tp
-    if tp == 1 or not are_whole(shape):
-        return np.minimum(shape.experts / tp, pairs)
-    return np.minimum(-(-shape.experts // tp), pairs + np.sqrt(2 * log(tp) * pairs))
+    pairs: Any = tokens * shape.experts_per_token / tp
+    most: Any = shape.experts / tp
+    if tp > 1 and are_whole(shape):
+        most, pairs = -(-shape.experts // tp), pairs + np.sqrt(2 * log(tp) * pairs)
+    least: Any = np.minimum(most, pairs)
+    return least
 
 
 def pair_bytes(shape: ModelShape, width: int, tp: int, *, fused: bool) -> int:
