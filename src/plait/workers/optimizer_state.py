@@ -1,7 +1,7 @@
 """The optimizer's state of a role in a checkpoint: saved by parts under one plan, loaded under any other.
 
-A run on one process saves each buffer whole, in the checkpoint's one tensor file; of several ranks each writes what it
-holds (`reallocation.saving`). Both are layouts, and both are read by runs of either kind.
+Each rank writes what it holds (`reallocation.saving`). In checkpoints of early versions, one process had each buffer
+whole in the checkpoint's one tensor file. Both are layouts, and both are read under any plan.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def loading_state(
 
     Args:
         parameters: of what is trained of the whole model.
-        counts: of the checkpoint's state; None: it was saved by one process.
+        counts: of the checkpoint's state; None: an early version saved it in one file.
 
     Raises:
         DataError, LayoutError: a file is missing or damaged, or of another model.

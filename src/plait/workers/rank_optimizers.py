@@ -52,7 +52,7 @@ class RankOptimizers:
         """Continue from a checkpoint of any plan; see `optimizer_state.loading_state`.
 
         Args:
-            counts: of its state; None: one process saved it.
+            counts: of its state; None: an early version saved it in one file.
         """
         for role, (trainer, parameters) in self.trained.items():
             self.offloads.want((role, "train"))
