@@ -93,7 +93,6 @@ class Worker:
             directory = RunDirectory.lent(job.run_dir)
             with Session(prepared, directory, resume=job.resume, leading=self, origin=job.origin) as session:
                 outcome = train(session, (LEADERS_SIGNAL,))
-                assert session.workers is not None, "a session that leads has its workers"
                 session.workers.close()
             conclude(prepared, directory.path)
             return outcome
@@ -119,7 +118,7 @@ class Worker:
         assert loads == self._job.loads, "the leader finds another checkpoint than who started it"
         with self._status.doing(LOADS):
             announcer = Announcer(self._parts(), self._transport, recorder, self._status)
-            return WorkerGroup(announcer, self._context.num_ranks)  # pyright: ignore[reportReturnType]  # as in `alone`
+            return WorkerGroup(announcer, self._context.num_ranks)
 
     def _parts(self) -> RankState:
         job = self._job
