@@ -26,7 +26,8 @@ from plait.workers.messages import Message
 from plait.workers.row_stubs import pack_shares, unpack_share
 from plait.workers.score_call import ScoreCall
 from plait.workers.train_calls import EvaluateCall, TrainCall
-from tests.runs.plans import tokens_of, write_plan
+from tests.runs.plan_files import write_plan
+from tests.runs.plans import tokens_of
 
 WEIGHTS, SCORE, MASK = (
     Column(n, lv, 0, i)

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from plait.checkpoint.store import FileDigest
 from plait.data.records import Sample
 from plait.engines import GenerationEngine, TrainingEngine
+from plait.models.files.tensor_file import FileDigest
 from plait.observe.progress import ProgressSink
 from plait.rewards.pool import RewardPool
 from plait.schedule.dispatch import Clock
@@ -65,14 +65,9 @@ class GuessKnowledge(Protocol):
 class Workers(Protocol):
     """All that computes for a run: one process or several, of which one leads."""
 
-    @property
-    def checkpoint(self) -> CheckpointParts: ...
-
-    @property
-    def leader_weights(self) -> LeaderWeights: ...
-
-    @property
-    def guess_knowledge(self) -> GuessKnowledge: ...
+    checkpoint: CheckpointParts
+    leader_weights: LeaderWeights
+    guess_knowledge: GuessKnowledge
 
     def engine(self, role: str) -> GenerationEngine | None:
         """The engine of a role, one for all its calls; None: the role does not generate."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from plait.checkpoint.digests import digesting
-from plait.checkpoint.store import Checkpoint, FileDigest
+from plait.checkpoint.store import Checkpoint
 from plait.errors import RESUME, DataError, LayoutError, RunError
 from plait.layout.boxes import Holding
 from plait.layout.holdings import Holdings, flat_holdings, weights
@@ -23,6 +23,7 @@ from plait.layout.move import plan_move
 from plait.layout.params import Parameters
 from plait.layout.shards import shard
 from plait.models.files.finite import Broken, broken, describe, is_finite
+from plait.models.files.tensor_file import FileDigest
 from plait.reallocation.communicator import Channel
 from plait.reallocation.mover import moving
 from plait.reallocation.saving import SavedFiles, loading, saving, written

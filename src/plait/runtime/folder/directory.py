@@ -13,7 +13,7 @@ from plait.errors import RESUME, ConfigError, RunError
 from plait.file_writes import why_not_written
 from plait.observe.run_log import cut_after, truncate_to
 from plait.observe.trace import last_step_behind
-from plait.output import write_file
+from plait.output import LOCK, write_file
 from plait.recipes.stages import FINAL, MERGED
 from plait.runtime.folder.history import CODE, HISTORY
 from plait.runtime.folder.run_files import (
@@ -33,7 +33,7 @@ from plait.runtime.folder.run_files import (
     WORKERS,
     RunFiles,
 )
-from plait.runtime.folder.run_lock import LOCK, Lent, Lock
+from plait.runtime.folder.run_lock import Lent, Lock
 
 _LOGS = (METRICS, TRACE)
 """Files that grow row by row; a checkpoint states how long each was."""
