@@ -50,9 +50,9 @@ from step_curves import EPYC, H200, XEON, StepCurve, curve
 from plait.engines import Traits
 from plait.observe.run_log import read_rows
 from plait.policy.decode_pace import line_through
-from plait.policy.migration import AT_ONCE, HowToMove
+from plait.policy.migration import AT_ONCE, Bounds, HowToMove
 from plait.runtime.folder.decisions import Experience
-from plait.runtime.steps.rebalancing import Balance, Bounds, Rebalancer
+from plait.runtime.steps.rebalancing import Balance, Rebalancer
 from plait.schedule.timeline import Span, Timeline
 from plait.workers.words import TELL_STEPS
 

@@ -7,11 +7,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from plait.data.records import Sample
-from plait.data.rows import NO_VALUES, FloatArray, Rows
+from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Asked, CallKind, Column, Node
 from plait.generation.refused import Refusals
 from plait.generation.request import Request
@@ -148,17 +148,19 @@ class GroupEngine(GenerationEngine, Protocol):
 
 
 @dataclass(frozen=True)
-class Training:
-    """A TRAIN call of the flow, with its rows."""
+class LossOver:
+    """Rows, and the loss of a TRAIN node over them: what is trained on, or evaluated."""
 
     node: Node
     rows: Rows
-    step: int
-    """Training step of the run, from 0."""
-    temperature: float | None
+    temperature: float | None = None
     """The temperature that log-probs are taken at; None: the sampling temperature."""
-    batch_values: Mapping[Column, FloatArray]
+    batch_values: Mapping[Column, FloatArray] = field(default_factory=dict)
     """Values for the whole batch that the loss reads."""
+
+    @property
+    def role(self) -> str:
+        return str(self.node.role)
 
 
 @dataclass(frozen=True)
@@ -217,19 +219,16 @@ class TrainingEngine(Protocol):
         """Roles that train together by one schedule, this one included."""
         ...
 
-    def train(self, trainings: Sequence[Training]) -> Work[list[dict[str, float]]]:
+    def train(self, overs: Sequence[LossOver], *, step: int) -> Work[list[dict[str, float]]]:
         """Train as TRAIN nodes of the flow say, in its order: of this role one, or those whose gradients meet in the
         same optimizer steps; of several roles of `trains_with` all that train together. The result is the metrics of
-        each node."""
+        each node.
+
+        Args:
+            step: of the run, from 0.
+        """
         ...
 
-    def evaluate(
-        self,
-        node: Node,
-        rows: Rows,
-        *,
-        temperature: float | None,
-        batch_values: Mapping[Column, FloatArray] = NO_VALUES,
-    ) -> Work[dict[str, float]]:
-        """The loss of a TRAIN node over rows, without training; the result is its metrics."""
+    def evaluate(self, over: LossOver) -> Work[dict[str, float]]:
+        """The loss over the rows, without training; the result is its metrics."""
         ...

@@ -17,7 +17,8 @@ import pytest
 from plait.cli import main
 from plait.cli.generate_options import Options, asked_of
 from plait.errors import RunError
-from plait.generation.engine import Engine, StepRecord
+from plait.generation.engine import Engine
+from plait.generation.step_record import StepRecord
 from plait.models import devices
 from plait.observe.run_log import read_rows
 from plait.policy.step import StepKind

@@ -10,13 +10,13 @@ import pytest
 from plait.cost.device_memory import memory_of_plan
 from plait.cost.estimate import model_shape
 from plait.cost.lengths import Lengths, SampleLengths
+from plait.cost.placement import resolve_plan
 from plait.errors import ModelError
 from plait.models.logits_room import HEAD_CHUNK_ROWS
 from plait.models.shape import ModelShape
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import role_models
-from plait.runtime.prepare import resolve_plan
 from tests.models.tiny import MOE, tiny_config
 
 TEN = SampleLengths(Lengths.fixed(10), Lengths.fixed(1))

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from plait.cost.kept_sets import NO_SETS, Filters, KeptSets, expert_bytes, held_set_bytes, most_bytes
+from plait.cost.kept_sets import NO_SETS, KeptSets, expert_bytes, held_set_bytes, most_bytes
 from plait.cost.model_costs import ModelCosts
 from plait.data.experts import Experts
 from plait.data.records import FinishReason, Prompt, Sample
@@ -21,7 +22,6 @@ from plait.workers.packed_experts import pack_experts, unpack_experts
 from plait.workers.packed_supports import pack_supports
 from tests.cost.test_model_costs import SHAPE, WORK, a_cluster, a_flow, costs_of
 
-PLAIN = Filters(1.0, 0, 1.0, 0.0)
 VOCABULARY = 49_152
 ROUTED = replace(SHAPE, expert_layers=2, mixtures=(2, 3), experts=300, experts_per_token=3, expert_intermediate=16)
 ANSWERS = [
@@ -51,7 +51,7 @@ def test_the_most_that_top_k_keeps() -> None:
     assert len(with_gaps([16_384] * 2 + [128] * 48, VOCABULARY)) == 103
     assert most_bytes(3, 1000) == 1 + 3 + 3 == len(with_gaps([128] * 3, 1000))
     assert most_bytes(900, 1000) == 1 + 125 == len(with_gaps([1] + [0] * 899, 1000))
-    assert KeptSets.expected(replace(PLAIN, top_k=50), VOCABULARY) == KeptSets(50.0, 103.0)
+    assert KeptSets.expected(SamplingSettings(top_k=50), VOCABULARY) == KeptSets(50.0, 103.0)
 
 
 def test_no_set_of_so_many_tokens_takes_more() -> None:
@@ -66,28 +66,27 @@ def test_no_set_of_so_many_tokens_takes_more() -> None:
 @pytest.mark.parametrize(("filters", "tokens", "num_bytes"), ANSWERS)
 def test_what_is_expected_is_near_what_answers_had(filters, tokens, num_bytes) -> None:
     """Within a factor of three of the tokens, and two of the bytes, of which more is expected of hot ones."""
-    found = KeptSets.expected(replace(PLAIN, **filters), VOCABULARY)
+    found = KeptSets.expected(SamplingSettings(**filters), VOCABULARY)
     assert tokens[0] / 1.5 < found.tokens < 3 * tokens[1]
     assert num_bytes[0] / 1.3 < found.bytes < 2 * num_bytes[1]
 
 
 def test_filters_leave_no_more_together_than_each() -> None:
-    both = KeptSets.expected(replace(PLAIN, top_k=20, top_p=0.95), VOCABULARY)
+    both = KeptSets.expected(SamplingSettings(top_k=20, top_p=0.95), VOCABULARY)
     assert both.tokens == 20
     assert both.bytes <= most_bytes(20, VOCABULARY)
-    assert Filters.of(SamplingSettings(top_p=0.9, temperature=0.5)) == Filters(0.5, 0, 0.9, 0.0)
-    assert Filters.of(SamplingSettings(top_p=0.9, temperature=0)) is None
-    assert KeptSets.expected(None, VOCABULARY) == NO_SETS
+    assert KeptSets.expected(SamplingSettings(top_p=0.9, temperature=0), VOCABULARY) == NO_SETS
+    assert KeptSets.expected(SamplingSettings(), VOCABULARY) == NO_SETS
     assert (NO_SETS.held_bytes, NO_SETS.sent_bytes, NO_SETS.read_bytes(10)) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("least", [{"top_p": 0.95}, {"min_p": 1.0}])
+@pytest.mark.parametrize("least", [{"top_p": 0.95}, {"min_p": 0.99}])
 def test_what_is_drawn_very_hot_is_drawn_from_all(least: dict[str, float]) -> None:
     """e to the power of ten for each 1 of temperature is no number from 72 on."""
     for temperature in (10.0, 72.0, 1e4):
-        filters = replace(PLAIN, temperature=temperature, **least)
-        assert KeptSets.expected(filters, VOCABULARY) == KeptSets(VOCABULARY, 1 + VOCABULARY // 8)
-        assert KeptSets.expected(replace(filters, top_k=50), VOCABULARY).tokens == 50
+        hot: dict[str, Any] = {"temperature": temperature, **least}
+        assert KeptSets.expected(SamplingSettings(**hot), VOCABULARY) == KeptSets(VOCABULARY, 1 + VOCABULARY // 8)
+        assert KeptSets.expected(SamplingSettings(**hot, top_k=50), VOCABULARY).tokens == 50
 
 
 def test_what_processes_and_messages_take() -> None:
@@ -109,7 +108,7 @@ def test_what_processes_and_messages_take() -> None:
 def test_they_travel_with_their_samples() -> None:
     """Top-3 of 1,000 tokens: 7 bytes and 4 that say so, of each of 64 response tokens, to one of two ranks its half. A
     reward has no use for them."""
-    plain, kept = costs_of(WORK), costs_of(replace(WORK, filters=replace(PLAIN, top_k=3)))
+    plain, kept = costs_of(WORK), costs_of(replace(WORK, sampling=SamplingSettings(top_k=3)))
     two = Layout.on(range(2), dp=2)
     more = lambda call, mode: kept.call(call, mode, two).terms["rows"] - plain.call(call, mode, two).terms["rows"]
     for call, mode in (("actor.generate", "decode"), ("ref.logprobs", "score"), ("actor.train", "train")):
@@ -120,7 +119,7 @@ def test_they_travel_with_their_samples() -> None:
 def test_their_memory() -> None:
     """7 and 48 bytes of each token: of all 64 where the flow runs, of half of them on two copies. A micro-batch of 96
     tokens reads 3 ids of 8 bytes of each. On a GPU they are the host's, but for those of a chunk of logits."""
-    sampled = replace(WORK, filters=replace(PLAIN, top_k=3))
+    sampled = replace(WORK, sampling=SamplingSettings(top_k=3))
     on_cpu, two, one = costs_of(sampled), Layout.on(range(2), dp=2), Layout.on(range(1))
     by_all = lambda costs: costs.call("actor.generate", "decode", two).all_set_bytes
     assert by_all(on_cpu) == 64 * 55
@@ -158,7 +157,12 @@ def test_they_go_to_the_role_that_draws() -> None:
     which have routers of their own. Where the flow runs, a prompt's are there once for both of its samples."""
     flow, two = a_flow(), Layout.on(range(2), dp=2)
     plain, kept = (
-        ModelCosts(replace(WORK, replays=replays), dict.fromkeys(flow.roles, ROUTED), flow, a_cluster())
+        ModelCosts(
+            replace(WORK, sampling=SamplingSettings(router_replay=replays)),
+            dict.fromkeys(flow.roles, ROUTED),
+            flow,
+            a_cluster(),
+        )
         for replays in (False, True)
     )
     more = lambda call, mode: kept.call(call, mode, two).terms["rows"] - plain.call(call, mode, two).terms["rows"]

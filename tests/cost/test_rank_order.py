@@ -15,7 +15,7 @@ from plait.layout.mesh import Parallelism
 from plait.layout.shards import shard
 from plait.recipes.recipe import Recipe
 from tests.cost.test_placement import facts_of
-from tests.runs.plans import write_plan
+from tests.runs.plan_files import write_plan
 
 MakeRecipe = Callable[..., Recipe]
 PLACES = {"actor.train": "0,1,2,3 tp4", "actor.generate": "0,1,2,3 dp2 tp2", "ref.logprobs": "0,1,2,3 dp4"}

@@ -21,6 +21,7 @@ from plait.generation.request import Request
 from plait.generation.sampling import Sampling
 from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
+from plait.layout.decoder import HEAD
 from plait.models.backbone_model import copy_of
 from plait.models.compute import widened
 from plait.models.files import hub
@@ -32,7 +33,7 @@ from plait.models.lora import add_lora, check_targets, targets_of, without_lora
 from plait.models.lora_files import load_adapter, save_adapter
 from plait.models.lora_settings import LoraSettings
 from plait.models.scalar_loading import scalar_of, scalar_view
-from plait.models.scalar_model import HEAD, ScalarModel
+from plait.models.scalar_model import ScalarModel
 from plait.models.working_weights import adapted_layers, layout_of
 from plait.training.optimizer import MasterOptimizer
 from plait.training.settings import OptimizerSettings

@@ -15,11 +15,12 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from plait.data.packed import pack
 from plait.errors import ModelError
+from plait.layout.decoder import HEAD
 from plait.models.backbone_model import copy_of
 from plait.models.files.saving import save_pretrained
 from plait.models.language_model import LanguageModel
 from plait.models.scalar_loading import load_scalar, scalar_of, scalar_view
-from plait.models.scalar_model import HEAD, ScalarModel
+from plait.models.scalar_model import ScalarModel
 from tests.cases import slow_but
 from tests.models.oracle import RAGGED, Groups, largest_error, wide_softmax
 from tests.models.tiny import FAMILIES, tiny, tiny_llama, tiny_model, tiny_tokenizer

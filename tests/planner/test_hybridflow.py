@@ -13,7 +13,8 @@ from plait.planner.plan_baselines import one_mesh
 from plait.planner.plan_objective import Objective
 from plait.planner.plan_space import PlanSpace
 from tests.cases import examples
-from tests.planner.test_plan_search import PPO, SMALL, problem
+from tests.planner.test_plan_search import SMALL, problem
+from tests.schedule.test_placements import PPO
 
 
 def test_golden_numbers() -> None:

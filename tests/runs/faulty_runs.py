@@ -15,7 +15,8 @@ from plait.recipes.recipe_file import load_recipe
 from plait.runtime.api import run
 from plait.runtime.folder.stored_recipe import recipe_text
 from tests.runs.nodes import folder_of, left_of
-from tests.runs.plans import assert_equal_runs, write_plan
+from tests.runs.plan_files import write_plan
+from tests.runs.plans import assert_equal_runs
 
 LIMIT_S = 600
 """For a run that is broken off, also where the machine has much else to do."""

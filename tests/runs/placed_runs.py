@@ -10,7 +10,7 @@ from plait.models.scalar_loading import load_scalar
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 from tests.models.tiny import save_tiny
-from tests.runs.plans import write_plan
+from tests.runs.plan_files import write_plan
 
 STEPS = 10
 

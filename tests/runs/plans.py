@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
-from tests.runs.plan_files import write_plan as write_plan
+from tests.runs.plan_files import write_plan
 
 
 def planned(

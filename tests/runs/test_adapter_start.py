@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file
 
 from plait.errors import UserError
+from plait.layout.decoder import HEAD
 from plait.models.files.saving import save_pretrained
 from plait.models.language_model import LanguageModel
 from plait.models.loading import load_model, load_scalar, merged
 from plait.models.lora import add_lora
 from plait.models.lora_files import save_adapter
 from plait.models.lora_settings import LoraSettings
-from plait.models.scalar_model import HEAD
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import evaluate_model, run
 from plait.runtime.folder.export import export_whole

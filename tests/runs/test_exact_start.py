@@ -22,7 +22,7 @@ from plait.runtime.folder.export import export_checkpoint
 from tests.cases import slow_but
 from tests.models.tiny import save_tiny
 from tests.runs.placed_runs import GRPO, PPO_MODEL, Flow
-from tests.runs.plans import write_plan
+from tests.runs.plan_files import write_plan
 from tests.runs.test_resume import kill_in_step
 from tests.runs.written import logged
 

@@ -11,7 +11,7 @@ import pytest
 
 from plait.recipes.recipe import Recipe
 from tests.runs.faulty_runs import FLOW, broken_off, filled, patience, recipe_of, whole
-from tests.runs.plans import write_plan
+from tests.runs.plan_files import write_plan
 from tests.runs.test_fused_training import ACTOR_CRITIC, schedule_of
 
 TOGETHER = "critic.train + actor.train"

@@ -18,9 +18,10 @@ from plait.errors import ConfigError
 from plait.planner.evaluate import score
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.prediction.fusing import with_order, workload_of
 from plait.runtime.prediction.run_planning import costs_of_run
-from plait.runtime.prepare import Prepared, prepare
+from plait.runtime.prepare import prepare
 from plait.schedule.action import Action, Kind, parse_action
 from plait.schedule.fused import FusedOrder
 from plait.schedule.pipeline import Pipeline, Workload, fused_workload
@@ -31,7 +32,8 @@ from plait.schedule.timeline import load_any
 from tests.cases import slow_but
 from tests.models.tiny import save_tiny
 from tests.runs.placed_runs import PPO, SAFE, SUMMED_PPO, Flow
-from tests.runs.plans import assert_equal_runs, write_plan
+from tests.runs.plan_files import write_plan
+from tests.runs.plans import assert_equal_runs
 from tests.training.schedules import shuffled
 
 STEPS = 2

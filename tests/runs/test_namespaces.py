@@ -27,7 +27,8 @@ from tests.launch.nodes.namespaces import ADDRESSES, cut, inside, listening_in, 
 from tests.launch.nodes.namespaces import machines as machines
 from tests.runs.nodes import begin, ends, left_of, wait_for
 from tests.runs.placed_runs import GRPO
-from tests.runs.plans import assert_equal_runs, write_plan
+from tests.runs.plan_files import write_plan
+from tests.runs.plans import assert_equal_runs
 
 pytestmark = pytest.mark.slow
 APART = {"actor.generate": "2,3 dp2", "actor.train": "0,1 dp2", "ref.logprobs": "0"}

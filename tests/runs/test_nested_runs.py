@@ -18,7 +18,8 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, role_models
 from plait.runtime.api import run
 from plait.schedule.timeline import load_any
-from tests.runs.plans import assert_equal_runs, write_plan
+from tests.runs.plan_files import write_plan
+from tests.runs.plans import assert_equal_runs
 
 MakeRecipe = Callable[..., Recipe]
 FLOW = """

@@ -15,7 +15,7 @@ from plait.runtime.api import run
 from plait.schedule.plan import Plan
 from plait.schedule.timeline import Span, Timeline, load_any
 from tests.models.tiny import tiny_model
-from tests.runs.plans import write_plan
+from tests.runs.plan_files import write_plan
 
 FLOW = """
 from plait.dataflow import per_group

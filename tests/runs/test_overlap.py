@@ -30,7 +30,8 @@ from plait.schedule.dispatch import Task
 from plait.schedule.timeline import load_any
 from plait.schedule.work import MOVED_ON, nothing
 from tests.models.tiny import tiny_model, tiny_tokenizer
-from tests.runs.plans import assert_equal_runs, write_plan
+from tests.runs.plan_files import write_plan
+from tests.runs.plans import assert_equal_runs
 
 MakeRecipe = Callable[..., Recipe]
 

@@ -19,7 +19,8 @@ from plait.schedule.timeline import load_any
 from tests.cases import slow_but
 from tests.models.tiny import save_tiny
 from tests.runs.placed_runs import DPO, GRPO, KTO, NO_ROLLOUT, PPO, PPO_MODEL, Flow, where
-from tests.runs.plans import assert_equal_runs, write_plan
+from tests.runs.plan_files import write_plan
+from tests.runs.plans import assert_equal_runs
 
 STEPS = 4
 

@@ -14,7 +14,8 @@ from plait.runtime.api import run
 from plait.schedule.timeline import load_any
 from tests.cases import slow_but
 from tests.runs.placed_runs import GRPO, LONG, PLANS, PPO, Flow, where
-from tests.runs.plans import assert_equal_columns, assert_equal_runs, write_plan
+from tests.runs.plan_files import write_plan
+from tests.runs.plans import assert_equal_columns, assert_equal_runs
 
 QUICK_STEPS = {"grpo-followed-2": 3, "kept-tp2": 2}
 """In the third step the reference has followed."""

@@ -14,7 +14,8 @@ from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from tests.cases import slow_but
-from tests.runs.plans import assert_equal_columns, assert_equal_runs, write_plan
+from tests.runs.plan_files import write_plan
+from tests.runs.plans import assert_equal_columns, assert_equal_runs
 
 KEYS: dict[str, Any] = {
     "dtype": "float64",

@@ -21,7 +21,8 @@ from plait.runtime.prepare import prepare
 from tests.cases import slow_but
 from tests.models.tiny import save_tiny
 from tests.runs.placed_runs import FUSED_PPO, GRPO, where
-from tests.runs.plans import assert_equal_runs, write_plan
+from tests.runs.plan_files import write_plan
+from tests.runs.plans import assert_equal_runs
 
 MakeRecipe = Callable[..., Recipe]
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from plait.cost.device_memory import Facts, memory_by_device, memory_of_plan
+from plait.cost.device_memory import memory_by_device, memory_of_plan
 from plait.cost.generation_memory import packed_bytes
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.model_parameters import parameters_of
+from plait.cost.placed import Facts
 from plait.errors import ConfigError, ModelError
 from plait.kernels import paged_attention
 from plait.layout.mesh import Layout

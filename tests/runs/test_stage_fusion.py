@@ -17,7 +17,8 @@ from plait.runtime.api import run
 from plait.schedule.timeline import load_any
 from tests.cases import slow_but
 from tests.runs.paced_flow import paced
-from tests.runs.plans import assert_equal_columns, assert_equal_runs, write_plan
+from tests.runs.plan_files import write_plan
+from tests.runs.plans import assert_equal_columns, assert_equal_runs
 
 KEYS: dict[str, Any] = {
     "dtype": "float64",

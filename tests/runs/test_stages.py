@@ -20,7 +20,8 @@ from plait.observe.run_log import read_rows
 from plait.recipes.keys import parse_overrides
 from plait.recipes.stages import load_stages
 from plait.runtime.session import Session
-from tests.runs.plans import assert_equal_runs, write_plan
+from tests.runs.plan_files import write_plan
+from tests.runs.plans import assert_equal_runs
 
 WORDS = ["seven", "plus", "four", "is", "eleven", "and", "two", "makes", "nine"]
 

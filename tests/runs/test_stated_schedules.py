@@ -17,7 +17,8 @@ from plait.schedule.plan import Plan
 from plait.schedule.schedule import parse
 from plait.schedule.stated import stated_order
 from plait.schedule.timeline import load_any
-from tests.runs.plans import assert_equal_runs, metrics_of, tokens_of, write_plan
+from tests.runs.plan_files import write_plan
+from tests.runs.plans import assert_equal_runs, metrics_of, tokens_of
 
 WHERE = {"actor.generate": "0,1 dp2", "actor.train": "0,1 pp2 schedule={}", "ref.logprobs": "0"}
 

@@ -14,7 +14,8 @@ from plait.errors import RunError
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from tests.runs.plans import assert_equal_runs, write_plan
+from tests.runs.plan_files import write_plan
+from tests.runs.plans import assert_equal_runs
 
 MakeRecipe = Callable[..., Recipe]
 

@@ -99,12 +99,12 @@ def ahead(
         answer = mover.here(prompts)
         tell(mover, target, source, answer.to_message())
     else:
-        answer = Answer.from_message(mover._receive(target, "an answer"))
+        answer = Answer.of(mover._receive(target, "an answer"))
     if is_source:
         given = mover.give(keys, answer, len(seen.moves))
         tell(mover, source, target, given.to_message())
     else:
-        given = Given.from_message(mover._receive(source, "what is given"))
+        given = Given.of(mover._receive(source, "what is given"))
     if is_target:
         mover.take(given, len(seen.moves))
     seen.lacks.append(given.answer.lacks)

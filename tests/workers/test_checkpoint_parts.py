@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from plait.checkpoint.store import FileDigest
 from plait.errors import RunError
 from plait.models.files.finite import Broken
+from plait.models.files.tensor_file import FileDigest
 from plait.schedule.work import Work
 from plait.workers.checkpoint_parts import CheckpointParts
 from plait.workers.messages import Message

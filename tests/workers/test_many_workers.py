@@ -13,12 +13,13 @@ import pytest
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.dataflow import CallKind, Column, Grain, Level, Node, Score, TrainOptions
+from plait.engines import LossOver
 from plait.layout.mesh import Layout
 from plait.schedule.placements import RolePlacement
 from plait.workers.announcer import Announcer
 from plait.workers.messages import Message, pack_rows
 from plait.workers.score_call import ScoreCall
-from plait.workers.train_calls import LossOver, TrainCall
+from plait.workers.train_calls import TrainCall
 
 ADVANTAGES, LOGPROBS, MASK = (Column(name, Level.TOKEN, 0, place) for place, name in enumerate(("adv", "ref", "mask")))
 STUB_BYTES = 6

@@ -10,10 +10,11 @@ from zlib import crc32
 import pytest
 import torch
 
-from plait.checkpoint.store import CheckpointStore, FileDigest
+from plait.checkpoint.store import CheckpointStore
 from plait.errors import RunError, UserError
 from plait.layout.mesh import Cluster
 from plait.models.files.finite import Broken
+from plait.models.files.tensor_file import FileDigest
 from plait.models.language_model import LanguageModel
 from plait.schedule.work import to_the_end
 from plait.training.optimizer import MasterOptimizer

@@ -10,7 +10,7 @@ import pytest
 
 from plait.data.records import Prompt
 from plait.generation.request import Request
-from plait.generation.settings import Sampling
+from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.models.parallel.team import Team
 from plait.policy.batching import Scheduler

@@ -20,7 +20,7 @@ from plait.runtime.processes.measured import of_asked
 from plait.workers.loading import build_models, room_for
 from plait.workers.rank_state import RankState, Setting
 from plait.workers.role_builder import make_rank_state
-from tests.runs.plans import write_plan
+from tests.runs.plan_files import write_plan
 
 PLACES = {"actor.generate": "0,1 dp2", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 dp2"}
 

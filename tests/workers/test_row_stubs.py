@@ -14,6 +14,7 @@ import pytest
 from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.data.rows import Rows, sizes_of
 from plait.dataflow import CallKind, Column, Grain, Level, Node, Score, Top, TrainOptions
+from plait.engines import LossOver
 from plait.layout.mesh import Layout
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
@@ -24,8 +25,9 @@ from plait.workers.commands import command_of
 from plait.workers.messages import Message
 from plait.workers.row_stubs import pack_shares, unpack_share
 from plait.workers.score_call import ScoreCall
-from plait.workers.train_calls import EvaluateCall, LossOver, TrainCall
-from tests.runs.plans import tokens_of, write_plan
+from plait.workers.train_calls import EvaluateCall, TrainCall
+from tests.runs.plan_files import write_plan
+from tests.runs.plans import tokens_of
 
 WEIGHTS, SCORE, MASK = (
     Column(n, lv, 0, i)

@@ -2,8 +2,8 @@
 
     checkpoints/
         step-12/                  appears by one rename, when all of it is on disk
-            tensors.safetensors   every tensor that one process saved
-            NAME-*.safetensors    of a run on several ranks: what each rank saved, and
+            tensors.safetensors   tensors that the leader saved; in early versions all, of a run on one rank
+            NAME-*.safetensors    what each rank saved, and
             NAME.layout.json      which file has which part of what
             state.json            everything else
             manifest.json         length and CRC-32 of all of them

@@ -102,7 +102,7 @@ class GenerationBytes:
     def of_token(self, role: str, layout: Layout) -> tuple[int, ...]:
         """Keys and values of a token on a device of each stage, and its experts where they are kept."""
         shape, sizes = self._shapes[role], layout.parallelism
-        routed = partial(routed_bytes_per_token, shape) if self._workload.replays else lambda *_: 0
+        routed = partial(routed_bytes_per_token, shape) if self._workload.sampling.router_replay else lambda *_: 0
         heads = Heads(shape.heads, shape.kv_heads, shared=True)
         most = max(stop - first for first, stop in (heads.part_range(i, sizes.tp) for i in range(sizes.tp)))
         bounds = stage_bounds(shape.layers, sizes)
@@ -117,8 +117,8 @@ class GenerationBytes:
         workload = self._workload
         if workload.device == "cpu" or workload.elsewhere:
             return (0,) * layout.parallelism.pp
-        new_tokens = workload.most_new_tokens
-        step = LargestStep.of(workload.max_prefill_tokens, running, new_tokens, filters=workload.filters is not None)
+        new_tokens, filters = workload.most_new_tokens, workload.sampling.filters
+        step = LargestStep.of(workload.max_prefill_tokens, running, new_tokens, filters=filters)
         return step_bytes(shape, workload.dtype, step, layout.parallelism)
 
 

@@ -45,23 +45,6 @@ SIZE_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Filters:
-    """temperature, top_k, top_p, min_p: as of `sampling`"""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-
-    @classmethod
-    def of(cls, sampling: SamplingSettings) -> Filters | None:
-        """None: tokens are drawn from the whole vocabulary."""
-        if not sampling.filters:
-            return None
-        return cls(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-
-
-@dataclass(frozen=True)
 class KeptSets:
     """The set of one token. tokens: that it has; bytes: of it, as `data.supports` has it; experts: bytes of the token's
     experts, as `data.experts` has them, of prompts as of responses"""
@@ -71,18 +54,18 @@ class KeptSets:
     experts: int = 0
 
     @classmethod
-    def expected(cls, filters: Filters | None, vocabulary: int) -> KeptSets:
-        """That of these filters; nothing without any."""
-        if filters is None:
+    def expected(cls, sampling: SamplingSettings, vocabulary: int) -> KeptSets:
+        """That of tokens which are drawn so; nothing where they are drawn from the whole vocabulary."""
+        if not sampling.filters:
             return NO_SETS
-        heat = min(filters.temperature, MOST_HEATED) - 1.0
-        tokens = float(min(filters.top_k or vocabulary, vocabulary))
+        heat = min(sampling.temperature, MOST_HEATED) - 1.0
+        tokens = float(min(sampling.top_k or vocabulary, vocabulary))
         most = float(most_bytes(int(tokens), vocabulary))
-        if filters.top_p < 1:
-            tokens = min(tokens, vocabulary * TOP_P_SHARE / (1 - filters.top_p) * exp(TOP_P_HEAT * heat))
-        if filters.min_p > 0:
-            tokens = min(tokens, MIN_P_TOKENS / filters.min_p * exp(MIN_P_HEAT * heat))
-        if filters.top_p < 1 or filters.min_p > 0:
+        if sampling.top_p < 1:
+            tokens = min(tokens, vocabulary * TOP_P_SHARE / (1 - sampling.top_p) * exp(TOP_P_HEAT * heat))
+        if sampling.min_p > 0:
+            tokens = min(tokens, MIN_P_TOKENS / sampling.min_p * exp(MIN_P_HEAT * heat))
+        if sampling.top_p < 1 or sampling.min_p > 0:
             tokens = max(1.0, tokens)
             return cls(tokens, min(most, 1 + tokens + tokens * FEW / (FEW + tokens)))
         return cls(tokens, most)
@@ -125,21 +108,19 @@ def most_bytes(tokens: int, vocabulary: int) -> int:
     return min(in_bits, num_bytes)
 
 
-def sets_of(
-    flow: Dataflow, node: Node, filters: Filters | None, shape_of: Callable[[str], ModelShape], *, replays: bool
-) -> KeptSets:
+def sets_of(flow: Dataflow, node: Node, sampling: SamplingSettings, shape_of: Callable[[str], ModelShape]) -> KeptSets:
     """What is kept of the samples that a call makes or reads: nothing of given texts, and nothing where greedy.
 
     Args:
         shape_of: a role's model.
-        replays: whether the role that draws samples is trained by the experts that they had.
     """
     rows = flow.nodes[node.rows]
     if rows.kind is not CallKind.GENERATE or rows.generation.greedy:
         return NO_SETS
     shape = shape_of(str(rows.role))
-    sets = KeptSets.expected(filters, shape.vocabulary)
-    return replace(sets, experts=expert_bytes(shape)) if replays and node.role == rows.role else sets
+    sets = KeptSets.expected(sampling, shape.vocabulary)
+    replays = sampling.router_replay and node.role == rows.role
+    return replace(sets, experts=expert_bytes(shape)) if replays else sets
 
 
 def expert_bytes(shape: ModelShape) -> int:

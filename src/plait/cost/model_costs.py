@@ -12,7 +12,7 @@ from plait.cost.call_lengths import lengths_by_call
 from plait.cost.cluster import ClusterSpec
 from plait.cost.connections import Connections, heads_of_keys
 from plait.cost.corrections import Corrections
-from plait.cost.costs import CallCost, MoveCost, Spread, num_instances
+from plait.cost.costs import Amount, CallCost, MoveCost, Spread, num_instances
 from plait.cost.cutting import Cutting
 from plait.cost.forward_memory import Beside, ForwardMemory, forward_memory
 from plait.cost.generations import Generations
@@ -28,7 +28,7 @@ from plait.cost.row_traffic import generated_bytes, rows_traffic, scored_bytes, 
 from plait.cost.sample_sets import SampleSets
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.wide_columns import numbers_read, numbers_scored, wide_numbers
-from plait.cost.working_memory import NCCL, Amount, Expected, keeps_freed, process_terms, slack_terms
+from plait.cost.working_memory import NCCL, Expected, keeps_freed, process_terms, slack_terms
 from plait.cost.workload import Workload
 from plait.dataflow import Dataflow, Node, TrainOptions
 from plait.layout.mesh import Layout, Parallelism

@@ -10,7 +10,7 @@ from plait.cost.aliasing import Aliasing
 from plait.cost.call_lengths import lengths_by_call
 from plait.cost.connections import Connected, Connections, Placing, Sending, heads_of_keys
 from plait.cost.draft_memory import drafts_on
-from plait.cost.kept_sets import Filters, KeptSets, sets_of
+from plait.cost.kept_sets import KeptSets, sets_of
 from plait.cost.lengths import SampleLengths
 from plait.cost.offload_policy import OffloadPolicy
 from plait.dataflow import Dataflow, Node
@@ -129,8 +129,7 @@ class Facts(Placed):
     def sets_of(self, node: Node) -> KeptSets:
         """See `kept_sets.sets_of`."""
         names = {model.role: model.name for model in self.models}
-        shape_of, sampling = lambda role: self.shapes[names[role]], self.recipe.sampling
-        return sets_of(self.flow, node, Filters.of(sampling), shape_of, replays=sampling.router_replay)
+        return sets_of(self.flow, node, self.recipe.sampling, lambda role: self.shapes[names[role]])
 
     def together(self, role: str) -> tuple[str, ...]:
         """The roles that train when this one does."""

@@ -28,8 +28,7 @@ class SampleSets:
         samples: Mapping[int, Samples],
         lengths: Mapping[int, SampleLengths],
     ) -> None:
-        how = {"shape_of": shapes.__getitem__, "replays": workload.replays}
-        self._sets = {node.id: sets_of(flow, node, workload.filters, **how) for node in flow.nodes}
+        self._sets = {node.id: sets_of(flow, node, workload.sampling, shapes.__getitem__) for node in flow.nodes}
         self._samples, self._lengths, self._of_device = samples, lengths, workload.device == "cpu"
         self._batches = workload.batches
 

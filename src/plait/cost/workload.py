@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from plait.cost.call_lengths import lengths_by_call
 from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.generation_memory import EngineBytes
-from plait.cost.kept_sets import Filters
 from plait.cost.lengths import SampleLengths
 from plait.cost.shared_root import held_root, shared_root
 from plait.cost.working_memory import is_fused, is_packed
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.dataflow.made_rows import prompts_each, samples_of_prompt
 from plait.errors import ConfigError
+from plait.generation.settings import SamplingSettings
 from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
 from plait.recipes.drawn_ahead import scores_ahead
@@ -55,8 +55,7 @@ class Workload:
     drafts:      tokens that are guessed; draft_model: the shape of the model that guesses, None: none does;
                  guesses_whole: whether only instances of one device guess; most_new_tokens: of a sample in a step, with
                  what is guessed
-    filters:     what chooses tokens; None: they are drawn from the whole vocabulary
-    replays:     whether samples keep which experts their tokens went to
+    sampling:    what chooses tokens, and whether samples keep which experts their tokens went to
     batches:     of samples that are there at a time
     engine_bytes: by the role, of its engine on each rank where it generates: known texts, a draft model, and what may
                  come to it where its weights are widened; all that another engine takes
@@ -93,8 +92,7 @@ class Workload:
     draft_model: ModelShape | None = None
     guesses_whole: bool = False
     most_new_tokens: int = 1
-    filters: Filters | None = None
-    replays: bool = False
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
     batches: int = 1
     engine_bytes: Mapping[str, EngineBytes] = field(default_factory=dict)
     elsewhere: bool = False
@@ -144,8 +142,7 @@ class Workload:
             rebalances=recipe.rebalance == "auto",
             guesses_whole=guesses_whole(recipe),
             most_new_tokens=1 + most_guessed(recipe),
-            filters=Filters.of(recipe.sampling),
-            replays=recipe.sampling.router_replay,
+            sampling=recipe.sampling,
             batches=1 + recipe.max_staleness,
             gathers=recipe.fusion_rule.may_fuse,
             scores_ahead=scores_ahead(flow, recipe),

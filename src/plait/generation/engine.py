@@ -31,7 +31,7 @@ from plait.generation.speculates import Speculates
 from plait.generation.speculator import speculator_of
 from plait.generation.state import EngineState
 from plait.generation.step_clock import StepClock
-from plait.generation.step_record import StepRecord as StepRecord
+from plait.generation.step_record import StepRecord
 from plait.models.language_model import LanguageModel
 from plait.policy.step import Key, StepPlan
 from plait.schedule.update_rule import HeldKV

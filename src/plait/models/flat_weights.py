@@ -16,7 +16,8 @@ from torch import Tensor
 
 from plait.layout.boxes import Holding
 from plait.layout.params import Block, FlatLayout
-from plait.models.parallel.peers import PIECE_ELEMENTS, Peers, piece_elements
+from plait.models.parallel.peers import Peers
+from plait.models.parallel.reduce_scatter import PIECE_ELEMENTS, piece_elements
 
 
 class FlatWeights:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError
+from plait.layout.decoder import HEAD
 from plait.layout.params import Param, Parameters
 from plait.models.admission import self_check
 from plait.models.backbone import Backbone
@@ -25,7 +26,7 @@ from plait.models.files.pretrained import generation_of
 from plait.models.language_loading import eos_token_ids, max_positions, prepare, read_folder
 from plait.models.language_model import LanguageModel
 from plait.models.parallel.part import Part
-from plait.models.scalar_model import HEAD, ScalarModel, ScalarModule, own_head
+from plait.models.scalar_model import ScalarModel, ScalarModule, own_head
 from plait.models.working_weights import OwnPart, copy_module, dtype_of, layout_of, move_into_flat
 
 _HEADS = ("score.", "classifier.", "v_head.", "value_head.")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from plait.cost.estimate import ModelShape, model_shape
+from plait.cost.estimate import model_shape
 from plait.cost.generation_memory import kv_bytes_per_token, routed_bytes_per_token
 from plait.cost.lengths import SampleLengths
 from plait.cost.model_parameters import parameters_of
@@ -22,6 +22,7 @@ from plait.data.replies import ReplyEncoder
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ModelError
 from plait.models.files.known_shapes import is_shape
+from plait.models.shape import ModelShape
 from plait.observe.loading import loading
 from plait.recipes.checks import check_models, check_trained_steps, running_kept
 from plait.recipes.device_checks import check_device

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from plait.checkpoint.store import FileDigest
 from plait.data.records import Sample
 from plait.engines import GenerationEngine, TrainingEngine
+from plait.models.files.tensor_file import FileDigest
 from plait.observe.progress import ProgressSink
 from plait.rewards.pool import RewardPool
 from plait.schedule.dispatch import Clock

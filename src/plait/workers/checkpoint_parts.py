@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.checkpoint.store import FileDigest
 from plait.errors import RunError
+from plait.models.files.tensor_file import FileDigest
 from plait.workers.announcer import Announcer
 from plait.workers.optimizer_state import refuse_broken
 from plait.workers.upkeep import Load, Save, Saved

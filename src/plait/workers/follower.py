@@ -14,7 +14,6 @@ from plait.policy.turns import ALONE, Turn, next_turn
 from plait.schedule.work import Work, nothing
 from plait.workers.announcer import name_of
 from plait.workers.commands import Call, End, Upkeep, command_of
-from plait.workers.knowledge_upkeep import TakeUpKnowledge, TellKnowledge
 from plait.workers.lockstep_engine import LockstepEngine, join_instance
 from plait.workers.messages import Message
 from plait.workers.rank_state import RankState
@@ -24,7 +23,6 @@ from plait.workers.score_call import ScoreCall
 from plait.workers.status_file import StatusFile
 from plait.workers.train_calls import EvaluateCall, TrainCall
 from plait.workers.transport import Transport
-from plait.workers.upkeep import Save, Spans
 from plait.workers.words import Forget, ForgetCall, Generate, Halt, Migrate, Report
 
 REPORT_S = 0.25
@@ -194,5 +192,5 @@ class FollowerLoop:
 
     def _upkeep(self, number: int, command: Upkeep) -> Work[None]:
         result = yield from self._rank_state.take(number, command)
-        if isinstance(command, Save | Spans | TellKnowledge | TakeUpKnowledge):
+        if result is not None:
             self._answer(number, result.to_message())

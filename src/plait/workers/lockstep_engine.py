@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from plait.data.records import Sample
-from plait.generation.engine import Engine, StepRecord
+from plait.generation.engine import Engine
+from plait.generation.step_record import StepRecord
 from plait.models.parallel.team import Team
 from plait.models.parallel.transfer import Transfer
 from plait.policy.decode_ring import StageUse

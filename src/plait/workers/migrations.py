@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from plait.generation.engine import Engine
 from plait.layout.mesh import Layout
-from plait.models.parallel.team import Peers
+from plait.models.parallel.peers import Peers
 from plait.policy.step import Key
 from plait.schedule.work import to_the_end
 from plait.workers.gathering import Gathering, Left, MoveWord, Pair, Said, Stage
@@ -85,11 +85,11 @@ class SampleMoverOfRank:
 
     def _give(self, gathering: Gathering, pair: Pair) -> Message:
         keys = [key for key in gathering.pairs[pair] if key not in gathering.recompute]
-        answer = Answer.from_message(gathering.said[pair])
+        answer = Answer.of(gathering.said[pair])
         return self._mover(pair).give(keys, answer, self._number(gathering, pair)).to_message()
 
     def _take(self, gathering: Gathering, pair: Pair) -> None:
-        self._mover(pair).take(Given.from_message(gathering.said[pair]), self._number(gathering, pair))
+        self._mover(pair).take(Given.of(gathering.said[pair]), self._number(gathering, pair))
 
     def _number(self, gathering: Gathering, pair: Pair) -> int:
         """The number of what goes ahead of a pair; ranks of different pairs may have messages on their way at once."""

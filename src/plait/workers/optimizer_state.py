@@ -1,7 +1,7 @@
 """The optimizer's state of a role in a checkpoint: saved by parts under one plan, loaded under any other.
 
-A run on one process saves each buffer whole, in the checkpoint's one tensor file; of several ranks each writes what it
-holds (`reallocation.saving`). Both are layouts, and both are read by runs of either kind.
+Each rank writes what it holds (`reallocation.saving`). In checkpoints of early versions, one process had each buffer
+whole in the checkpoint's one tensor file. Both are layouts, and both are read under any plan.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from plait.checkpoint.digests import digesting
-from plait.checkpoint.store import Checkpoint, FileDigest
+from plait.checkpoint.store import Checkpoint
 from plait.errors import RESUME, DataError, LayoutError, RunError
 from plait.layout.boxes import Holding
 from plait.layout.holdings import Holdings, flat_holdings, weights
@@ -23,6 +23,7 @@ from plait.layout.move import plan_move
 from plait.layout.params import Parameters
 from plait.layout.shards import shard
 from plait.models.files.finite import Broken, broken, describe, is_finite
+from plait.models.files.tensor_file import FileDigest
 from plait.reallocation.communicator import Channel
 from plait.reallocation.mover import moving
 from plait.reallocation.saving import SavedFiles, loading, saving, written
@@ -86,7 +87,7 @@ def loading_state(
 
     Args:
         parameters: of what is trained of the whole model.
-        counts: of the checkpoint's state; None: it was saved by one process.
+        counts: of the checkpoint's state; None: an early version saved it in one file.
 
     Raises:
         DataError, LayoutError: a file is missing or damaged, or of another model.

@@ -12,7 +12,7 @@ from plait.errors import RunError
 from plait.generation.engine import Engine
 from plait.generation.transfer import Place
 from plait.layout.mesh import Layout
-from plait.models.parallel.team import Peers
+from plait.models.parallel.peers import Peers
 from plait.policy.prompts_alone import due, is_computed, may_compute
 from plait.schedule.work import to_the_end
 from plait.workers.gathering import Gathering, Left, MoveWord, Pair, Said, Stage, Through
@@ -82,12 +82,12 @@ class PromptMoverOfRank:
             case Stage.HERE:
                 return Said(gathering.stage, {pair: mover.here(gathering.prompts).to_message()})
             case Stage.GIVE:
-                given = mover.give(keys, Answer.from_message(gathering.said[pair]), move)
+                given = mover.give(keys, Answer.of(gathering.said[pair]), move)
                 self._told -= {uid for uid, _ in keys}
                 self._under_way.add(pair)
                 return Said(gathering.stage, {pair: given.to_message()})
             case Stage.TAKE:
-                mover.take(Given.from_message(gathering.said[pair]), move)
+                mover.take(Given.of(gathering.said[pair]), move)
                 self._taking[number] = pair, time.monotonic()
                 self._under_way.add(pair)
                 return None

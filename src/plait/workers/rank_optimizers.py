@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.checkpoint.store import FileDigest
 from plait.layout.mesh import Cluster
 from plait.layout.params import Parameters
 from plait.models.files.finite import Broken
+from plait.models.files.tensor_file import FileDigest
 from plait.schedule.work import Work
 from plait.workers.offload_manager import OffloadManager
 from plait.workers.optimizer_state import broken_state, loading_state, saving_state
@@ -52,7 +52,7 @@ class RankOptimizers:
         """Continue from a checkpoint of any plan; see `optimizer_state.loading_state`.
 
         Args:
-            counts: of its state; None: one process saved it.
+            counts: of its state; None: an early version saved it in one file.
         """
         for role, (trainer, parameters) in self.trained.items():
             self.offloads.want((role, "train"))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
-from plait.data.rows import NO_VALUES, FloatArray, Rows
-from plait.dataflow import Asked, CallKind, Column, Node
-from plait.engines import ScoredBy, Training
+from plait.data.rows import FloatArray, Rows
+from plait.dataflow import Asked, CallKind
+from plait.engines import LossOver, ScoredBy
 from plait.schedule.named_plans import MODE_OF
 from plait.schedule.pipeline import micro_batches_of
 from plait.schedule.work import Work
 from plait.workers.announcer import Announcer
 from plait.workers.packed_experts import told_experts
 from plait.workers.score_call import ScoreCall
-from plait.workers.train_calls import EvaluateCall, LossOver, TrainCall
+from plait.workers.train_calls import EvaluateCall, TrainCall
 
 
 class RemoteTrainer:
@@ -75,34 +76,25 @@ class RemoteTrainer:
     ) -> Work[FloatArray]:
         """See `Trainer.score`, and `TrainingEngine.score` for who computes."""
         name = call or f"{self.role}.{what}"
-        return self._announcer.calling(ScoreCall(self.role, what, name, self._read(rows), temperature, by))
+        return self._announcer.calling(ScoreCall(self.role, what, name, self._read(rows, self.role), temperature, by))
 
     @property
     def trains_with(self) -> tuple[str, ...]:
         """See `TrainingEngine.trains_with`: as the plan has it."""
         return self._announcer.rank_state.places[self.role].trains_with
 
-    def train(self, trainings: Sequence[Training]) -> Work[list[dict[str, float]]]:
-        """Train on rows as TRAIN nodes of the flow say that one schedule computes; the metrics of each."""
-        return self._announcer.calling(TrainCall(tuple(map(self._over, trainings)), trainings[0].step))
+    def train(self, overs: Sequence[LossOver], *, step: int) -> Work[list[dict[str, float]]]:
+        """See `TrainingEngine.train`."""
+        return self._announcer.calling(TrainCall(tuple(map(self._over, overs)), step))
 
-    def evaluate(
-        self,
-        node: Node,
-        rows: Rows,
-        *,
-        temperature: float | None,
-        batch_values: Mapping[Column, FloatArray] = NO_VALUES,
-    ) -> Work[dict[str, float]]:
-        """The metrics of `Trainer.evaluate` over rows, by the loss of a TRAIN node."""
-        return self._announcer.calling(EvaluateCall(LossOver(node, self._read(rows), temperature, batch_values)))
+    def evaluate(self, over: LossOver) -> Work[dict[str, float]]:
+        """See `TrainingEngine.evaluate`."""
+        return self._announcer.calling(EvaluateCall(self._over(over)))
 
-    def _over(self, training: Training) -> LossOver:
-        t = training
-        return LossOver(t.node, self._read(t.rows, str(t.node.role)), t.temperature, t.batch_values)
+    def _over(self, over: LossOver) -> LossOver:
+        return replace(over, rows=self._read(over.rows, over.role))
 
-    def _read(self, rows: Rows, role: str | None = None) -> Rows:
-        """Rows as a role, this one, reads them: where tokens went only if it asks for that, and what all prompts begin
-        with."""
+    def _read(self, rows: Rows, role: str) -> Rows:
+        """Rows as a role reads them: where tokens went only if it asks for that, and what all prompts begin with."""
         rank_state = self._announcer.rank_state
-        return told_experts(rows, role or self.role, rank_state.flow, rank_state.recipe).with_root()
+        return told_experts(rows, role, rank_state.flow, rank_state.recipe).with_root()

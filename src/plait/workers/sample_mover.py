@@ -234,7 +234,7 @@ class SampleMover:
     def _offered(self, keys: Sequence[Key], recompute: Collection[Key]) -> Offer:
         source, target = self._between
         if self._source is None:
-            return Offer.from_message(self._receive(source, "an offer of samples"))
+            return Offer.of(self._receive(source, "an offer of samples"))
         offer = replace(self._source.offer(keys, recompute), learned=self._source.engine.speculates.learned())
         if self.rank == _speaker(source):
             others = [rank for rank in target.mesh.ranks if rank not in source.mesh.ranks]
@@ -244,7 +244,7 @@ class SampleMover:
     def _answered(self, offer: Offer) -> Answer:
         source, target = self._between
         if self._target is None:
-            return Answer.from_message(self._receive(target, "what is lacking of samples"))
+            return Answer.of(self._receive(target, "what is lacking of samples"))
         answer = self._target.lacking(offer)
         if self.rank == _speaker(target):
             others = [rank for rank in source.mesh.ranks if rank not in target.mesh.ranks]

@@ -72,7 +72,7 @@ class Offer:
         return Message(header, arrays)
 
     @classmethod
-    def from_message(cls, message: Message) -> Offer:
+    def of(cls, message: Message) -> Offer:
         header, (heads, tokens, logprobs, versions, sizes, sets, *counts) = message.header, message.arrays
         learned = (counts[0], counts[1]) if counts else None
         if not len(heads):
@@ -158,7 +158,7 @@ class Answer:
         )
 
     @classmethod
-    def from_message(cls, message: Message) -> Answer:
+    def of(cls, message: Message) -> Answer:
         shape = message.header["shape"]
         lacks = tuple(Lack(*row) for row in message.arrays[0].tolist())
         return cls(lacks, message.header["policy_version"], None if shape is None else unpack_shape(shape))
@@ -176,10 +176,10 @@ class Given:
         return Message({"offer": offer.header, "answer": answer.header}, (*offer.arrays, *answer.arrays))
 
     @classmethod
-    def from_message(cls, message: Message) -> Given:
+    def of(cls, message: Message) -> Given:
         header, arrays = message.header, message.arrays
-        offer = Offer.from_message(Message(header["offer"], arrays[:-1]))
-        return cls(offer, Answer.from_message(Message(header["answer"], arrays[-1:])))
+        offer = Offer.of(Message(header["offer"], arrays[:-1]))
+        return cls(offer, Answer.of(Message(header["answer"], arrays[-1:])))
 
 
 def pack_shape(shape: CacheShape) -> dict[str, object]:

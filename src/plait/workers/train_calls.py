@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
-from plait.data.rows import FloatArray, Rows
+from plait.data.rows import Rows
 from plait.dataflow import Column, Dataflow, Level, Node
+from plait.engines import LossOver
 from plait.layout.mesh import Layout
 from plait.policy.turns import ALONE, Turn
 from plait.schedule.fused import FusedOrder
@@ -23,74 +24,6 @@ from plait.workers.messages import RESULT, Message
 from plait.workers.offload_manager import Need
 from plait.workers.rank_state import RankState
 from plait.workers.row_stubs import Arrays, by_rank, pack_shares, unpack_share
-
-
-@dataclass(frozen=True)
-class LossOver:
-    """Rows, and the loss of a TRAIN node over them: what is evaluated, or trained on."""
-
-    node: Node
-    rows: Rows
-    temperature: float | None = None
-    batch_values: Mapping[Column, FloatArray] = field(default_factory=dict)
-
-    @property
-    def role(self) -> str:
-        return str(self.node.role)
-
-    @property
-    def call(self) -> LossCall:
-        return LossCall.of(self.node, batch_values=self.batch_values, temperature=self.temperature)
-
-    @property
-    def term(self) -> LossTerm:
-        how = self.node.training
-        return LossTerm(self.rows, self.call, how.mini_batches, how.epochs)
-
-    def layout(self, rank_state: RankState) -> Layout:
-        layout = rank_state.places[self.role].train
-        assert layout is not None, f"{self.node.call}: role `{self.role}` has no place to train"
-        return layout
-
-    def trainer(self, rank_state: RankState) -> Trainer:
-        trainer = rank_state.roles[self.role].trainer
-        assert trainer is not None, f"{self.node.call}: rank {rank_state.rank} has no part in it"
-        return trainer
-
-    def messages(
-        self, rank_state: RankState, kind: str, batches_of: Callable[[Rows], Iterable[Sequence[int]]]
-    ) -> dict[int, Message]:
-        """For each rank but the leader, with the rows of its share.
-
-        Args:
-            batches_of: ordered rows → positions of those that are divided over the dp ranks together, as `Trainer`
-                does it.
-
-        Raises:
-            RunError: the mask holds something other than 0 and 1.
-        """
-        of_rows, of_batch = _columns(self.node)
-        values = tuple(np.asarray(self.batch_values[column], dtype=np.float64) for column in of_batch)
-        fields = {"node": self.node.id, "temperature": self.temperature, "values": len(values)}
-        mask = self.node.mask
-        mask_of(self.rows, mask, self.role)
-        rows = self.rows.ordered()
-
-        def arrays_of(ways: int) -> list[Arrays]:
-            whole_groups, pair_tokens = self.node.training.whole_groups, rank_state.pair_tokens[self.role]
-            shares = shares_of(rows, batches_of(rows), ways, whole_groups=whole_groups, pair_tokens=pair_tokens)
-            return [(*values, *arrays) for arrays in pack_shares(rows, of_rows, shares, mask)]
-
-        return by_rank(self.layout(rank_state), kind, fields, arrays_of)
-
-    @classmethod
-    def of(cls, message: Message, flow: Dataflow) -> LossOver:
-        h = message.header
-        node = flow.nodes[h["node"]]
-        of_rows, of_batch = _columns(node)
-        values = dict(zip(of_batch, message.arrays[: h["values"]], strict=True))
-        rows = unpack_share(message.arrays[h["values"] :], of_rows, node.mask)
-        return cls(node, rows, h["temperature"], values)
 
 
 @dataclass(frozen=True)
@@ -123,19 +56,19 @@ class EvaluateCall:
         return ((self.role, "home"),)
 
     def layout(self, rank_state: RankState) -> Layout:
-        return self.over.layout(rank_state)
+        return _layout(self.over, rank_state)
 
     def run(self, rank_state: RankState) -> Work[dict[str, float]]:
         yield from rank_state.offloads.wanting(*self.needs)
-        return (yield from self.over.trainer(rank_state).evaluate(self.over.rows, self.over.call))
+        return (yield from _trainer(self.over, rank_state).evaluate(self.over.rows, _loss_call(self.over)))
 
     def messages(self, rank_state: RankState) -> dict[int, Message]:
-        """See `LossOver.messages`."""
-        return self.over.messages(rank_state, self.kind, lambda rows: [range(len(rows))])
+        """See `_messages`."""
+        return _messages(self.over, rank_state, self.kind, lambda rows: [range(len(rows))])
 
     @classmethod
     def of(cls, message: Message, flow: Dataflow) -> EvaluateCall:
-        return cls(LossOver.of(message, flow))
+        return cls(_over_of(message, flow))
 
     @staticmethod
     def answer(result: Mapping[str, float]) -> Message:
@@ -181,7 +114,7 @@ class TrainCall:
         return tuple((role, "train") for role in self.trained)
 
     def layout(self, rank_state: RankState) -> Layout:
-        return self.overs[0].layout(rank_state) if len(self.trained) == 1 else self._order(rank_state).layout
+        return _layout(self.overs[0], rank_state) if len(self.trained) == 1 else self._order(rank_state).layout
 
     def _order(self, rank_state: RankState) -> FusedOrder:
         order = rank_state.places[self.role].together
@@ -191,8 +124,8 @@ class TrainCall:
     def run(self, rank_state: RankState) -> Work[list[dict[str, float]]]:
         yield from rank_state.offloads.wanting(*self.needs)
         of_roles = {role: [over for over in self.overs if over.role == role] for role in self.trained}
-        terms = {role: [over.term for over in overs] for role, overs in of_roles.items()}
-        trainers = {role: overs[0].trainer(rank_state) for role, overs in of_roles.items()}
+        terms = {role: list(map(_term, overs)) for role, overs in of_roles.items()}
+        trainers = {role: _trainer(overs[0], rank_state) for role, overs in of_roles.items()}
         if len(trainers) == 1:
             return (yield from trainers[self.role].train(terms[self.role], step=self.step))
         order, begun = self._order(rank_state), [t.begin(terms[role], step=self.step) for role, t in trainers.items()]
@@ -204,7 +137,7 @@ class TrainCall:
         """For each rank but the leader, that of each call behind the other.
 
         Raises:
-            RunError: as of `LossOver.messages`.
+            RunError: the mask holds something other than 0 and 1.
         """
         seed = rank_state.recipe.seed
         of_calls = []
@@ -212,7 +145,7 @@ class TrainCall:
             how = over.node.training
             draw = {"mini_batches": how.mini_batches, "epochs": how.epochs, "whole_groups": how.whole_groups}
             batches_of = partial(drawn_batches, **draw, seed=seed, step=self.step)
-            of_calls.append(over.messages(rank_state, self.kind, batches_of))
+            of_calls.append(_messages(over, rank_state, self.kind, batches_of))
         by_rank = {}
         for rank in of_calls[0]:
             mine = [messages[rank] for messages in of_calls]
@@ -225,7 +158,7 @@ class TrainCall:
     def of(cls, message: Message, flow: Dataflow) -> TrainCall:
         overs, at = [], 0
         for header, count in zip(message.header["calls"], message.header["arrays"], strict=True):
-            overs.append(LossOver.of(Message(header, message.arrays[at : at + count]), flow))
+            overs.append(_over_of(Message(header, message.arrays[at : at + count]), flow))
             at += count
         return cls(tuple(overs), message.header["step"])
 
@@ -236,6 +169,62 @@ class TrainCall:
     @staticmethod
     def result_of(message: Message) -> list[dict[str, float]]:
         return [dict(metrics) for metrics in message.header["metrics"]]
+
+
+def _loss_call(over: LossOver) -> LossCall:
+    return LossCall.of(over.node, batch_values=over.batch_values, temperature=over.temperature)
+
+
+def _term(over: LossOver) -> LossTerm:
+    how = over.node.training
+    return LossTerm(over.rows, _loss_call(over), how.mini_batches, how.epochs)
+
+
+def _layout(over: LossOver, rank_state: RankState) -> Layout:
+    layout = rank_state.places[over.role].train
+    assert layout is not None, f"{over.node.call}: role `{over.role}` has no place to train"
+    return layout
+
+
+def _trainer(over: LossOver, rank_state: RankState) -> Trainer:
+    trainer = rank_state.roles[over.role].trainer
+    assert trainer is not None, f"{over.node.call}: rank {rank_state.rank} has no part in it"
+    return trainer
+
+
+def _messages(
+    over: LossOver, rank_state: RankState, kind: str, batches_of: Callable[[Rows], Iterable[Sequence[int]]]
+) -> dict[int, Message]:
+    """For each rank but the leader, with the rows of its share.
+
+    Args:
+        batches_of: ordered rows → positions of those that are divided over the dp ranks together, as `Trainer` does it.
+
+    Raises:
+        RunError: the mask holds something other than 0 and 1.
+    """
+    node = over.node
+    of_rows, of_batch = _columns(node)
+    values = tuple(np.asarray(over.batch_values[column], dtype=np.float64) for column in of_batch)
+    fields = {"node": node.id, "temperature": over.temperature, "values": len(values)}
+    mask_of(over.rows, node.mask, over.role)
+    rows = over.rows.ordered()
+
+    def arrays_of(ways: int) -> list[Arrays]:
+        whole_groups, pair_tokens = node.training.whole_groups, rank_state.pair_tokens[over.role]
+        shares = shares_of(rows, batches_of(rows), ways, whole_groups=whole_groups, pair_tokens=pair_tokens)
+        return [(*values, *arrays) for arrays in pack_shares(rows, of_rows, shares, node.mask)]
+
+    return by_rank(_layout(over, rank_state), kind, fields, arrays_of)
+
+
+def _over_of(message: Message, flow: Dataflow) -> LossOver:
+    h = message.header
+    node = flow.nodes[h["node"]]
+    of_rows, of_batch = _columns(node)
+    values = dict(zip(of_batch, message.arrays[: h["values"]], strict=True))
+    rows = unpack_share(message.arrays[h["values"] :], of_rows, node.mask)
+    return LossOver(node, rows, h["temperature"], values)
 
 
 def _columns(node: Node) -> tuple[list[Column], list[Column]]:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from plait.layout.mesh import Layout
-from plait.models.parallel import nccl, peers
+from plait.models.parallel import nccl
+from plait.models.parallel import reduce_scatter as pieces
 from plait.models.parallel.reduce_scatter import reduce_scatter
 from tests.cases import slow_but
 from tests.launch.groups import group_of
@@ -171,7 +172,7 @@ def sums_of(worker: Any, ranks: tuple[int, ...], cut: str) -> tuple[list[float],
     generator = torch.Generator().manual_seed(worker.rank)
     given = torch.randn(bounds[-1] + 5, generator=generator, dtype=torch.float64)
     found, expected = given.clone(), given.clone()
-    with patch.object(peers, "PIECE_ELEMENTS", 7):
+    with patch.object(pieces, "PIECE_ELEMENTS", 7):
         own = reduce_scatter(team.dp, found, bounds)
         with patch.object(nccl, "carries", lambda group, device: False):
             reduce_scatter(team.dp, expected, bounds)

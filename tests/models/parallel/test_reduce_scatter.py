@@ -17,7 +17,6 @@ from plait.layout.mesh import Parallelism
 from plait.layout.shards import shard
 from plait.models.flat_weights import FlatWeights
 from plait.models.parallel import nccl, reduce_scatter
-from plait.models.parallel import peers as peers_module
 
 PIECE = 8
 
@@ -53,7 +52,7 @@ def test_a_sum_that_is_filled_up_has_one_room(bounds: tuple[int, ...]) -> None:
     flat, peers = torch.arange(1.0, 41.0), Alone()
     before = flat.clone()
     with (
-        patch.object(peers_module, "PIECE_ELEMENTS", PIECE),
+        patch.object(reduce_scatter, "PIECE_ELEMENTS", PIECE),
         patch.object(nccl, "carries", lambda group, device: True),
     ):
         reduce_scatter.reduce_scatter(peers, flat, bounds)  # pyright: ignore[reportArgumentType]
@@ -68,8 +67,8 @@ def test_a_sum_that_is_filled_up_has_one_room(bounds: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("size", "elements"), [(2, PIECE), (8, PIECE), (64, PIECE // 8)])
 def test_more_ranks_take_no_more_memory_than_eight(size: int, elements: int) -> None:
-    with patch.object(peers_module, "PIECE_ELEMENTS", PIECE):
-        assert peers_module.piece_elements(size) == elements
+    with patch.object(reduce_scatter, "PIECE_ELEMENTS", PIECE):
+        assert reduce_scatter.piece_elements(size) == elements
 
 
 def test_new_weights_that_lie_in_several_places_have_the_rooms_of_one_piece() -> None:
@@ -84,6 +83,6 @@ def test_new_weights_that_lie_in_several_places_have_the_rooms_of_one_piece() ->
         assert not any(part() is not None for part in peers.gathered), "rooms of the piece before are there still"
         return empty(*args, **options)
 
-    with patch.object(peers_module, "PIECE_ELEMENTS", PIECE), patch.object(torch, "empty", room):
+    with patch.object(reduce_scatter, "PIECE_ELEMENTS", PIECE), patch.object(torch, "empty", room):
         weights.all_gather(peers, (0, end // 3, end))  # pyright: ignore[reportArgumentType]
     assert len(peers.gathered) == 2

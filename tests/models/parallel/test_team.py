@@ -41,7 +41,7 @@ def test_alone_there_is_nobody_to_tell():
         assert peers.size == 1
         assert peers.all_reduce(x) is x
         assert peers.broadcast(x, 0) is x
-        assert peers.reduce(x, 0) is x
+        assert peers.begin_reduce(x, 0).wait() is x
         assert peers.all_gather(x)[0] is x
         assert reduce_scatter(peers, x, (0, 4)).equal(x)
         peers.barrier()
@@ -54,7 +54,7 @@ def test_what_a_rank_computes_alone_sends_nothing():
     peers, x = Peers((0, 1), 0), torch.arange(4.0)
     sends = {
         "broadcast": lambda: peers.broadcast(x, 0),
-        "reduce": lambda: peers.reduce(x, 0),
+        "begin_reduce": lambda: peers.begin_reduce(x, 0),
         "sum_of_parts": lambda: peers.sum_of_parts(x, x[:2]),
         "all_gather_into": lambda: peers.all_gather_into([x[:2], x[2:]]),
         "send": lambda: peers.send(x, 1, 0),
@@ -116,7 +116,7 @@ def collectives(worker: Any, dtype: str) -> dict[str, Any]:
         "max": dp.all_reduce(one.clone(), "max").tolist(),
         "min": dp.all_reduce(one.clone(), "min").tolist(),
         "broadcast": dp.broadcast(one.clone(), 2).tolist(),
-        "reduce": dp.reduce(one.clone(), 2).tolist(),
+        "reduce": dp.begin_reduce(one.clone(), 2).wait().tolist(),
         "gather": [part.tolist() for part in dp.all_gather(one)],
         "ragged": [part.tolist() for part in ragged],
         "scatter": part.tolist(),

@@ -29,7 +29,7 @@ from plait.runtime.prediction.run_planning import planning_for_run, with_predict
 from plait.runtime.prepare import data_lengths, outline, prepare
 from plait.schedule.plan import Plan
 from plait.schedule.timeline import Span, Timeline
-from tests.runs.plans import write_plan
+from tests.runs.plan_files import write_plan
 from tests.runs.profiles import keep_made_up_profile
 
 MakeRecipe = Callable[..., Recipe]

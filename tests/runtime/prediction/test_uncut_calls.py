@@ -25,7 +25,7 @@ from plait.runtime.prediction.search_facts import facts_of_roles
 from plait.runtime.prepare import outline
 from plait.schedule.plan import Plan
 from tests.models.tiny import save_tiny, tiny_config
-from tests.runs.plans import write_plan
+from tests.runs.plan_files import write_plan
 
 MakeRecipe = Callable[..., Recipe]
 LENGTHS = SampleLengths(Lengths.fixed(8), Lengths.fixed(6))

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from plait.data.sources import Source, read_jsonl
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.launch import wire
 from plait.runtime.evaluating.generate_job import Job
 from plait.runtime.processes.generating import generate

@@ -33,15 +33,14 @@ OF_SECOND = {"actor/loss": 0.25, "actor/optimizer_steps": 2.0, "ref/loss": 0.4, 
 OF_SECOND |= {"training/eos_coverage": 0.8, "actor/own": 0.7}  # where no sample of the first call ended by itself
 
 
-def calling(state: StepState, name: str, result: dict[str, float] | None) -> Work[dict[str, float] | None]:
+def calling(state: StepState, name: str) -> Work[None]:
     """A call of one action, which counts something in the step."""
     state.count(name, 1)
     yield Done(name)
-    return result
 
 
-def claimed(order: GraphOrder, state: StepState, node: Node, name: str, result: dict[str, float] | None = None) -> None:
-    to_the_end(order.ascribing(node, calling(state, name, result)))
+def claimed(order: GraphOrder, state: StepState, node: Node, name: str) -> None:
+    to_the_end(order.ascribing(node, calling(state, name)))
 
 
 @pytest.mark.parametrize("ended", [(FIRST, SECOND), (SECOND, FIRST)], ids=["in order", "the other way round"])
@@ -91,9 +90,9 @@ def test_what_a_later_training_call_returned_waits_for_the_earlier_one() -> None
 def test_metrics_are_sorted_by_the_call_that_said_them_first() -> None:
     state = StepState(0, metrics={"before": 1.0})
     order = GraphOrder(FLOW, state)
-    claimed(order, state, SECOND, "second", OF_SECOND)
+    claimed(order, state, SECOND, "second")
     claimed(order, state, ROLLOUT, "rollout")
-    claimed(order, state, FIRST, "first", OF_FIRST)
+    claimed(order, state, FIRST, "first")
     claimed(order, state, SECOND, "rollout")
     order.restore()
     assert list(state.metrics)[:3] == ["before", "rollout", "first"]

@@ -11,7 +11,8 @@ from pathlib import Path
 from plait.errors import ConfigError, UserError
 from plait.launch.failures import NodeLost
 from plait.launch.node import Node
-from plait.launch.nodes.link import NodeLink, Reach
+from plait.launch.nodes.echoes import Reach
+from plait.launch.nodes.link import NodeLink
 from plait.launch.nodes.messages import Note
 
 STOPPED_CODE = 130

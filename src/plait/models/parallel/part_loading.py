@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.kept_memory import give_back_freed
+from plait.layout.decoder import HEAD
 from plait.layout.params import Block, Parameters
 from plait.layout.shards import check
 from plait.models import scalar_loading
@@ -37,7 +38,7 @@ from plait.models.parallel.partial import Values, cut_from, cut_layers, part_of,
 from plait.models.parallel.scaled_down import Proven, kinds_of, parameters_on_meta, scaled_down
 from plait.models.parallel.team import Team
 from plait.models.scalar_loading import ScalarHead, load_scalar
-from plait.models.scalar_model import HEAD, ScalarModule
+from plait.models.scalar_model import ScalarModule
 from plait.models.working_weights import dtype_of
 
 

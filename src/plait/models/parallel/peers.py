@@ -28,16 +28,7 @@ launcher.
 FIRST_INNER_TAG = 1 << 30
 """Tags from here on are the collectives' own; messages of callers have lower ones."""
 
-PIECE_ELEMENTS, MOST_PIECES = 1 << 22, 8
-"""Elements of each rank that are exchanged at a time, through memory of their own (`reduce_scatter`, weights); of more
-ranks than so many, each has fewer, so that the memory stays the same."""
-
 Op = Literal["sum", "max", "min"]
-
-
-def piece_elements(size: int) -> int:
-    """Elements that are exchanged at a time of each of so many ranks."""
-    return PIECE_ELEMENTS * MOST_PIECES // max(MOST_PIECES, size)
 
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -124,10 +115,6 @@ class Peers(Numbered):
         what = f"reduce to rank {self.ranks[target]}"
         call = lambda: dist.reduce(tensor, group=self.group, group_dst=to, async_op=True)
         return Transfer(tensor, self._begin(call, what, tensor))
-
-    def reduce(self, tensor: Tensor, target: int) -> Tensor:
-        """`begin_reduce` of a tensor of any shape, and wait. Returns the tensor."""
-        return self.begin_reduce(tensor, target).wait()
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """Overwrite the tensor by that of the rank with index `source`. Returns it: contiguous, of one shape and dtype
@@ -236,12 +223,9 @@ class Peers(Numbered):
         action = f"{name} {what}".rstrip()
         if not tensor.numel():
             return Transfer(tensor, lambda: None)
+        side = {"send": "group_dst", "recv": "group_src"}[name]
         try:
-            work = (
-                call(tensor, group=self.group, group_dst=self.of_group(peer), tag=tag)
-                if name == "send"
-                else call(tensor, group=self.group, group_src=self.of_group(peer), tag=tag)
-            )
+            work = call(tensor, group=self.group, tag=tag, **{side: self.of_group(peer)})
         except RuntimeError as error:
             raise self._failure(whom, action, error) from error
         return Transfer(tensor, lambda: self._wait(work, tensor, whom, action))

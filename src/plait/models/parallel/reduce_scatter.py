@@ -14,7 +14,16 @@ from itertools import pairwise
 from torch import Tensor
 
 from plait.models.parallel import nccl
-from plait.models.parallel.peers import Peers, piece_elements
+from plait.models.parallel.peers import Peers
+
+PIECE_ELEMENTS, MOST_PIECES = 1 << 22, 8
+"""Elements of each rank that are exchanged at a time, through memory of their own (here, and of weights); of more ranks
+than so many, each has fewer, so that the memory stays the same."""
+
+
+def piece_elements(size: int) -> int:
+    """Elements that are exchanged at a time of each of so many ranks."""
+    return PIECE_ELEMENTS * MOST_PIECES // max(MOST_PIECES, size)
 
 
 def reduce_scatter(peers: Peers, flat: Tensor, bounds: Sequence[int]) -> Tensor:

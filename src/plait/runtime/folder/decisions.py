@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from plait.file_writes import writing
 from plait.observe.run_log import cut_torn_line, damaged, read_rows
-from plait.policy.migration import STEPS_OF_A_MOVE, MoveTimes
+from plait.policy.migration import AT_ONCE, STEPS_OF_A_MOVE, HowToMove, MoveTimes
+from plait.policy.step import Key
 
 LENGTHS_OF_STEPS = 4
 """Steps whose responses say how long those of the next will be."""
@@ -116,6 +117,10 @@ class Experience:
     def move_s(self, step_s: float) -> float:
         """Seconds in which samples that move stand still, where a decode step takes so long."""
         return STEPS_OF_A_MOVE * step_s if self._move_s is None else self._move_s
+
+    def how(self, contexts: Mapping[Key, int], step_s: float) -> HowToMove:
+        """How samples move, each with so many tokens, where a decode step of all of them takes so long."""
+        return AT_ONCE if self.times is None else self.times.how(contexts, step_s)
 
     def keep(self, key: CallOfStep, row: dict[str, Any], move_s: float | None) -> None:
         """A rollout has ended, and what was decided in it is written."""

@@ -13,7 +13,7 @@ from plait.errors import RESUME, ConfigError, RunError
 from plait.file_writes import why_not_written
 from plait.observe.run_log import cut_after, truncate_to
 from plait.observe.trace import last_step_behind
-from plait.output import write_file
+from plait.output import RUN_LOCK, write_file
 from plait.recipes.stages import FINAL, MERGED
 from plait.runtime.folder.history import CODE, HISTORY
 from plait.runtime.folder.run_files import (
@@ -33,7 +33,7 @@ from plait.runtime.folder.run_files import (
     WORKERS,
     RunFiles,
 )
-from plait.runtime.folder.run_lock import LOCK, Lent, Lock
+from plait.runtime.folder.run_lock import Lent, Lock
 
 _LOGS = (METRICS, TRACE)
 """Files that grow row by row; a checkpoint states how long each was."""
@@ -56,7 +56,7 @@ class RunDirectory:
         """Folders that `claim` made, the innermost first."""
         self._old_output_bytes = self.files.reward_output.stat().st_size if self.files.reward_output.exists() else None
         self._old_recipe = _identity(self.files.recipe)
-        self._holder = _text(path / LOCK)
+        self._holder = _text(path / RUN_LOCK)
 
     @classmethod
     def claim(cls, path: str | Path, *, overwrite: bool = False) -> RunDirectory:
@@ -77,7 +77,7 @@ class RunDirectory:
             made = tuple(folder for folder in (path, *path.parents) if not folder.exists())
             path.mkdir(parents=True, exist_ok=True)
             names = _names(path)
-            if names and LOCK not in names:
+            if names and RUN_LOCK not in names:
                 raise ConfigError(
                     f"key `run_dir`: {path} is not empty and is no run directory of plait, so it is neither used nor "
                     "cleared; give a folder that is new or empty"
@@ -102,7 +102,7 @@ class RunDirectory:
         """
         path = Path(path)
         try:
-            if (path / LOCK).is_file():
+            if (path / RUN_LOCK).is_file():
                 directory = cls(path, Lock(path), begun=True)
                 if (path / RECIPE).is_file():
                     return directory
@@ -154,7 +154,7 @@ class RunDirectory:
         Raises:
             RunError: the folder was moved or removed, or another run has the place.
         """
-        holder = _text(self.path / LOCK)
+        holder = _text(self.path / RUN_LOCK)
         if _is_gone(self.files.recipe) or holder not in (None, self._holder):
             raise RunError(
                 f"{self.path} is no longer the folder of this run: it was moved or removed; put it back as it was and "
@@ -214,8 +214,8 @@ class RunDirectory:
                 self.files.reward_output.unlink(missing_ok=True)
             else:
                 os.truncate(self.files.reward_output, self._old_output_bytes)
-            if _names(self.path) <= {LOCK}:
-                (self.path / LOCK).unlink()
+            if _names(self.path) <= {RUN_LOCK}:
+                (self.path / RUN_LOCK).unlink()
         self._lock.release()
         with contextlib.suppress(OSError):
             for folder in self._made:
@@ -253,7 +253,7 @@ def _check_outside(path: Path) -> None:
     place = path.absolute()
     for run in place.parents:
         inside = place.relative_to(run).parts[0]
-        if inside in _CLEARED and (run / LOCK).is_file():
+        if inside in _CLEARED and (run / RUN_LOCK).is_file():
             raise ConfigError(
                 f"key `run_dir`: {path} lies in `{inside}` of the run in {run}, which is cleared with it; give a "
                 "folder outside"

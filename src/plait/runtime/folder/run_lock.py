@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plait.errors import ConfigError
 from plait.file_lock import NO_LOCKS, holder_of, is_taken, sign
-from plait.output import RUN_LOCK as LOCK
+from plait.output import RUN_LOCK
 
 
 class Lock:
@@ -21,7 +21,7 @@ class Lock:
     """
 
     def __init__(self, folder: Path) -> None:
-        path = folder / LOCK
+        path = folder / RUN_LOCK
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             if not is_taken(self._fd, path):

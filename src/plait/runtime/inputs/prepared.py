@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from plait.cost.estimate import ModelShape
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.data.examples import ExampleSet, ExampleStream, Given
 from plait.data.mixture import Mixed
 from plait.data.prompts import PromptSet, PromptStream
 from plait.data.records import Prompt
 from plait.dataflow import CallKind, Dataflow
+from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.rewards.functions import RewardFunction

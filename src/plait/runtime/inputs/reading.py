@@ -10,7 +10,6 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from plait.algorithms.kto import KTOOptions, unbalanced
-from plait.cost.estimate import ModelShape
 from plait.data.examples import ExampleSet, Given, evaluation_samples, example_set, most_tokens
 from plait.data.formats import RowKind, nearest
 from plait.data.mismatched import mismatched
@@ -27,6 +26,7 @@ from plait.dataflow.made_rows import source_of
 from plait.dataflow.prompt_call import of_data
 from plait.errors import ConfigError, DataError
 from plait.models.files.known_shapes import is_shape
+from plait.models.shape import ModelShape
 from plait.observe.loading import loading
 from plait.observe.screen import say
 from plait.recipes.checks import prompt_limit

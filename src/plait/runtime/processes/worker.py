@@ -93,7 +93,6 @@ class Worker:
             directory = RunDirectory.lent(job.run_dir)
             with Session(prepared, directory, resume=job.resume, leading=self, origin=job.origin) as session:
                 outcome = train(session, (LEADERS_SIGNAL,))
-                assert session.workers is not None, "a session that leads has its workers"
                 session.workers.close()
             conclude(prepared, directory.path)
             return outcome

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from plait.data.computing import trained_rows
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Node
-from plait.engines import GenerationEngine, ScoredBy, Training, TrainingEngine
+from plait.engines import GenerationEngine, LossOver, ScoredBy, TrainingEngine
 from plait.observe.progress import ProgressSink
 from plait.policy.score_parts import PartSize
 from plait.recipes.drawn_ahead import scores_ahead
@@ -98,9 +97,8 @@ class Calls:
             return False
         return self.rollout.gate.early(step, source.call, self.rollout.size_of(source, engine)).pays
 
-    def work(self, node: Node, state: StepState, draw: Draw, task: Task, *, is_ahead: bool = False) -> Work[Any]:
-        """The actions of a call whose weights are already where it needs them. For a TRAIN node the result is its
-        metrics, or None if it does nothing in this step.
+    def work(self, node: Node, state: StepState, draw: Draw, task: Task, *, is_ahead: bool = False) -> Work[None]:
+        """The actions of a call that does not train (`trained`), whose weights are already where it needs them.
 
         Args:
             task: of the call; its mesh changes while the call takes and frees ranks.
@@ -121,8 +119,6 @@ class Calls:
                 return self.rewarding.work(node, state, spread, task.release, is_ahead=is_ahead)
             case CallKind.SCORE:
                 return self._scored(node, state, self._spread(node, state, task))
-            case CallKind.TRAIN:
-                return self._trained(node, state)
             case _:
                 return self._at_once(node, state)
 
@@ -208,34 +204,22 @@ class Calls:
         groups = [*updates, *(group for roles in together for group in fused_calls(self._flow, roles))]
         return {node.id: group for group in groups for node in group}
 
-    def training(self, node: Node, state: StepState) -> Training:
-        """A TRAIN call with the rows that it trains on in this step."""
-        rows = self._rows_of(node, state)
-        return Training(node, rows, state.step, self._temperature(node), state.batch)
+    def over(self, node: Node, state: StepState) -> LossOver:
+        """What a TRAIN call trains on in this step: rows with the columns that its loss reads."""
+        rows = trained_rows(node, state.tables)
+        if node.keep is not None:
+            state.count(f"{node.role}/samples_left_out", len(state.tables[node.rows]) - len(rows))
+        return LossOver(node, rows, self._temperature(node), state.batch)
 
-    def trained_together(self, trainings: Sequence[Training]) -> Work[list[dict[str, float]]]:
-        """Calls of `partners`; the metrics of each."""
-        self._progress.phase(" + ".join(training.node.call for training in trainings), 0, "actions")
-        return self._model(trainings[0].node).trainer.train(trainings)
-
-    def _trained(self, node: Node, state: StepState) -> Work[dict[str, float] | None]:
-        if state.step < node.training.after:
-            return None
-        self._progress.phase(node.call, 0, "actions")
-        return (yield from self._model(node).trainer.train([self.training(node, state)]))[0]
+    def trained(self, overs: Sequence[LossOver], step: int) -> Work[list[dict[str, float]]]:
+        """Train by the calls of `partners`; the metrics of each."""
+        self._progress.phase(" + ".join(over.node.call for over in overs), 0, "actions")
+        return self._model(overs[0].node).trainer.train(overs, step=step)
 
     def evaluated(self, node: Node, state: StepState) -> Work[dict[str, float]]:
         """The metrics that training on the samples would have, without training on them."""
         self._progress.phase(node.call, 0, "actions")
-        rows, temperature = self._rows_of(node, state), self._temperature(node)
-        return self._model(node).trainer.evaluate(node, rows, temperature=temperature, batch_values=state.batch)
-
-    def _rows_of(self, node: Node, state: StepState) -> Rows:
-        """What a TRAIN call trains on, with the columns that its loss reads."""
-        rows = trained_rows(node, state.tables)
-        if node.keep is not None:
-            state.count(f"{node.role}/samples_left_out", len(state.tables[node.rows]) - len(rows))
-        return rows
+        return self._model(node).trainer.evaluate(self.over(node, state))
 
     def _temperature(self, node: Node) -> float | None:
         """Given samples were not drawn at the sampling temperature: their log-probs are those at 1."""

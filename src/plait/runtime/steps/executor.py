@@ -177,8 +177,8 @@ class _StepProgram:
         task.shares = frozenset(rank for key in task.keys for rank in self._takes(key)) - task.mesh
         self.is_training |= any(node.kind is CallKind.TRAIN and state.step >= node.training.after for node in nodes)
         order = self.order(state)
-        if len(nodes) > 1:
-            yield from self._together(nodes, state, order)
+        if nodes[0].kind is CallKind.TRAIN:
+            yield from self._trained(nodes, state, order)
         else:
             is_ahead = state.step > self.step
             work = self.calls.work(nodes[0], state, partial(self.batches.draw, state), task, is_ahead=is_ahead)
@@ -186,13 +186,15 @@ class _StepProgram:
         if self.beside is not None:
             self.beside.ended.update(task.keys)
 
-    def _together(self, nodes: Sequence[Node], state: StepState, order: GraphOrder) -> Work[None]:
-        """Training calls of the same optimizer steps, or of several roles, by one schedule."""
-        trainings = []
-        for node in nodes:
-            trainings.append(self.calls.training(node, state))
-            order.ascribe(node)
-        results = yield from self.calls.trained_together(trainings)
+    def _trained(self, nodes: Sequence[Node], state: StepState, order: GraphOrder) -> Work[None]:
+        """Training calls by one schedule: of one role, or of several. One that does nothing in this step is alone."""
+        results: Sequence[dict[str, float] | None] = [None]
+        if state.step >= nodes[0].training.after:
+            overs = []
+            for node in nodes:
+                overs.append(self.calls.over(node, state))
+                order.ascribe(node)
+            results = yield from self.calls.trained(overs, state.step)
         for node, metrics in zip(nodes, results, strict=True):
             order.training_ended(node, metrics)
             order.ascribe(node)

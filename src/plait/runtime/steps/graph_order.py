@@ -5,8 +5,6 @@ So a run has the same metrics and the same order of columns on one rank, where c
 
 from __future__ import annotations
 
-from typing import Any
-
 from plait.data.rows import Rows
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.runtime.steps.step import StepState
@@ -29,18 +27,12 @@ class GraphOrder:
         self._roles: set[str | None] = set()
         """Those of calls whose metrics the step has."""
 
-    def ascribing(self, node: Node, work: Work[Any]) -> Work[None]:
+    def ascribing(self, node: Node, work: Work[None]) -> Work[None]:
         """A call's work: the metrics that an action of it adds to the step are this call's."""
-        while True:
-            try:
-                done = next(work)
-            except StopIteration as end:
-                if node.kind is CallKind.TRAIN:
-                    self.training_ended(node, end.value)
-                self.ascribe(node)
-                return
+        for done in work:
             self.ascribe(node)
             yield done
+        self.ascribe(node)
 
     def ascribe(self, node: Node) -> None:
         """The metrics that are new in the step are this call's."""

@@ -14,9 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from plait.checkpoint.store import FileDigest, WriteParts
+from plait.checkpoint.store import WriteParts
 from plait.errors import DataError
 from plait.file_form import FileForm
+from plait.models.files.tensor_file import FileDigest
 from plait.output import write_file
 from plait.recipes.engine_checks import learns_of_guesses
 from plait.recipes.recipe import Recipe

@@ -14,7 +14,7 @@ from typing import Any
 
 from plait.engines import GenerationEngine, InstanceMoves
 from plait.policy.decode_pace import decode_pace
-from plait.policy.migration import AT_ONCE, Bounds, HowToMove
+from plait.policy.migration import Bounds, HowToMove
 from plait.policy.rebalance import InstanceWork, MoveCost, UnfinishedSample, chances_of, rebalance
 from plait.policy.step import Key
 from plait.runtime.folder.decisions import CallOfStep, Experience
@@ -184,7 +184,8 @@ class Balance:
         if pairs:
             row = {"left": sum(map(len, unfinished)), "before_s": decision.before_s, "after_s": decision.after_s}
             row["pairs"] = [[*pair, [list(key) for key in keys]] for pair, keys in pairs.items()]
-            how = self._how(curve, [shift.sample for shift in decision.shifts])
+            contexts = {shift.sample.key: shift.sample.context for shift in decision.shifts}
+            how = self._rebalancer.experience.how(contexts, curve.step_s(len(decision.shifts)))
             row |= {"recompute": [list(key) for key in sorted(how.recompute)], "ahead": how.ahead}
             self._move(pairs, row, how)
 
@@ -194,13 +195,6 @@ class Balance:
         for key in keys:
             may_move = key in said and key not in self._moved
             yield UnfinishedSample(key, self._prompts[key[0]] + said.get(key, 0), may_move)
-
-    def _how(self, curve: Curve, samples: Sequence[UnfinishedSample]) -> HowToMove:
-        if self._rebalancer.experience.times is None:
-            return AT_ONCE
-        return self._rebalancer.experience.times.how(
-            {sample.key: sample.context for sample in samples}, curve.step_s(len(samples))
-        )
 
     def _move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], row: dict[str, Any], how: HowToMove) -> None:
         """Have samples move, and remember it as this row of the run's decisions."""

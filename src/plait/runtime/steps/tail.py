@@ -118,8 +118,8 @@ class Judge:
         if self._before is not None:
             keys = frozenset((uid, index) for uid, index in self._before.get("recompute", ()))
             self._how = HowToMove(keys, self._before.get("ahead", False))
-        elif self._experience.times is not None and self._seen is not None:
-            self._how = self._experience.times.how(contexts, self._seen.decode_s(len(contexts)))
+        elif self._seen is not None:
+            self._how = self._experience.how(contexts, self._seen.decode_s(len(contexts)))
         return self._how
 
     def end(self, num_moved: int, move_s: float | None) -> None:
