@@ -43,6 +43,29 @@ device: cuda
 """
 
 
+JUDGED = """
+from plait.dataflow import grades_from, prompts_from
+
+
+def judged(prompts, actor, judge):
+    samples = actor.generate(prompts)
+    verdicts = judge.generate(prompts_from(samples, asks), samples_per_prompt=2, max_tokens=8)
+    actor.train(samples, loss=loss, grades=grades_from(samples, counts, verdicts=verdicts))
+
+
+def loss(batch, grades):
+    return batch
+
+
+def asks(completions):
+    return completions
+
+
+def counts(verdicts):
+    return [float(len(texts)) for texts in verdicts]
+"""
+
+
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
@@ -610,3 +633,18 @@ def test_a_pool_beside_other_models_has_what_they_leave(
         decoding = [one["terms"] for one in told["memory"] if "actor decode" in one["terms"]]
         held = [sum(count for what, count in terms.items() if what.startswith(ROLES)) for terms in decoding]
         assert max(held, default=0) <= 0.9 * 80 * 2**30
+
+
+def test_how_long_prompts_of_a_judge_count_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    leave_others_out(monkeypatch)
+    (tmp_path / "flow.py").write_text(JUDGED)
+    tree = {**yaml.safe_load(RECIPE), "algorithm": "flow.py:judged", "reward": {"functions": []}}
+    Path("judged.yaml").write_text(yaml.safe_dump(tree))
+    given = ["simulate", "judged.yaml", "--cluster", "8xH100", "--plan", "colocated", "--lengths", "64:200"]
+    said = " ".join(run(capsys, *given)[1].split())
+    assert "made judge.generate: prompts of 264 tokens (at most 264), responses of 8 (8)" in said
+    assert "prompts of judge.generate count as long as the samples that they are made of, with their own" in said
+    assert "count as long as the samples" in json.loads(run(capsys, *given, "--json")[1])["made"]

@@ -25,6 +25,10 @@ def asks(prompts):
     return prompts
 
 
+def asks_again(prompts, critiques):
+    return prompts
+
+
 def judged(count: int = 3, most: int | None = 5) -> Dataflow:
     """Nodes: 0 samples, 1 and 2 verdicts, 3 and 4 what is said of these, 5 and 6 trainings."""
 
@@ -48,7 +52,7 @@ def plain(count: int) -> Dataflow:
 
 def test_a_prompt_is_as_long_as_the_sample_that_it_is_made_of():
     """Quantile by quantile: 10 + 4, 20 + 8, 30 + 8, as the middle one of three lengths is the longer of two."""
-    found = lengths_by_call(judged(), LENGTHS)
+    found = lengths_by_call(judged(), LENGTHS, 4)
     assert found[0] is LENGTHS
     assert found[2].prompts.values == (14, 28, 38)
     assert found[2].responses.values == (4, 5)
@@ -62,10 +66,30 @@ def test_of_given_samples_too():
     assert given.answered(Lengths.fixed(3)) == SampleLengths(Lengths.recorded([7, 8, 8, 8]), Lengths.fixed(3))
 
 
+def test_a_prompt_has_the_texts_that_its_function_is_given():
+    """Two critiques of each first attempt, of 4 and 5 tokens: behind the shortest samples stand the shortest."""
+
+    def flow(prompts, actor, ref):
+        first = actor.generate(prompts)
+        critiques = ref.generate(prompts_from(first, asks), samples_per_prompt=2, max_tokens=5)
+        again = actor.generate(prompts_from(first, asks_again, critiques=critiques), samples_per_prompt=1)
+        actor.train(again, loss=lambda batch: batch)
+
+    found = lengths_by_call(trace(flow, roles=["actor", "ref"]), LENGTHS, 4)
+    assert found[2].responses.values == (4, 5)
+    assert found[4].prompts.values == (14 + 2 * 4, 28 + 2 * 5, 38 + 2 * 5)
+
+
+def test_given_samples_are_read_with_what_was_said_of_them():
+    given = SampleLengths.given([GroupTokens(5, (2, 9)), GroupTokens(7, (1,))])
+    answered = given.answered(Lengths.fixed(3), [(Lengths.recorded([4, 5, 6]), 2), (Lengths.fixed(1), 1)])
+    assert answered.prompts.values == (7 + 8 + 1, 8 + 10 + 1, 14 + 12 + 1)
+
+
 def test_a_recorded_length_is_taken_as_it_is():
     told = SampleLengths(Lengths.fixed(50), Lengths.fixed(3))
     lengths = replace(LENGTHS, beside={"judge.generate": told})
-    assert lengths_by_call(judged(), lengths)[2] == told
+    assert lengths_by_call(judged(), lengths, 4)[2] == told
 
 
 def test_samples_of_a_step_are_counted():

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 from plait.errors import ConfigError
-from plait.planner import engines, kernels
+from plait.planner import annealing, kernels
 from plait.planner.bounds import data_parallel_ideal, lower_bound, memory_bound
 from plait.planner.evaluate import score, score_order, serial_makespan
 from plait.planner.exact import available, minimise_makespan, minimise_memory, search_exact
@@ -182,9 +182,9 @@ def test_ten_thousand_swaps_on_critical_arcs_never_deadlock():
     for _ in range(10_000):
         makespan = kernels.evaluate(t, order, np.inf, end, scratch)
         assert makespan < np.inf
-        slot = engines._critical_slot(t, order, slot_of, end, makespan, state)
-        if slot >= 0 and engines._reach(t, order, t.cap, slot, slot - 1) == slot - 1:
-            engines._shift(order, slot_of, slot, slot - 1)
+        slot = annealing._critical_slot(t, order, slot_of, end, makespan, state)
+        if slot >= 0 and annealing._reach(t, order, t.cap, slot, slot - 1) == slot - 1:
+            annealing._shift(order, slot_of, slot, slot - 1)
             swapped += 1
     assert swapped > 9_000
 
@@ -253,7 +253,7 @@ def test_the_twins_in_plain_python_search_alike():
         "from plait.planner.hunt import Hunt\n"
         "hunt = Hunt(w, 3)\n"
         "import numpy as np\n"
-        "from plait.planner import engines as e, kernels as k\n"
+        "from plait.planner import annealing as e, evolution, kernels as k\n"
         "t, s = hunt.t, np.asarray([5, 7])\n"
         "best = hunt.best.copy()\n"
         "out = [e.anneal(t, hunt.best.copy(), t.cap, 0.0, 60, 3.0, 0.1, s, best), best.tolist()]\n"
@@ -262,7 +262,7 @@ def test_the_twins_in_plain_python_search_alike():
         "k.evaluate(t, hunt.best, np.inf, end, np.zeros(6, np.int64))\n"
         "out += [e.wander(t, end - t.seconds, t.cap, 0.0, 60, 3.0, 0.1, s, best), best.tolist()]\n"
         "found = np.asarray([hunt.makespan, hunt.peak])\n"
-        "out += [e.evolve(t, t.cap, hunt.bound, hunt.lean, 60, s, hunt.pool, hunt.pool_score, found, best)]\n"
+        "out += [evolution.evolve(t, t.cap, hunt.bound, hunt.lean, 60, s, hunt.pool, hunt.pool_score, found, best)]\n"
         "out += [best.tolist(), found.tolist(), hunt.pool.sum().item(), s.tolist()]\n"
         "from plait.planner.sweep import Sweep\n"
         "sweep = Sweep(t, 1e9, 20, 2.0, s)\n"

@@ -19,7 +19,10 @@ from plait.errors import ConfigError
 from plait.observe.run_log import read_rows
 from plait.recipes.keys import parse_overrides
 from plait.recipes.stages import load_stages
+from plait.runtime import prepare
+from plait.runtime.prediction.choosing import auto_plan
 from plait.runtime.session import Session
+from plait.schedule.plan import Plan
 from tests.runs.plan_files import write_plan
 from tests.runs.plans import assert_equal_runs
 
@@ -282,8 +285,12 @@ def test_a_later_stage_is_checked_before_the_first_runs(
 
 
 @pytest.mark.slow
-def test_three_stages_on_two_devices_are_those_on_one(recipe: Path, tmp_path: Path) -> None:
-    """float64; each stage begins with what the one before wrote under its own plan."""
+def test_three_stages_on_two_devices_are_those_on_one(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """float64; each stage begins with what the one before wrote under its own plan, which was searched once."""
+    found: list[Plan] = []
+    monkeypatch.setattr(prepare, "auto_plan", lambda planning: found.append(auto_plan(planning)) or found[-1])
     critic = dict.fromkeys(("critic.train", "critic.values"), "1,0 pp2")
     plan = {"actor.generate": "0,1 tp2", "actor.train": "0,1 pp2", "reward.score": "1", "ref.logprobs": "0", **critic}
     several = ["--devices", "2", "--policy.plan", str(write_plan(tmp_path, "policy", plan))]
@@ -292,3 +299,8 @@ def test_three_stages_on_two_devices_are_those_on_one(recipe: Path, tmp_path: Pa
     for stage in ("sft", "reward_model", "policy"):
         assert_equal_runs(tmp_path / "two" / stage, tmp_path / "one" / stage)
         assert json.loads((tmp_path / "two" / stage / "plan.json").read_text())["num_ranks"] == 2
+    followed = [Plan.load(tmp_path / "two" / stage / "plan.json") for stage in ("sft", "reward_model")]
+    assert [plan.placements for plan in followed] == [plan.placements for plan in found]
+    more = ["--run_dir", str(tmp_path / "two"), "--dtype", "float64", "--resume", "--policy.steps", "3"]
+    assert main(["train", str(recipe), *several, *more]) == 0
+    assert len(found) == 2, "a resumed stage has its plan"

@@ -32,6 +32,7 @@ from plait.runtime.inputs.prepared import Outline, Prepared
 from plait.runtime.prediction.choosing import auto_plan
 from plait.runtime.prediction.disk_room import KeptFiles, check_disk
 from plait.runtime.prediction.forecast import STEP, predicted_seconds
+from plait.runtime.prediction.kept_plans import kept_for
 from plait.runtime.prediction.machine import machine_of
 from plait.runtime.prediction.network import Machines
 from plait.runtime.prediction.room import said_of_room
@@ -64,7 +65,8 @@ def dry_run(recipe: Recipe, *, resume: bool = False, nodes: int = 1) -> int:
         if (shape := shape_of(recipe)) is not None:
             print_shape(outline(recipe), shape, nodes)
             return 0
-        prepared = prepare(recipe, machines=machines)
+        kept = kept_for(recipe, machines.count, directory.files if resume else None)
+        prepared = prepare(recipe, kept=kept, machines=machines)
         if resume:
             is_over = partial(has_all_steps, directory.files.checkpoints, prepared.recipe.steps)
             check_left(directory.files.recipe, prepared.recipe, is_over)

@@ -11,7 +11,7 @@ from plait.cost.corrections import Correction, carried_record
 from plait.dataflow import CallKind
 from plait.recipes.engine_checks import of_engines
 from plait.recipes.open_keys import MEMORY_KEYS
-from plait.recipes.turn_checks import said_of_rounds
+from plait.recipes.turn_checks import said_of_made, said_of_rounds
 from plait.runtime.prediction.choosing import Choice, Foretold
 from plait.runtime.prediction.guesses import Guesses, guesses_of_run
 from plait.runtime.prediction.planning import Planning
@@ -112,6 +112,7 @@ class Report:
             "calibration": self._calibration(),
             "speculation": self._speculation(),
             "rounds": said_of_rounds(self.planning.flow, self.planning.recipe),
+            "made": said_of_made(self.planning.flow, self.planning.lengths.beside),
             "evaluations": choice.evaluations,
             "seconds_spent": choice.seconds,
         }

@@ -11,14 +11,17 @@ from plait.cli.placement_text import cut_text
 from plait.cli.plan_following import Following
 from plait.cli.plan_report import Report, carried_in, guesses_of
 from plait.cli.ranks_text import few_ranks_text
+from plait.cost.call_lengths import lengths_by_call
 from plait.cost.corrections import with_carried
 from plait.cost.estimate import human_bytes
+from plait.cost.lengths import SampleLengths
 from plait.cost.spent_memory import is_open, spent_text
 from plait.dataflow import CallKind
 from plait.models.files.known_shapes import is_shape
 from plait.recipes.engine_checks import said_of_no_guesses, said_of_program
-from plait.recipes.turn_checks import said_of_rounds
+from plait.recipes.turn_checks import said_of_made, said_of_rounds
 from plait.runtime.prediction.guesses import UNKNOWN
+from plait.runtime.prediction.planning import Planning
 from plait.schedule.gantt import ascii_gantt, letter_of
 from plait.schedule.plan import Placement
 from plait.schedule.timeline import Span, Timeline
@@ -66,16 +69,15 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         rate = f"{cluster.price_per_hour:g} for an hour of all" if hourly is None else f"{hourly:g} for a device's hour"
         text = f"{price:,.2f}, at {rate}"
         yield from _line("1,000 steps", text, width)
-    lengths = (
-        f"prompts of {sizes.prompts.mean:,.0f} tokens (at most {sizes.prompts.longest:,}), responses of "
-        f"{sizes.responses.mean:,.0f} ({sizes.responses.longest:,})"
-    )
+    lengths = _lengths(sizes)
     generates = bool(planning.flow.of_kind(CallKind.GENERATE))
     most, name = planning.recipe.sampling.max_response_tokens, planning.recipe.model
     is_longest = sizes.responses.mean >= most if generates else is_shape(name)
     if is_longest and not report.states_lengths:
         lengths += ", as long as they may be: `--lengths` states others"
     yield from _line("lengths", lengths, width)
+    for text in _made(planning):
+        yield from _line("made", text, width)
     yield from _line("numbers", f"{_numbers(report)}; nothing of this was run", width)
     if planning.recipe.device == "cuda":
         found = ", as they fit" if is_open(planning.recipe) else ""
@@ -102,6 +104,24 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         worst = max(prediction.memory, key=lambda rank: rank.peak_bytes / rank.limit_bytes)
         text = f"rank {worst.rank} would hold {human_bytes(worst.peak_bytes)} of {human_bytes(worst.limit_bytes)}"
         yield from _line("does not fit", text, width)
+
+
+def _lengths(sizes: SampleLengths) -> str:
+    return (
+        f"prompts of {sizes.prompts.mean:,.0f} tokens (at most {sizes.prompts.longest:,}), responses of "
+        f"{sizes.responses.mean:,.0f} ({sizes.responses.longest:,})"
+    )
+
+
+def _made(planning: Planning) -> Iterator[str]:
+    """How long samples of prompts that functions write are counted, and by which rule."""
+    flow, known = planning.flow, planning.lengths
+    of_calls = lengths_by_call(flow, known, planning.recipe.samples_per_prompt)
+    for node in flow.of_kind(CallKind.GENERATE):
+        if node.prompts is not None:
+            yield f"{node.call}: {_lengths(of_calls[node.id])}"
+    if (rule := said_of_made(flow, known.beside)) is not None:
+        yield f"{rule}: `--lengths` takes the lengths of a run, if you give its folder"
 
 
 def _fusion(report: Report) -> str:

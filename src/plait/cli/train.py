@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -133,8 +134,10 @@ def _run(recipe: Recipe, path: Path | None, attached: Attached | None, num_nodes
     with opening(title_of("train", path), recipe_facts(recipe, resume=resume)):
         from plait.cli.report import print_outcome
         from plait.runtime.api import run
+        from plait.runtime.processes.nodes import gathered_nodes
 
-        outcome = run(recipe, resume=resume, recipe_file=path, attached=attached, num_nodes=num_nodes)
+        gathering = partial(gathered_nodes, attached=attached, num_nodes=num_nodes)
+        outcome = run(recipe, resume=resume, recipe_file=path, gathering=gathering)
     print_outcome(recipe, outcome)
     return 0 if outcome.finished else 130
 

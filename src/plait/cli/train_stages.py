@@ -74,13 +74,12 @@ def _run(stages: Stages, attached: Attached | None, num_nodes: int, *, resume: b
     from plait.observe.console import SafeConsole
     from plait.recipes.stages import final_folder
     from plait.runtime.processes.nodes import placed_on
-    from plait.runtime.stage_runs import check_stages, nodes_of_stages, run_stages
+    from plait.runtime.stage_runs import checked_stages, nodes_of_stages, run_stages
 
     console, last = SafeConsole(), [*stages.recipes][-1]
     with nodes_of_stages(stages, attached, resume=resume) as nodes:
-        for _ in check_stages(stages, resume=resume, placing=partial(placed_on, nodes=nodes)):
-            pass
-        for name, recipe, outcome in run_stages(stages, resume=resume, nodes=nodes, num_nodes=num_nodes):
+        checked = checked_stages(stages, resume=resume, placing=partial(placed_on, nodes=nodes))
+        for name, recipe, outcome in run_stages(stages, checked, resume=resume, nodes=nodes, num_nodes=num_nodes):
             console.rule(name)
             if outcome is None:
                 console.print(f"done before: {final_folder(recipe)}")

@@ -45,7 +45,8 @@ class Arithmetic:
     @classmethod
     def of(cls, recipe: Recipe, flow: Dataflow, lengths: SampleLengths) -> Arithmetic:
         samples = tokens = 0
-        lengths_of, count = lengths_by_call(flow, lengths), recipe.samples_per_prompt
+        count = recipe.samples_per_prompt
+        lengths_of = lengths_by_call(flow, lengths, count)
         for node in (node for node in flow.nodes if node.kind in (CallKind.GENERATE, CallKind.READ)):
             prompts = recipe.prompts_per_step * prompts_each(flow, node, count)
             here = prompts * samples_of_prompt(node, count)

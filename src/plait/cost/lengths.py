@@ -108,16 +108,21 @@ class SampleLengths:
         """Those of rows that a call of this name makes or reads (`actor.generate`, `examples`)."""
         return self.beside.get(rows, self)
 
-    def answered(self, responses: Lengths) -> SampleLengths:
+    def answered(self, responses: Lengths, read: Sequence[tuple[Lengths, int]] = ()) -> SampleLengths:
         """These responses to prompts of which each is made of one of these samples: it counts as long as the sample
-        with its own prompt, whatever the function says that makes it."""
+        with its own prompt, and what else is read with it; whatever the function says that makes it.
+
+        Args:
+            read: of texts that the function is given: their lengths, and how many of them with each sample.
+        """
         if self.groups:
-            prompts = [prompt + tokens for prompt, tokens in self._pairs]
+            samples = sorted(prompt + tokens for prompt, tokens in self._pairs)
         else:
-            count = max(len(self.prompts.values), len(self.responses.values))
-            pairs = zip(self.prompts.of(count), self.responses.of(count), strict=True)
-            prompts = [prompt + tokens for prompt, tokens in pairs]
-        return SampleLengths(Lengths.recorded(prompts), responses)
+            count = max(len(own.values) for own in (self.prompts, self.responses, *(texts for texts, _ in read)))
+            samples = map(sum, zip(self.prompts.of(count), self.responses.of(count), strict=True))
+        prompts = list(samples)
+        beside = [[number * tokens for tokens in texts.of(len(prompts))] for texts, number in read]
+        return SampleLengths(Lengths.recorded([sum(row) for row in zip(prompts, *beside, strict=True)]), responses)
 
     def cut(self, most: int | None) -> SampleLengths:
         """With responses of so many tokens at most; None: as they are."""

@@ -88,7 +88,8 @@ class LargestBatch:
             trains: or scores.
             budget_tokens: None: the recipe's.
         """
-        lengths_of, num_samples = lengths_by_call(flow, lengths), recipe.samples_per_prompt
+        num_samples = recipe.samples_per_prompt
+        lengths_of = lengths_by_call(flow, lengths, num_samples)
 
         def of_call(node: Node) -> Self:
             rows, options = flow.nodes[node.rows], node.training if trains else TrainOptions()

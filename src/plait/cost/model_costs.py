@@ -82,7 +82,7 @@ class ModelCosts:
         outputs = lambda role: 1 if is_scalar(role) else None
         self._parameters = cache(lambda role: given.get(role) or parameters_of_shape(self.shapes[role], outputs(role)))
         self._samples = {node.id: workload.samples_of(flow, node) for node in flow.nodes}
-        self._lengths = lengths_by_call(flow, workload.lengths)
+        self._lengths = lengths_by_call(flow, workload.lengths, workload.samples_per_prompt)
         self._sets = SampleSets(workload, self.shapes, flow, self._samples, self._lengths)
         self._cutting = Cutting(workload, self.shapes, flow, self._samples, self._lengths, cluster.software)
         self._memory = RoleMemory(workload, self.shapes, self._parameters)

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from plait.layout.params import Parameters
-from plait.models.files.hub import read_config
+from plait.models.files.hub import is_stated, read_config
 from plait.models.files.known_shapes import is_shape
 from plait.recipes.role_models import RoleModel
 
@@ -33,13 +33,15 @@ def parameters_of(models: Sequence[RoleModel]) -> dict[str, Parameters]:
 
 def needs_all_tokens(model: RoleModel) -> str:
     """Why ranks that train it by tensor parallelism cannot part its tokens (`sequence_parallel`), in words for a
-    person; empty: they can.
+    person; empty: they can, as a test says of those models whose configuration plait states.
 
-    Imports torch.
+    Imports torch for others.
 
     Raises:
         ModelError: Transformers makes no model of its configuration.
     """
+    if is_stated(model.name):
+        return ""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from plait.models.files.pretrained import reading

@@ -118,7 +118,7 @@ class Facts(Placed):
     @cached_property
     def lengths_of(self) -> Mapping[int, SampleLengths]:
         """See `lengths_by_call`."""
-        return lengths_by_call(self.flow, self.lengths)
+        return lengths_by_call(self.flow, self.lengths, self.recipe.samples_per_prompt)
 
     def spending(self, recipe: Recipe) -> Facts:
         """The same of a recipe with other `MEMORY_KEYS`, on which nothing depends that is kept here."""

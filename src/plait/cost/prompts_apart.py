@@ -87,7 +87,8 @@ def way_s(decoding: Decoding) -> float:
 
 def least_s(lengths: Sequence[int], there_s: Sequence[float], decoding: Decoding) -> float:
     """Before which samples cannot all have ended, however many instances share them; arguments as of `drawn`."""
-    return way_s(decoding) + max(at_s + decoding.alone_s(max(some)) for at_s, some in _coming(lengths, there_s))
+    last_s = {max(some): at_s for at_s, some in _coming(lengths, there_s)}  # of prompts whose longest sample is as long
+    return way_s(decoding) + max(at_s + decoding.alone_s(longest) for longest, at_s in last_s.items())
 
 
 def _coming(lengths: Sequence[int], there_s: Sequence[float]) -> Iterator[tuple[float, Sequence[int]]]:
@@ -115,24 +116,27 @@ def drawn(
     waiting: deque[int] = deque()
     runs: list[tuple[int, int]] = []
     """(step at which it ends, at which it began) of each sample."""
+    begins = 0
+    """The sum of the steps at which these began."""
     while coming or waiting or runs:
         while coming and coming[0][0] <= now_s:
             waiting.extend(length - 1 for length in coming.popleft()[1] if length > 1)
         while waiting and len(runs) < running:
             heapq.heappush(runs, (step + waiting.popleft(), step))
+            begins += step
         if not runs:
             if coming:
                 terms.append({WAITING: coming[0][0] - now_s})
                 now_s = coming[0][0]
             continue
         count, taken = len(runs), min(LONGEST_PIECE, runs[0][0] - step)
-        said = sum(step - began for _, began in runs)
-        first_s = total(decoding.step(count, said + count)) / decoding.tokens
+        said = count * step - begins
         if coming and count < running:
+            first_s = total(decoding.step(count, said + count)) / decoding.tokens
             taken = min(taken, max(1, ceil((coming[0][0] - now_s) / first_s)))
         piece = scaled(decoding.step(count, said + count * (taken + 1) / 2), taken / decoding.tokens)
         terms.append(piece)
         now_s, step = now_s + total(piece), step + taken
         while runs and runs[0][0] <= step:
-            heapq.heappop(runs)
+            begins -= heapq.heappop(runs)[1]
     return added(*terms)

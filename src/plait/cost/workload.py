@@ -158,7 +158,7 @@ class Workload:
     def tokens_of_step(self, flow: Dataflow) -> float:
         """Prompt and response tokens of a step."""
         rows = [node for node in flow.nodes if node.kind in (CallKind.GENERATE, CallKind.READ)]
-        lengths_of = lengths_by_call(flow, self.lengths)
+        lengths_of = lengths_by_call(flow, self.lengths, self.samples_per_prompt)
         read = [(self.samples_of(flow, node), lengths_of[node.id]) for node in rows]
         return math.fsum(
             samples.prompts * lengths.prompts.mean + samples.count * lengths.responses.mean for samples, lengths in read

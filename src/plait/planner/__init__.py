@@ -2,7 +2,7 @@
 ranks do what).
 
 `tables` are a workload as arrays, `evaluate` judges an order of it, `bounds` what none can beat; `greedy`, `sweep`,
-`search` and `exact` find one; `engines` and `kernels` are their compiled inner loops.
+`search` and `exact` find one; `annealing`, `evolution` and `kernels` are their compiled inner loops.
 
 `plan_space` has the plans that may be proposed, of the ways to compute a call that `slot_forms` has; `plan_objective`
 judges one by simulated steps, `step_bound` says what one takes at least, `plan_baselines` makes those of others,

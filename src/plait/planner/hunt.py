@@ -1,9 +1,9 @@
 """The hunt for a schedule: what is known so far, and whose turn it is.
 
-Four engines work by turns on the best schedule known: dispatch rules that evolve (`engines.evolve`), annealing on
-critical arcs (`engines.anneal`; both from RLHFuse's paper notes, B5), annealing on keys that any decode fits the memory
-caps (`engines.wander`), and, once the makespan stands, annealing of the memory above a goal that sinks
-(`engines.squeeze`). Under memory caps every other turn goes to a fifth, which grows many partial schedules side by
+Four engines work by turns on the best schedule known: dispatch rules that evolve (`evolution.evolve`), annealing on
+critical arcs (`annealing.anneal`; both from RLHFuse's paper notes, B5), annealing on keys that any decode fits the
+memory caps (`annealing.wander`), and, once the makespan stands, annealing of the memory above a goal that sinks
+(`annealing.squeeze`). Under memory caps every other turn goes to a fifth, which grows many partial schedules side by
 side (`sweep`), wider each time, until one of them was wide enough to be a proof. The order of turns and every random
 number follow from the seed.
 """
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from plait.planner import engines, kernels
+from plait.planner import annealing, evolution, kernels
 from plait.planner.bounds import lower_bound, memory_bound
-from plait.planner.engines import LEANNESS
+from plait.planner.evolution import LEANNESS
 from plait.planner.greedy import greedy
 from plait.planner.kernels import TOLERANCE
 from plait.planner.sweep import Sweep
@@ -117,11 +117,11 @@ class Hunt:
     def compile(self) -> None:
         """Load or compile the kernels, which may take seconds once, before the clock starts."""
         t, order, keys, state = self.t, self.best.copy(), np.zeros(self.n), self.state.copy()
-        engines.anneal(t, order, t.cap, self.bound, 0, 1.0, 0.5, state, order.copy())
-        engines.squeeze(t, order, 0.0, 0.0, 0, 1.0, 0.5, state, order.copy())
-        engines.wander(t, keys, t.cap, self.bound, 0, 1.0, 0.5, state, order.copy())
+        annealing.anneal(t, order, t.cap, self.bound, 0, 1.0, 0.5, state, order.copy())
+        annealing.squeeze(t, order, 0.0, 0.0, 0, 1.0, 0.5, state, order.copy())
+        annealing.wander(t, keys, t.cap, self.bound, 0, 1.0, 0.5, state, order.copy())
         scores = self.evolved_scores.copy()
-        engines.evolve(t, t.cap, self.bound, self.memory_unit, 0, state, self.pool, self.pool_score, scores, order)
+        evolution.evolve(t, t.cap, self.bound, self.memory_unit, 0, state, self.pool, self.pool_score, scores, order)
         if self.capped:
             Sweep(t, 0.0, 1, MEAN_WEIGHT, state).leg(1)
 
@@ -163,7 +163,7 @@ class Hunt:
     def breed(self) -> None:
         """Evolve dispatch rules."""
         scores = self.evolved_scores
-        self.moves += engines.evolve(
+        self.moves += evolution.evolve(
             self.t, self.t.cap, self.bound, self.memory_unit, max(20, 1_000_000 // self.n), self.state,
             self.pool, self.pool_score, scores, self.evolved,
         )  # fmt: skip
@@ -180,7 +180,7 @@ class Hunt:
             descent = self._begin("cool", start.copy(), moves, hot, 25_000_000 // self.n)
         best = self.best.copy()
         moves, hot, cold = descent.leg()
-        _, made = engines.anneal(self.t, descent.values, self.t.cap, self.bound, moves, hot, cold, self.state, best)
+        _, made = annealing.anneal(self.t, descent.values, self.t.cap, self.bound, moves, hot, cold, self.state, best)
         self.moves += made
         self.offer(best)
 
@@ -196,7 +196,7 @@ class Hunt:
             descent = self._begin("rekey", end - self.t.seconds, moves, hot, 4_000_000 // self.n)
         best = self.best.copy()
         moves, hot, cold = descent.leg()
-        _, made = engines.wander(self.t, descent.values, self.t.cap, self.bound, moves, hot, cold, self.state, best)
+        _, made = annealing.wander(self.t, descent.values, self.t.cap, self.bound, moves, hot, cold, self.state, best)
         self.moves += made
         self.offer(best)
 
@@ -212,7 +212,7 @@ class Hunt:
         best = self.best.copy()
         moves, hot, cold = descent.leg()
         limit = self.makespan * (1 + TOLERANCE)
-        _, made = engines.squeeze(self.t, descent.values, goal, limit, moves, hot, cold, self.state, best)
+        _, made = annealing.squeeze(self.t, descent.values, goal, limit, moves, hot, cold, self.state, best)
         self.moves += made
         if self.offer(best):
             self.descents.pop("squeeze")

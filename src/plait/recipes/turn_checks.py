@@ -3,7 +3,10 @@ further draws of a step are not either."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from plait.dataflow import CallKind, Dataflow
+from plait.dataflow.graph import texts_of
 from plait.errors import ConfigError
 from plait.recipes.engine_checks import abilities
 from plait.recipes.recipe import Recipe, check_read
@@ -52,12 +55,21 @@ def rounds_by_prompt(recipe: Recipe) -> bool:
     return recipe.turns.wait_for is WaitFor.PROMPT
 
 
-def said_of_made(flow: Dataflow) -> str | None:
-    """By which rule predictions count prompts that nobody knows before, in words for a person; None: there are none."""
-    made = [node.call for node in flow.of_kind(CallKind.GENERATE) if node.prompts is not None]
+def said_of_made(flow: Dataflow, known: Collection[str] = ()) -> str | None:
+    """By which rule predictions count prompts that nobody knows before, in words for a person; None: there are none.
+
+    Args:
+        known: calls whose prompts are as long as those of a run.
+    """
+    made = [node for node in flow.of_kind(CallKind.GENERATE) if node.prompts is not None and node.call not in known]
     if not made:
         return None
-    return f"prompts of {', '.join(made)} count as long as the samples that they are made of, with their own prompts"
+    reads = any(texts_of(flow.nodes[node.prompts]) for node in made if node.prompts is not None)
+    beside = " and the texts that their functions are given" if reads else ""
+    return (
+        f"prompts of {', '.join(node.call for node in made)} count as long as the samples that they are made of, with "
+        f"their own prompts{beside}; what is written around these is not known before"
+    )
 
 
 def said_of_rounds(flow: Dataflow, recipe: Recipe) -> str | None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from plait.cost.placement import num_devices
-from plait.errors import ConfigError, DataError
+from plait.errors import ConfigError
 from plait.launch.nodes.gathered import STOPPED_CODE, Gathered
-from plait.launch.nodes.place import Attached
 from plait.observe.loading import loading
 from plait.observe.progress import Progress
 from plait.observe.screen import say
@@ -27,12 +24,12 @@ from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.folder.claim import claim
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import Origin
-from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.folder.stored_recipe import as_begun
 from plait.runtime.inputs.keys_from_python import overrides_of
-from plait.runtime.inputs.prepared import Kept, Prepared
+from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.prediction.conclusion import conclude
 from plait.runtime.prediction.disk_room import check_disk
+from plait.runtime.prediction.kept_plans import kept_for
 from plait.runtime.prediction.room import warn_of_room
 from plait.runtime.prediction.run_planning import with_prediction
 from plait.runtime.prediction.spending import is_searched
@@ -41,7 +38,7 @@ from plait.runtime.process import as_in_new_process, set_up
 from plait.runtime.processes.alone import Alone
 from plait.runtime.processes.left_places import begun_on
 from plait.runtime.processes.measured import for_measuring, measured, of_asked
-from plait.runtime.processes.nodes import gathered_nodes, placed_on, said_of_kinds
+from plait.runtime.processes.nodes import Gathering, gathered_nodes, placed_on, said_of_kinds
 from plait.runtime.session import Session
 from plait.schedule.plan import Plan
 from plait.user_code import refuse_while_importing
@@ -102,17 +99,15 @@ def run(
     *,
     resume: bool = False,
     recipe_file: Path | None = None,
-    attached: Attached | None = None,
-    num_nodes: int = 0,
-    joined: Gathered | None = None,
+    gathering: Gathering = gathered_nodes,
+    planned: Plan | None = None,
 ) -> Outcome:
     """Claim the folder, wait for other nodes if there are to be some, prepare, open, train, close.
 
     Args:
         recipe_file: that the recipe was read from, of which the folder gets a copy.
-        attached: the part of this command in a run on several nodes, which it leads; None: there is no other.
-        num_nodes: on which the recipe's launcher ray is to start the ranks; 0: as few as have room.
-        joined: the nodes, which stay when the run has ended; None: none is there yet.
+        gathering: who says which nodes the run is on; by default this machine, or those that its launcher starts.
+        planned: the plan as it was prepared when the recipe was checked; it is followed where the run has that place.
 
     Raises:
         UserError: something in the input cannot be used; nothing was started.
@@ -122,22 +117,14 @@ def run(
     with (
         as_in_new_process(recipe.threads),
         claim(recipe, resume=resume) as directory,
-        _nodes_of(recipe, attached, num_nodes, directory, joined) as nodes,
+        gathering(recipe, directory.path, loading) as nodes,
     ):
         if resume:
             recipe = as_begun(directory.files.recipe, recipe)
-        outcome = _run_claimed(recipe, directory, resume, origin, nodes)
+        outcome = _run_claimed(recipe, directory, resume, origin, nodes, planned)
         if nodes is not None and not outcome.finished:
             nodes.end(STOPPED_CODE, "node 0: the run was stopped")
         return outcome
-
-
-def _nodes_of(
-    recipe: Recipe, attached: Attached | None, num_nodes: int, directory: RunDirectory, joined: Gathered | None
-) -> AbstractContextManager[Gathered | None]:
-    if joined is not None:
-        return nullcontext(joined)
-    return gathered_nodes(recipe, attached, num_nodes, directory.path, loading)
 
 
 def _run_claimed(
@@ -146,14 +133,15 @@ def _run_claimed(
     resume: bool,
     origin: Origin,
     nodes: Gathered | None,
+    planned: Plan | None,
 ) -> Outcome:
     def prepared_for(recipe: Recipe) -> Prepared:
         recipe, machines = placed_on(recipe, nodes)
         # Else the plan that is there is that of a run to be replaced.
-        plan = kept_plan(recipe, directory.files, machines.count) if directory.begun else None
-        earlier = _plan_in(directory.files.plan) if directory.begun else None
-        prepared = prepare(recipe, kept=Kept(plan, earlier), machines=machines)
-        return replace(prepared, plan=with_prediction(prepared, machines, earlier))
+        begun = directory.files if directory.begun else None
+        kept = kept_for(recipe, machines.count, begun, planned)
+        prepared = prepare(recipe, kept=kept, machines=machines)
+        return replace(prepared, plan=with_prediction(prepared, machines, kept.earlier))
 
     if nodes is not None and is_searched(recipe) and (unlike := said_of_kinds(nodes, recipe.device)) is not None:
         say(unlike, file=sys.stderr)
@@ -170,22 +158,6 @@ def _run_claimed(
         outcome = train_session(session)
     conclude(prepared, directory.path)
     return outcome
-
-
-def kept_plan(recipe: Recipe, files: RunFiles, nodes: int) -> Plan | None:
-    """The plan that was found when a run began, for a recipe that leaves it to be found; None: it is resolved anew."""
-    if not is_searched(recipe) or not files.plan.is_file():
-        return None
-    plan = Plan.load(files.plan)
-    return plan if (plan.num_ranks, plan.nodes) == (num_devices(recipe), nodes) else None
-
-
-def _plan_in(path: Path) -> Plan | None:
-    """That which a run kept; None where it cannot be read: what it says is found again."""
-    try:
-        return Plan.load(path)
-    except DataError:
-        return None
 
 
 def evaluate_model(recipe: Recipe) -> Evaluation:

@@ -1,12 +1,14 @@
-"""Runs the stages of a recipe, one after the other: all are checked before the first begins.
+"""Runs the stages of a recipe, one after the other: all are checked before the first begins, and run by
+the plans that were found then.
 
 Where they run on several nodes, the commands of these join once, before the checks, and stay for all stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,13 +26,15 @@ from plait.runtime.controller import Outcome
 from plait.runtime.folder.claim import claim
 from plait.runtime.folder.export import export_whole
 from plait.runtime.folder.progressed import has_all_steps
-from plait.runtime.folder.run_files import CHECKPOINTS, METRICS, RECIPE
+from plait.runtime.folder.run_files import CHECKPOINTS, METRICS, RECIPE, RunFiles
 from plait.runtime.folder.stored_recipe import as_begun, check_left
 from plait.runtime.inputs.prepared import Prepared
+from plait.runtime.prediction.kept_plans import kept_for
 from plait.runtime.prediction.network import Machines
 from plait.runtime.prepare import prepare
-from plait.runtime.processes.nodes import commands_joined, placed_on
+from plait.runtime.processes.nodes import commands_joined, gathered_nodes, placed_on
 from plait.runtime.steps.reward_pools import open_pools
+from plait.schedule.plan import Plan
 
 
 @contextmanager
@@ -79,27 +83,45 @@ UNJOINED: Placing = partial(placed_on, nodes=None)
 """Where no command of another node has joined."""
 
 
+@dataclass(frozen=True)
+class Checked:
+    """What a stage was found to do before the first one begins: how many steps, and by which plan."""
+
+    steps: int
+    plan: Plan
+
+
+def checked_stages(stages: Stages, *, resume: bool, placing: Placing = UNJOINED) -> dict[str, Checked]:
+    """By name, all stages as they were found to be able to run; see `check_stages`."""
+    return {
+        name: Checked(prepared.recipe.steps, prepared.plan)
+        for name, prepared in check_stages(stages, resume=resume, placing=placing)
+    }
+
+
 def check_stages(stages: Stages, *, resume: bool, placing: Placing = UNJOINED) -> Iterator[tuple[str, Prepared]]:
     """Check the stages one by one as a run of each would, each (name, what it will do). Their models need not be there
-    yet, and nothing is left behind.
+    yet, and nothing is left behind. A stage that has begun has the plan that it began with.
 
     Raises:
         UserError: a stage cannot be run, or with `resume` was begun with another recipe; its name is given.
     """
+    steps: dict[str, int] = {}
     for name in stages.recipes:
         with _named(name):
-            recipe = stages.resolved(name)
-            begun = resume and _has_begun(recipe)
-            if begun:
-                _check_sources(stages, name)
-            claim(recipe, resume=begun).close()
-            if begun:
-                check_left(recipe.run_dir / RECIPE, recipe, partial(_is_done, stages, name))
-            foreseen = stages.foreseen(name)
-            if begun:
-                foreseen = as_begun(recipe.run_dir / RECIPE, foreseen)
+            recipe, foreseen = stages.resolved(name), stages.foreseen(name)
+            begun = RunFiles(recipe.run_dir) if resume and _has_begun(recipe) else None
+            if begun is not None:
+                _check_sources(stages, name, steps)
+            claim(recipe, resume=begun is not None).close()
+            if begun is not None:
+                foreseen = as_begun(begun.recipe, foreseen)
             foreseen, machines = placing(foreseen)
-            prepared = prepare(foreseen, to_come=stages.to_come(name), machines=machines)
+            kept = kept_for(foreseen, machines.count, begun)
+            prepared = prepare(foreseen, to_come=stages.to_come(name), kept=kept, machines=machines)
+            steps[name] = prepared.recipe.steps
+            if begun is not None:
+                check_left(begun.recipe, recipe, partial(_is_done, recipe, steps[name]))
             with ExitStack() as stack:
                 open_pools(prepared, stack)
         yield name, prepared
@@ -115,25 +137,33 @@ def _named(name: str) -> Iterator[None]:
 
 
 def run_stages(
-    stages: Stages, *, resume: bool, nodes: Gathered | None = None, num_nodes: int = 0
+    stages: Stages,
+    checked: Mapping[str, Checked],
+    *,
+    resume: bool,
+    nodes: Gathered | None = None,
+    num_nodes: int = 0,
 ) -> Iterator[tuple[str, Recipe, Outcome | None]]:
     """Run the stages in order, each (name, recipe, outcome) as it ends; stop after one in which that was asked for.
 
     With `resume`, stages that are done are left as they are (outcome None), and one that was begun goes on.
 
     Args:
+        checked: see `checked_stages`; a stage runs by that plan.
         nodes: as of `nodes_of_stages`.
-        num_nodes: as of `api.run`.
+        num_nodes: as of `gathered_nodes`.
     """
+    gathering = partial(gathered_nodes, num_nodes=num_nodes) if nodes is None else lambda *_: nullcontext(nodes)
     for number, name in enumerate(stages.recipes, start=1):
         recipe = stages.resolved(name)
-        if resume and _is_done(stages, name):
+        if resume and _is_done(recipe, checked[name].steps):
             yield name, recipe, None
             continue
         if nodes is not None:
             nodes.tell(f"stage `{name}` ({number} of {len(stages.recipes)}) begins")
         begun = resume and _has_begun(recipe)
-        outcome = run(recipe, resume=begun, recipe_file=stages.file, joined=nodes, num_nodes=num_nodes)
+        planned = checked[name].plan
+        outcome = run(recipe, resume=begun, recipe_file=stages.file, gathering=gathering, planned=planned)
         if outcome.finished and recipe.lora.rank > 0:  # later stages begin with whole weights
             export_whole(recipe.run_dir, final_folder(recipe))
         is_stopped = outcome.asked_to_stop and number < len(stages.recipes)
@@ -151,9 +181,8 @@ def train_stages(path: Path, overrides: Sequence[tuple[str, Any]], *, resume: bo
         UserError: a stage cannot be run; nothing was started.
     """
     stages = load_stages(path, overrides, trust_run_code=trust_run_code)
-    for _ in check_stages(stages, resume=resume):
-        pass
-    ran = [outcome for _, _, outcome in run_stages(stages, resume=resume) if outcome is not None]
+    checked = checked_stages(stages, resume=resume)
+    ran = [outcome for _, _, outcome in run_stages(stages, checked, resume=resume) if outcome is not None]
     return ran[-1] if ran else run(stages.resolved(list(stages.recipes)[-1]), resume=True)
 
 
@@ -161,32 +190,27 @@ def _has_begun(recipe: Recipe) -> bool:
     return (recipe.run_dir / RECIPE).is_file()
 
 
-def _check_sources(stages: Stages, name: str) -> None:
-    """Raises ConfigError where a stage has begun with weights that a stage before it would now train further."""
+def _check_sources(stages: Stages, name: str, steps: Mapping[str, int]) -> None:
+    """Raises ConfigError where a stage has begun with weights that a stage before it would now train further.
+
+    Args:
+        steps: of all stages before it.
+    """
     for source in stages.sources(name):
         recipe = stages.recipes[source]
         path = recipe.run_dir / METRICS
         rows = read_steps(path) if path.is_file() else []
         done = rows[-1]["step"] if rows else 0
-        steps = _steps(stages, source)
-        if done < steps:
+        if done < steps[source]:
             raise ConfigError(
                 f"it has begun with what `{source}` ended with after {done} steps, and `{source}` would now be trained "
-                f"to step {steps}; leave `steps` of `{source}` as they were, or begin again in another `run_dir`"
+                f"to step {steps[source]}; leave `steps` of `{source}` as they were, or begin again in another "
+                "`run_dir`"
             )
 
 
-def _steps(stages: Stages, name: str) -> int:
-    """Steps of a stage. How many its `epochs` come to, only its data tell."""
-    recipe = stages.recipes[name]
-    if recipe.epochs is None:
-        return recipe.steps
-    return prepare(stages.foreseen(name).letting_be(), to_come=stages.to_come(name)).recipe.steps
-
-
-def _is_done(stages: Stages, name: str) -> bool:
+def _is_done(recipe: Recipe, steps: int) -> bool:
     """Whether a stage has as many steps as it is to have, and its final weights are of the last one."""
-    recipe, steps = stages.resolved(name), _steps(stages, name)
     # A run that was made to go on has not replaced the final weights of its fewer steps yet.
     is_whole = marked(final_folder(recipe)).get("step") == steps
     return is_whole and has_all_steps(recipe.run_dir / CHECKPOINTS, steps)

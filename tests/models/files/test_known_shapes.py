@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from plait.cost.estimate import model_shape
-from plait.cost.model_parameters import parameters_of
+from plait.cost.model_parameters import needs_all_tokens, parameters_of
 from plait.errors import ModelError
-from plait.models.files.hub import read_config, resolve
+from plait.models.files.hub import ALIASES, read_config, resolve
 from plait.models.files.known_shapes import KNOWN
 from plait.models.shape import ModelShape
 from plait.recipes.role_models import RoleModel
@@ -58,6 +58,16 @@ def test_parameters_are_those_that_are_published(name: str) -> None:
 def test_a_module_of_the_configuration_has_as_many(name: str) -> None:
     (found,) = parameters_of([RoleModel("actor", name, False, True, "model")]).values()
     assert found.num_elements == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", [*KNOWN, *ALIASES])
+def test_tokens_of_all_can_be_parted(name: str, tmp_path: Path) -> None:
+    """As is taken for granted of what has these names, and found out of a file of the same configuration; of two
+    layers, as all are alike."""
+    path = tmp_path / "same.json"
+    path.write_text(json.dumps({**read_config(name), "num_hidden_layers": 2}))
+    for scalar in (False, True):
+        assert needs_all_tokens(RoleModel("actor", str(path), scalar, True, "model")) == ""
 
 
 def test_a_configuration_file_is_a_model(tmp_path: Path) -> None:

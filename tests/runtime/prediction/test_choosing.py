@@ -17,7 +17,8 @@ from plait.layout.mesh import Layout, Parallelism
 from plait.planner.plan_objective import LEAST_FUSED_GAIN, Judged
 from plait.planner.plan_search import Budget, Candidate, SearchResult
 from plait.recipes.recipe_file import load_recipe
-from plait.runtime.prediction.choosing import MOST_ALTERNATIVES, Choice, beside_others, choose, misfit
+from plait.runtime.prediction.choosing import MOST_ALTERNATIVES, Choice, beside_others, choose
+from plait.runtime.prediction.misfit import misfit
 from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import outline
 from plait.schedule.fused import FUSED

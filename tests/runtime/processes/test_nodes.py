@@ -48,7 +48,7 @@ def test_a_leader_that_has_only_a_name_of_its_own_for_itself_is_told(
     for host, count in (("node0", 2), ("node0", 1), ("localhost", 2), ("127.0.0.1", 2)):
         monkeypatch.setattr(nodes, "resolved", lambda _: "127.0.1.1")
         place = Attached(0, 2, 0, (host, 0), None, "--node", nodes=count)
-        with gathered_nodes(Recipe.model_construct(), place, 0, tmp_path, said.append):
+        with gathered_nodes(Recipe.model_construct(), tmp_path, said.append, attached=place):
             pass
     assert [line.startswith("node0 is 127.0.1.1 on this machine") for line in said] == [True, *[False] * 4]
 

@@ -13,7 +13,6 @@ import pytest
 from plait.checkpoint.store import CheckpointStore
 from plait.launch.failures import Ended, Failure
 from plait.recipes.recipe import Recipe
-from plait.runtime import api
 from plait.runtime.api import run
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import Origin, Restart
@@ -21,7 +20,7 @@ from plait.runtime.processes import supervisor
 from plait.runtime.processes.restarting import RanksLost, Restarts, supervised
 from plait.schedule.plan import Placement, Plan
 
-ENDED: Any = object()
+ENDED: Any = SimpleNamespace(finished=True)
 
 
 def lost(what: str, action: str = "actor.train", rank: int = 1, ended: Ended = Ended.DIED) -> RanksLost:
@@ -155,8 +154,7 @@ def test_the_plan_of_a_run_that_was_to_be_replaced_is_not_taken_for_the_places_t
         return ENDED
 
     monkeypatch.setattr(supervisor, "supervise", supervise)
-    monkeypatch.setattr(api, "gathered_nodes", lambda *_: nullcontext(nodes))
     ppo = {"algorithm": "ppo", "options": {}, "devices": 4, "plan": "auto", "restarts": 1, "overwrite": True}
-    assert run(make_recipe(steps=1, **ppo)) is ENDED
+    assert run(make_recipe(steps=1, **ppo), gathering=lambda *_: nullcontext(nodes)) is ENDED
     assert [prepared.plan.num_ranks for prepared in tried] == [4, 2]
     assert "critic.train" in {placement.call for placement in tried[1].plan.placements}

@@ -13,7 +13,7 @@ from plait.cost.corrections import Correction, Corrections, carried_record
 from plait.cost.device_memory import READING, memory_of_plan
 from plait.cost.working_memory import MESSAGES, OUTSIDE
 from plait.output import write_file
-from plait.recipes.turn_checks import said_of_rounds
+from plait.recipes.turn_checks import said_of_made, said_of_rounds
 from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.prediction.machine import machine_of
@@ -159,7 +159,8 @@ def write_forecast(prepared: Prepared, folder: Path, rows: Sequence[Mapping[str,
         profile, roles = calibration.profile, [model.role for model in prepared.models]
         corrections = Corrections({} if profile is None else profile.ratios(prepared.plan.num_ranks))
         carried = corrections.carried(prepared.plan.placements, roles)
-        source = "; ".join(filter(None, (calibration.source, said_of_rounds(prepared.flow, prepared.recipe))))
+        rounds, made = said_of_rounds(prepared.flow, prepared.recipe), said_of_made(prepared.flow)
+        source = "; ".join(filter(None, (calibration.source, rounds, made)))
         forecast = forecast_of(prepared.plan, source, _held_bytes(prepared), rows, carried)
         write_file(RunFiles(folder).forecast, forecast.to_json())
 

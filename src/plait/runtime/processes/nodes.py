@@ -7,7 +7,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from plait.cost.hardware import Link
@@ -31,17 +31,26 @@ from plait.runtime.prediction.network import NOT_MEASURED, THIS_ONE, Machines, N
 from plait.runtime.prediction.spending import is_searched
 from plait.stop_signals import STOP_SIGNALS
 
+Gathering = Callable[[Recipe, Path, Callable[[str], None]], AbstractContextManager[Gathered | None]]
+"""Recipe and folder of a run, and what says how far it is → the nodes that the run is on while inside; None: this
+machine alone."""
+
 
 @contextmanager
 def gathered_nodes(
-    recipe: Recipe, attached: Attached | None, num_nodes: int, folder: Path, say: Callable[[str], None]
+    recipe: Recipe,
+    folder: Path,
+    say: Callable[[str], None],
+    *,
+    attached: Attached | None = None,
+    num_nodes: int = 0,
 ) -> Iterator[Gathered | None]:
     """The nodes of a run while inside; at its end they are told how it ended, and leave. None: this machine alone.
 
     Args:
+        folder: of the run.
         attached: the part of this command in a run of several, which it leads.
         num_nodes: that Ray is to give, where that is the launcher; 0: as few as have room.
-        folder: of the run.
 
     Raises:
         ConfigError: the address is none of this machine, the nodes do not share the folder, or have other versions; or

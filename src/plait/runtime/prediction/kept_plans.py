@@ -1,0 +1,43 @@
+"""The plan of a run that was found before: in an earlier stay, or when the run was checked."""
+
+from __future__ import annotations
+
+from plait.cost.placement import num_devices
+from plait.errors import DataError
+from plait.recipes.recipe import Recipe
+from plait.runtime.folder.run_files import RunFiles
+from plait.runtime.inputs.prepared import Kept
+from plait.runtime.prediction.spending import is_searched
+from plait.schedule.named_plans import AUTO
+from plait.schedule.plan import Plan
+
+
+def kept_for(recipe: Recipe, nodes: int, begun: RunFiles | None, planned: Plan | None = None) -> Kept:
+    """What holds for a run on so many machines of what was found before.
+
+    Args:
+        begun: files of the run, where an earlier stay has begun it.
+        planned: its plan as it was prepared when it was checked, before it began.
+
+    Raises:
+        DataError: the recipe leaves its plan to be found, and the one that was found cannot be read.
+    """
+    stored = None if begun is None else _stored(begun, recipe)
+    fitting = (plan for plan in (stored, planned) if plan is not None and _fits(plan, recipe, nodes))
+    return Kept(next(fitting, None), planned if stored is None else stored)
+
+
+def _fits(plan: Plan, recipe: Recipe, nodes: int) -> bool:
+    """Whether a plan is one that would be searched for the recipe."""
+    places = plan.num_ranks, plan.nodes
+    return is_searched(recipe) and plan.name == AUTO and places == (num_devices(recipe), nodes)
+
+
+def _stored(files: RunFiles, recipe: Recipe) -> Plan | None:
+    """None where there is none, or it cannot be read and what it says is found again."""
+    try:
+        return Plan.load(files.plan)
+    except DataError:
+        if is_searched(recipe) and files.plan.is_file():
+            raise
+        return None
