@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -11,11 +11,10 @@ from plait.data.records import FinishReason, Sample
 from plait.data.supports import Supports
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.metric_names import with_logged
-from plait.observe.progress import ROLLOUTS, Watched, losses
-from plait.recipes.role_models import main_role
+from plait.observe.progress import Watched
+from plait.recipes.role_models import REWARD_ROLES, RoleModel, main_role
 from plait.rewards.scores import GroupScores
 from plait.runtime.evaluating.evaluation import logged_means
-from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.step import StepState, by_model, reward_calls
 
 
@@ -173,17 +172,45 @@ def by_function(groups: Sequence[GroupScores]) -> dict[str, list[float]]:
     return {name: [score for group in groups for score in group.scores[name]] for name in names}
 
 
-def watched(prepared: Prepared) -> tuple[Watched, ...]:
-    """The numbers of a step that a person watches."""
-    flow = prepared.flow
-    if flow.main_rows.kind is CallKind.GENERATE and "reward" in flow.roles:
-        return ROLLOUTS
-    role = main_role(prepared.models).role
-    match flow.main_rows.call:
-        case "pairs":
-            accuracy = "reward/accuracy" if role == "reward" else "rewards/accuracies"
-            return losses(role, Watched("accuracy", accuracy, ".1%"))
-        case "labelled":
-            return losses(role, Watched("margin", "rewards/margins", ".4f"))
-    grades = [node.call for node in flow.of_kind(CallKind.GRADE) if node.rows == flow.main_rows.id]
-    return losses(role, *(Watched(name, f"{name}/mean", ".3f") for name in grades[:1]))
+def watched(flow: Dataflow, models: Sequence[RoleModel]) -> Iterator[Watched]:
+    """The few numbers of a step that a person watches, what matters most first. A step shows those that it has.
+
+    Of the samples that train: what rewards and functions over texts say of them; where none says anything, the loss.
+    Then the loss on given samples beside them, what losses log of pairs and of a reference, the same of held-out items
+    in a step that evaluates, lengths and the pace.
+    """
+    role = main_role(models).role
+    accuracies = ("rewards/accuracies", f"{role}/accuracy", f"{role}/mean_token_accuracy")
+    learnt = (
+        *([*_said_of(flow.main_rows, flow)] or [Watched("loss", (f"{role}/loss",), ".4f")]),
+        *_losses_beside(flow, role),
+        Watched("accuracy", accuracies, ".1%"),
+    )
+    yield from learnt
+    yield Watched("margin", ("rewards/margins", f"{role}/margin"), ".4f")
+    yield Watched("kl", ("kl",), ".4f")
+    for each in learnt:
+        of_task = ("accuracy",) if each.metrics == accuracies else ()
+        yield Watched(f"eval {each.title}", tuple(f"eval/{name}" for name in (*of_task, *each.metrics)), each.form)
+    yield Watched("length", ("response_length/mean",), ".1f")
+    yield Watched("tok/s", ("perf/throughput",), ",.0f")
+
+
+def _said_of(rows: Node, flow: Dataflow) -> Iterator[Watched]:
+    """What is said of how good these samples are."""
+    scored = {node.role for node in flow.of_kind(CallKind.SCORE) if node.rows == rows.id}
+    for role in REWARD_ROLES:
+        if role in scored:
+            yield Watched(role, (role,), ".3f")
+    for node in flow.of_kind(CallKind.GRADE):
+        if node.rows == rows.id:
+            yield Watched(node.call, (f"{node.call}/mean",), ".3f")
+            yield Watched(f"{node.call} unread", (f"{node.call}/unread",), ".0%")
+
+
+def _losses_beside(flow: Dataflow, role: str) -> Iterator[Watched]:
+    """Losses of a role on given samples, beside those on the samples that metrics without a prefix are of."""
+    for node in flow.calls(role):
+        rows = flow.nodes[node.rows]
+        if node.kind is CallKind.TRAIN and rows.kind is CallKind.READ and rows is not flow.main_rows:
+            yield Watched(f"{rows.call} loss", (f"{role}/ptx_loss", f"{node.call}/loss"), ".4f")
