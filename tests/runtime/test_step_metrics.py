@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from plait.data.rows import Rows
 from plait.dataflow import grades_from, per_sample, trace
 from plait.recipes.algorithm import traced_flow
 from plait.recipes.recipe import Recipe
@@ -19,6 +20,7 @@ from plait.recipes.role_models import role_models
 from plait.rewards.scores import GroupScores
 from plait.runtime.step_metrics import by_function, exact_mean, grade_metrics, watched
 from tests import golden
+from tests.runtime.samples import sample
 
 RECORD = Path(golden.__file__).with_name("record.json")
 """What whole runs of the built-in flows recorded."""
@@ -47,14 +49,19 @@ def graded(prompts, actor):
 
 @pytest.mark.parametrize(
     ("grades", "metrics"),
-    [([3, math.nan, 1, math.nan], {"grade/mean": 2.0, "grade/unread": 0.5}), ([math.nan] * 2, {"grade/unread": 1.0})],
-    ids=["half", "none"],
+    [
+        ([3, math.nan, 1, math.nan], {"grade/mean": 2.0, "grade/unread": 0.5, "frac_grade_zero_std": 1.0}),
+        ([3, 1, 2, math.nan], {"grade/mean": 2.0, "grade/unread": 0.25, "frac_grade_zero_std": 0.5}),
+        ([math.nan] * 4, {"grade/unread": 1.0, "frac_grade_zero_std": 1.0}),
+    ],
+    ids=["half", "most", "none"],
 )
 def test_grades_of_which_none_was_read_have_no_mean(grades: list[float], metrics: dict[str, float]) -> None:
-    """A mean of 0 would look like the worst grade."""
+    """A mean of 0 would look like the worst grade. The first two samples are of one prompt, and the last two."""
     flow = trace(graded, roles=("actor",))
     [node] = (node for node in flow.nodes if node.call == "grade")
-    state: Any = SimpleNamespace(tables={node.rows: SimpleNamespace(columns={node.outputs[0]: np.array(grades)})})
+    rows = Rows([sample(uid, index) for uid in (0, 1) for index in (0, 1)])
+    state: Any = SimpleNamespace(tables={node.rows: rows.with_column(node.outputs[0], np.array(grades))})
     assert grade_metrics(flow, state) == metrics
 
 

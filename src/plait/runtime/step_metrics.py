@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
+from plait.data.computing import are_equal
 from plait.data.records import FinishReason, Sample
 from plait.data.supports import Supports
 from plait.dataflow import CallKind, Dataflow, Node
@@ -135,15 +136,19 @@ def _answer_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
 
 
 def grade_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
-    """The mean of what functions read from texts, absent where they read nothing at all, and the share of samples of
-    which they read nothing."""
+    """The mean of what functions read from texts, absent where they read nothing at all; the share of samples of which
+    they read nothing, and of groups of which they read no two numbers that differ."""
     metrics: dict[str, float] = {}
     for node in flow.of_kind(CallKind.GRADE):
-        values = state.tables[node.rows].columns[node.outputs[0]]
-        name = f"{_prefix(flow.nodes[node.rows], flow)}{node.call}"
+        rows = state.tables[node.rows]
+        values = rows.columns[node.outputs[0]]
+        before = _prefix(flow.nodes[node.rows], flow)
+        name = f"{before}{node.call}"
         read = values[np.isfinite(values)].tolist()
         metrics |= {f"{name}/mean": exact_mean(read)} if read else {}
         metrics[f"{name}/unread"] = (len(values) - len(read)) / len(values)
+        equal = [are_equal(values[list(members)]) for members in rows.groups.values()]
+        metrics[f"{before}frac_{node.call}_zero_std"] = float(np.mean(equal))
     return metrics
 
 
