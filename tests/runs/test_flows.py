@@ -429,10 +429,10 @@ def test_what_a_flow_has_no_use_for_is_refused(
     assert not recipe.run_dir.exists()
 
 
-def test_what_generates_nothing_has_no_judges(make_recipe: MakeRecipe, data: dict[str, str]) -> None:
+def test_what_generates_nothing_has_no_functions_of_evaluations(make_recipe: MakeRecipe, data: dict[str, str]) -> None:
     """Of a stage, beside which they stand for another one."""
     recipe = recipe_of("sft", make_recipe, data, **{"evaluation.functions": ["task"]})
-    assert prepare(recipe.letting_be()).judges == ()
+    assert prepare(recipe.letting_be()).eval_functions == ()
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from plait.schedule.work import Work, nothing
 def measure(
     prepared: Prepared,
     roles: Roles,
-    judges: RewardPool | None,
+    eval_functions: RewardPool | None,
     calls: Calls,
     aside: Aside,
     *,
@@ -59,7 +59,7 @@ def measure(
         per_item=recipe.evaluation.samples_per_prompt,
         pass_at=recipe.evaluation.pass_at,
     )
-    scorers = Scorers(rewards.get("reward"), rewards.get("cost"), judges)
+    scorers = Scorers(rewards.get("reward"), rewards.get("cost"), eval_functions)
     return answer(actor, held_out, scorers, aside, stop=stop)
 
 
