@@ -252,7 +252,7 @@ def best_of(run: SearchResult, space: PlanSpace) -> float:
     for leader in run.leaders:
         meshes = {tuple(range(*ends_of(place))) for place in leader.places}
         if meshes <= {*space.meshes} and space.lawful(leader.places) == leader.places:
-            values.append(leader.judged.value)
+            values.append(leader.valued.value)
     return min(values)
 
 

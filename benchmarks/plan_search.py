@@ -8,7 +8,7 @@
 PPO with calls of models known by their shapes, on A100s. Seconds are CPU seconds of this process, so that other work on
 the machine does not count; at equal seconds the cost model's answers are kept from the searches before, as they are the
 same for all engines. `gap` is the median over seeds of a step's seconds above the best that any engine found, `fits`
-the share of seeds in which a plan that fits was found. The last lines are plans of others, judged by the same
+the share of seeds in which a plan that fits was found. The last lines are plans of others, valued by the same
 simulation. `--tiny` takes small models and few evaluations.
 
 With `--long` a portfolio that knows nothing yet searches for `--seconds`, as `plait plan` does, with each of
@@ -120,7 +120,7 @@ def compare(planning: Planning, options: argparse.Namespace) -> None:
         rows = []
         for engine, betas in ENGINES.items():
             runs = [found_by(planning, budget, seed, betas) for seed in range(options.repeats)]
-            values = tuple(run.best.judged.value if run.best else None for run in runs)
+            values = tuple(run.best.valued.value if run.best else None for run in runs)
             rows.append(Row(engine, values, sum(run.evaluations for run in runs) / len(runs)))
         best = min((value for row in rows for value in row.values if value is not None), default=inf)
         print(f"  {title:<18}{'gap':>6}{'fits':>8}{'evaluations':>14}   best {best:.4g} s a step")
@@ -128,8 +128,8 @@ def compare(planning: Planning, options: argparse.Namespace) -> None:
             print(row.text(best), flush=True)
     print("  plans of others")
     for baseline in first.baselines:
-        fits = "fits" if baseline.judged.usable else "does not fit" if baseline.judged.excess else "idle devices"
-        print(f"  {baseline.name:<16}{baseline.judged.seconds:>8.4g} s   {fits}")
+        fits = "fits" if baseline.valued.usable else "does not fit" if baseline.valued.excess else "idle devices"
+        print(f"  {baseline.name:<16}{baseline.valued.seconds:>8.4g} s   {fits}")
 
 
 def find_whole(options: argparse.Namespace) -> int:
@@ -177,14 +177,14 @@ def hold_against_long(devices: int, options: argparse.Namespace) -> None:
 
     new = {seed: found(seed, options.seconds) for seed in range(options.repeats)}
     long = [found(options.repeats + number, options.long) for number in range(2)]
-    values = {run.best.judged.value for run in (*new.values(), *long) if run.best is not None}
+    values = {run.best.valued.value for run in (*new.values(), *long) if run.best is not None}
     if not values:
         print("  no plan fits")
         return
     best = min(values)
     print(f"  best of all {best:.4g} s a step")
     for seed, run in new.items():
-        gap = f"{run.best.judged.value / best - 1:.2%}" if run.best is not None else "does not fit"
+        gap = f"{run.best.valued.value / best - 1:.2%}" if run.best is not None else "does not fit"
         print(f"  {options.seconds:g} s, seed {seed}: {gap:>8}   {run.evaluations:,} plans")
 
 

@@ -53,15 +53,17 @@ class AppendedFile:
 
     Args:
         keep: go on behind what the file holds; otherwise it is begun anew.
+        opened: a descriptor of it that is open to append, which is closed with it; None: it is opened.
 
     Raises:
         RunError: the file system refuses a write (a full disk); the file then ends with what was appended before.
     """
 
-    def __init__(self, path: Path, *, keep: bool) -> None:
+    def __init__(self, path: Path, *, keep: bool, opened: int | None = None) -> None:
         self.path = path
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if keep else os.O_TRUNC)
         with writing(path):
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if keep else os.O_TRUNC), 0o644)
+            self._fd = os.open(path, flags, 0o644) if opened is None else opened
             self._offset = os.fstat(self._fd).st_size
 
     @property

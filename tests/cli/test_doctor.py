@@ -45,6 +45,8 @@ def test_a_folder_without_a_doctor(tmp_path: Path, capsys: pytest.CaptureFixture
             (tmp_path / there).touch()
         code, _, err = run(capsys, "doctor", tmp_path)
         assert (code, err) == (2, f"error: WHAT: `{tmp_path}` has no doctor.jsonl; {remedy}\n")
+    code, _, err = run(capsys, "doctor", tmp_path / "nothere")
+    assert (code, err.split("; ")[0]) == (2, f"error: WHAT: `{tmp_path}/nothere` does not exist")
     (tmp_path / "doctor.jsonl").write_text('{"step": 1, "rule": "truncation"}\n')
     code, _, err = run(capsys, "doctor", tmp_path)
     assert (code, "doctor.jsonl is damaged: KeyError('severity')" in err) == (2, True)

@@ -62,6 +62,8 @@ def test_what_a_recipe_says(make_recipe: Callable[..., Recipe], tmp_path: Path) 
         ("distill", {"on_policy": True}, "prompts x 4 samples"),
     ):
         assert recipe_facts(make_recipe(algorithm=algorithm, options=options))["steps"] == f"2 of 3 {rows}"
+    beside = recipe_facts(make_recipe(options={"ptx_coef": 0.1}, pretraining={"source": "texts.jsonl"}))
+    assert (beside["data"], beside["pretraining"]) == (facts["data"], "texts.jsonl")
     own = make_recipe(algorithm="own.py:flow", samples_per_prompt=8)
     assert recipe_facts(own)["steps"] == "2 of 3 prompts", "the flow may state another number"
     assert recipe_facts(given)["device"] == "cpu, 2 processes, float32, plan split"

@@ -106,7 +106,7 @@ def test_what_is_the_accuracy_once_more_has_no_line(tmp_path, capsys, rewards: t
     keys = {"model": "m", "data.source": "x.jsonl", "run_dir": str(tmp_path / "run")}
     samples = tuple(Sample(Prompt(i, "q", (1,)), 0, (5,), (), "", FinishReason.STOP) for i in range(2))
     verdicts = TaskEvaluation((Verdict.EXACT, Verdict.WRONG))
-    same = Evaluation(samples, rewards, verdicts, judged={"task": (1.0, 0.0), "length": (4.0, 5.0)})
+    same = Evaluation(samples, rewards, verdicts, further={"task": (1.0, 0.0), "length": (4.0, 5.0)})
     print_outcome(load_recipe(None, list(keys.items())), Outcome(True, 1, {}, same, same))
     out = capsys.readouterr().out
     assert ("mean reward" in out, "mean length" in out, "mean task" in out) == (told, True, False)

@@ -19,7 +19,8 @@ from plait.observe.run_log import RunLog, read_rows
 
 HEALTHY = {
     "reward": 0.5,
-    "frac_reward_zero_std": 0.25,
+    "doctor/mean_compared": 0.5,
+    "doctor/equal_groups": 0.25,
     "reward/dropped": 0,
     "kl": 1e-4,
     "actor/entropy": 2.0,
@@ -118,17 +119,24 @@ ONE_STEP: list[tuple[dict[str, float], str, Severity, str, str]] = [
         "the model does not stop",
         "sampling.max_response_tokens",
     ),
-    ({"frac_reward_zero_std": 0.9}, "dead_groups", WARNING, "90% of the groups", "reward.functions"),
+    ({"doctor/equal_groups": 0.9}, "dead_groups", WARNING, "90% of the groups", "reward.functions"),
+    (
+        {"doctor/equal_groups": 0.9, "doctor/compares_grades": 1.0},
+        "dead_groups",
+        WARNING,
+        "90% of the groups have equal grades and teach nothing",
+        "algorithm",
+    ),
     ({"doctor/zero_advantages": 1.0}, "dead_groups", WARNING, "every advantage", "reward.functions"),
     (
-        {"doctor/zero_advantages": 1.0, "frac_reward_zero_std": 1.0},
+        {"doctor/zero_advantages": 1.0, "doctor/equal_groups": 1.0},
         "dead_groups",
         ERROR,
         "every advantage",
         "reward.functions",
     ),
     (
-        {"doctor/zero_advantages": 1.0, "frac_reward_zero_std": 1.0, "doctor/learns_beside": 1.0},
+        {"doctor/zero_advantages": 1.0, "doctor/equal_groups": 1.0, "doctor/learns_beside": 1.0},
         "dead_groups",
         WARNING,
         "these teach nothing",
@@ -181,7 +189,7 @@ def test_steps_that_train_on_nothing_are_an_error_at_the_third():
     ("changes", "silenced_by"),
     [
         ({"training/eos_coverage": 0.0}, {"doctor/stop_strings": 1.0}),
-        ({"frac_reward_zero_std": 1.0}, {"doctor/uses_groups": 0.0}),
+        ({"doctor/equal_groups": 1.0}, {"doctor/uses_groups": 0.0}),
         ({"doctor/ref_kl": 0.3}, {"training/rollout_kl": 0.015}),
         ({"doctor/ref_kl": 0.3, "kl": 0.3}, {"doctor/reference_is_another": 1.0}),
         ({"kl": 1.5}, {"doctor/reference_is_another": 1.0}),
@@ -354,12 +362,12 @@ def test_an_entropy_that_collapses():
     assert doctor.summary()[0].worst == 0.19
 
 
-DEAD = {"frac_reward_zero_std": 1.0, "doctor/zero_advantages": 1.0, "response_length/clip_ratio": 1.0}
+DEAD = {"doctor/equal_groups": 1.0, "doctor/zero_advantages": 1.0, "response_length/clip_ratio": 1.0}
 
 
 def test_advantages_that_come_of_no_reward_are_looked_at_in_the_flow() -> None:
-    """As those of a judge's grades: there may be no reward functions at all."""
-    metrics = {name: value for name, value in (HEALTHY | DEAD).items() if "reward" not in name}
+    """As where a judge's words had no grade in them: there may be no reward functions at all."""
+    metrics = {name: value for name, value in (HEALTHY | DEAD).items() if name != "doctor/mean_compared"}
     (finding,) = (one for one in Doctor().examine(1, metrics) if one.rule == "dead_groups")
     assert finding.key == "algorithm"
     assert "the numbers that are compared are equal, are of one sample alone, or were not read" in finding.sentence
@@ -398,8 +406,12 @@ def test_a_policy_that_is_seen_to_be_broken_in_the_third_step_without_advantages
         ({}, {"actor/entropy": 1.8}, [None, WARNING, None, ERROR]),  # prompts that are too hard
         (DEAD, {"actor/entropy": 3.7}, [ERROR, None, None, None]),  # rewards that never told anything apart
         ({"actor/entropy": 0.01}, {"actor/entropy": 0.02}, [None, WARNING, None, ERROR]),  # that never explored
-        ({}, {"reward": 1.0, "actor/entropy": 1.8}, [None, WARNING, None, None]),  # a task that is learned
-        ({}, {"reward": 1.0, "actor/entropy": 0.1}, [None, WARNING, None, None]),
+        (
+            {},
+            {"doctor/mean_compared": 1.0, "actor/entropy": 1.8},
+            [None, WARNING, None, None],
+        ),  # a task that is learned
+        ({}, {"doctor/mean_compared": 1.0, "actor/entropy": 0.1}, [None, WARNING, None, None]),
     ],
 )
 def test_rewards_alone_are_looked_at_where_the_policy_is_what_it_was(
@@ -411,7 +423,7 @@ def test_rewards_alone_are_looked_at_where_the_policy_is_what_it_was(
     found = [named(doctor, step, metrics).get("dead_groups") for step, metrics in enumerate(steps, 1)]
     assert found == severities
     assert "broken_policy" not in {row.rule for row in doctor.summary()}
-    key = "data.source" if then.get("reward") else "reward.functions"
+    key = "data.source" if then.get("doctor/mean_compared") else "reward.functions"
     assert [row.key for row in doctor.summary() if row.rule == "dead_groups"] == [key]
 
 
@@ -419,7 +431,7 @@ def test_a_step_without_advantages_may_be_luck_among_prompts_that_are_too_hard()
     """Steps in which some groups told something apart, or the reward was above the first, are none of the three in a
     row; a resumed run counts on."""
     doctor, rows = Doctor(), []
-    hard, learned = {"frac_reward_zero_std": 0.9}, DEAD | {"reward": 1.0}
+    hard, learned = {"doctor/equal_groups": 0.9}, DEAD | {"doctor/mean_compared": 1.0}
     for step, metrics in enumerate([{}, hard, hard, DEAD, learned, learned, DEAD, DEAD], 1):
         assert ERROR not in named(doctor, step, HEALTHY | metrics).values()
         rows += doctor.take_rows()
@@ -431,8 +443,8 @@ def test_a_step_without_advantages_may_be_luck_among_prompts_that_are_too_hard()
 
 def test_rewards_that_hardly_told_anything_apart_do_not_accuse_updates() -> None:
     doctor = Doctor()
-    doctor.examine(1, HEALTHY | {"frac_reward_zero_std": 0.85})
-    doctor.examine(2, HEALTHY | {"frac_reward_zero_std": 0.9, "actor/entropy": 0.1, "reward": 0.49})
+    doctor.examine(1, HEALTHY | {"doctor/equal_groups": 0.85})
+    doctor.examine(2, HEALTHY | {"doctor/equal_groups": 0.9, "actor/entropy": 0.1, "doctor/mean_compared": 0.49})
     assert "broken_policy" not in {row.rule for row in doctor.summary()}
 
 

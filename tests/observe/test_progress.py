@@ -6,8 +6,15 @@ import sys
 
 import pytest
 
-from plait.observe.progress import Progress, Watched, clock_text, losses
+from plait.observe.progress import Progress, Watched, clock_text
 
+WATCHED = (
+    Watched("reward", ("reward",), ".3f"),
+    Watched("kl", ("kl",), ".4f"),
+    Watched("eval accuracy", ("eval/accuracy",), ".1%"),
+    Watched("length", ("response_length/mean",), ".1f"),
+    Watched("tok/s", ("perf/throughput",), ",.0f"),
+)
 METRICS = {
     "reward": 0.5,
     "kl": 0.00125,
@@ -33,7 +40,7 @@ def plain_text(output: str) -> str:
 
 def test_without_a_terminal_a_step_is_one_line():
     clock, stream = Clock(), io.StringIO()
-    with Progress(10, stream=stream, clock=clock) as progress:
+    with Progress(10, watched=WATCHED, stream=stream, clock=clock) as progress:
         progress.start()
         progress.phase("generate", 8, "samples")
         clock.now_s += 3
@@ -47,7 +54,7 @@ def test_without_a_terminal_a_step_is_one_line():
         # 9 steps of 5 s are left after the first; 8 of (5 + 7) / 2 s after the second
         "step 1/10  reward 0.500  kl 0.0013  length 34.2  tok/s 1,234  5.0 s (gen 3.0, update_actor 1.5)  left 0:45",
         "saved step 1",
-        "step 2/10  reward nan  kl -  length -  tok/s -  7.0 s (no stage times)  left 0:48",
+        "step 2/10  reward nan  7.0 s (no stage times)  left 0:48",
     ]
 
 
@@ -56,7 +63,7 @@ def test_it_outlives_its_terminal(monkeypatch, live):
     terminal, end = pty.openpty()
     with open(end, "w") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
-        with Progress(10, live=live) as progress:
+        with Progress(10, watched=WATCHED, live=live) as progress:
             progress.start()
             progress.message("before")
             said = b""
@@ -87,7 +94,7 @@ def test_time_left_counts_what_the_running_step_has_taken():
 
 def test_the_terminal_shows_run_phase_numbers_and_stages():
     clock, stream = Clock(), io.StringIO()
-    with Progress(10, stream=stream, live=True, clock=clock) as progress:
+    with Progress(10, watched=WATCHED, stream=stream, live=True, clock=clock) as progress:
         progress.start(steps_done=3)
         clock.now_s += 20
         progress.step_done(4, METRICS)
@@ -108,7 +115,7 @@ def test_at_most_four_redraws_in_any_second(monkeypatch: pytest.MonkeyPatch):
     clock = Clock()
     drawn: list[float] = []
     picture = Progress.picture
-    progress = Progress(1000, stream=io.StringIO(), live=True, clock=clock)
+    progress = Progress(1000, watched=WATCHED, stream=io.StringIO(), live=True, clock=clock)
     with progress:
         progress.start()
         monkeypatch.setattr(Progress, "picture", lambda self: drawn.append(clock.now_s) or picture(self))
@@ -145,14 +152,26 @@ def test_without_steps_only_the_phase_is_shown():
     assert "steps" not in shown
 
 
-def test_a_run_on_given_samples_shows_its_loss():
-    stream = io.StringIO()
-    progress = Progress(
-        1, watched=losses("reward", Watched("accuracy", "reward/accuracy", ".1%")), stream=stream, clock=Clock()
-    )
-    progress.start()
-    progress.step_done(1, {"reward/loss": 0.25, "reward/accuracy": 0.625})
-    assert stream.getvalue().startswith("step 1/1  loss 0.2500  accuracy 62.5%  length -  tok/s -  ")
+def test_the_first_name_that_a_step_has_is_shown():
+    accuracy = Watched("accuracy", ("rewards/accuracies", "reward/accuracy"), ".1%")
+    assert accuracy.text({"reward/accuracy": 0.625}) == "62.5%"
+    assert accuracy.text({"reward/accuracy": 0.625, "rewards/accuracies": 0.5}) == "50.0%"
+    assert accuracy.text({"reward": 1.0}) is None
+
+
+def test_the_terminal_has_a_column_for_what_a_step_has_had():
+    """Also of steps that lack it, such as those between two evaluations; none for what the run does not have."""
+    clock, stream = Clock(), io.StringIO()
+    with Progress(3, watched=WATCHED, stream=stream, live=True, clock=clock) as progress:
+        progress.start()
+        for step, metrics in enumerate(({"reward": 0.5}, {"reward": 0.75, "eval/accuracy": 0.125}, {"reward": 1.0}), 1):
+            clock.now_s += 2
+            progress.step_done(step, metrics)
+    lines = plain_text(stream.getvalue()).replace("\r", "\n").splitlines()
+    head = max(place for place, line in enumerate(lines) if "seconds" in line)
+    rows = [line.split() for line in lines[head:]]
+    assert rows[0] == ["step", "reward", "eval", "accuracy", "seconds"]
+    assert rows[1:4] == [["1", "0.500", "-", "2.0"], ["2", "0.750", "12.5%", "2.0"], ["3", "1.000", "-", "2.0"]]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (75.9, "1:15"), (3599, "59:59"), (4000, "1:06:40")])
@@ -173,7 +192,7 @@ def test_the_display_fits_its_terminal(columns: int, monkeypatch: pytest.MonkeyP
     """What is watched first stays whole; bars and the last columns go."""
     monkeypatch.setenv("COLUMNS", str(columns))
     clock, stream = Clock(), io.StringIO()
-    with Progress(1000, stream=stream, live=True, clock=clock) as progress:
+    with Progress(1000, watched=WATCHED, stream=stream, live=True, clock=clock) as progress:
         progress.start(steps_done=98)
         clock.now_s += 4000
         progress.step_done(99, METRICS)

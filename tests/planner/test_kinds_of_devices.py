@@ -9,7 +9,7 @@ import pytest
 from plait.cost.cluster import ClusterSpec, NodeKind
 from plait.cost.model_costs import ModelCosts
 from plait.layout.mesh import Parallelism
-from plait.planner.plan_objective import Judged, Objective
+from plait.planner.plan_objective import Objective, Valued
 from plait.planner.plan_problem import PlanProblem, RoleFacts
 from plait.planner.plan_search import Budget, Candidate, SearchResult, search
 from plait.planner.plan_space import PlanSpace
@@ -144,7 +144,7 @@ def test_excess_is_of_the_rank_that_has_least_room_for_what_it_holds() -> None:
     sizes = next(sizes for sizes in space.forms.parallelisms(0, WHOLE) if sizes.dp == 4)
     forms = [space.forms.form_of(slot, WHOLE, sizes) for slot in range(len(of.graph.slots))]
     places = tuple(space.place(slot, WHOLE, form) for slot, form in enumerate(forms))
-    best = Candidate(places, Judged(0.0, 0.0, 0.0, 0))
+    best = Candidate(places, Valued(0.0, 0.0, 0.0, 0))
     plan = plan_of(SearchResult(best, best, (), (), 0, 0.0, (), "asked"), of, SMALL)
     peak = max(rank.peak_bytes for rank in predict(plan, of.graph, of.costs).memory)
     tight = problem(FAST_NODE, with_memory(SLOW_NODE, peak // 2))
@@ -155,7 +155,7 @@ def test_a_search_over_both_kinds_is_deterministic_and_finds_what_lies_between()
     fast, slow = (problem(replace(kind, nodes=2)) for kind in (FAST_NODE, SLOW_NODE))
     both = problem(FAST_NODE, SLOW_NODE)
     best = [search(of, Budget(200), seed=0).best for of in (fast, both, both, slow)]
-    seconds = [candidate.judged.seconds for candidate in best if candidate is not None]
+    seconds = [candidate.valued.seconds for candidate in best if candidate is not None]
     assert seconds[0] < seconds[1] == seconds[2] < seconds[3]
 
 
@@ -164,5 +164,5 @@ def test_one_kind_is_judged_as_before_whatever_way_it_is_listed() -> None:
     found = [search(of, Budget(150), seed=2) for of in (plain, listed)]
     assert found[0].best is not None
     assert found[1].best is not None
-    assert found[0].best.judged == found[1].best.judged
+    assert found[0].best.valued == found[1].best.valued
     assert found[0].trace == found[1].trace

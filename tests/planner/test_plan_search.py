@@ -22,7 +22,7 @@ from plait.models.shape import ModelShape
 from plait.planner import plan_search
 from plait.planner.plan_baselines import baselines, one_mesh
 from plait.planner.plan_moves import Moves
-from plait.planner.plan_objective import LEAST_FUSED_GAIN, Judged, Objective, weighed_s
+from plait.planner.plan_objective import LEAST_FUSED_GAIN, Objective, Valued, weighed_s
 from plait.planner.plan_problem import PlanProblem, RoleFacts
 from plait.planner.plan_search import Budget, Engine, SearchResult, search
 from plait.planner.plan_space import PlanSpace, fused_slots
@@ -79,7 +79,7 @@ def test_a_small_space_is_tried_in_whole() -> None:
     found = search(of, Budget(10_000))
     assert found.stopped_by == "exhaustive"
     assert found.best is not None
-    assert found.best.judged.usable
+    assert found.best.valued.usable
 
 
 def whole_space(space: PlanSpace):
@@ -99,7 +99,7 @@ def best_of_all(of: PlanProblem) -> tuple[float, int]:
     space = PlanSpace(of)
     objective = Objective(space.problem)
     plans = whole_space(space)
-    return min(judged.value for places in plans if (judged := objective(places)).usable), len(plans)
+    return min(valued.value for places in plans if (valued := objective(places)).usable), len(plans)
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_the_best_of_all_is_found_from_nearly_every_seed() -> None:
     best, count = best_of_all(of)
     assert 5_000 <= count <= 60_000
     hits = [search(of, Budget(3000), seed=seed).best for seed in range(30)]
-    assert sum(one is not None and one.judged.value <= best * (1 + 1e-9) for one in hits) >= 28
+    assert sum(one is not None and one.valued.value <= best * (1 + 1e-9) for one in hits) >= 28
 
 
 def test_seconds_are_those_in_which_plans_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_seconds_are_those_in_which_plans_are_tried(monkeypatch: pytest.MonkeyPa
 def test_the_same_seed_finds_the_same_plan_and_a_larger_budget_none_that_is_worse() -> None:
     of = problem(4)
     runs = [search(of, Budget(budget), seed=3) for budget in (80, 80, 240)]
-    values = [run.best.judged.value for run in runs if run.best is not None]
+    values = [run.best.valued.value for run in runs if run.best is not None]
     assert runs[0].trace == runs[1].trace
     assert plan_of(runs[0], of) == plan_of(runs[1], of)
     assert values[2] <= values[0]
@@ -186,17 +186,17 @@ class Drawn(Objective):
 
     def __init__(self, of: PlanProblem) -> None:
         super().__init__(of)
-        self.known: dict[tuple[Place, ...], Judged] = {}
+        self.known: dict[tuple[Place, ...], Valued] = {}
 
     def bound(self, places: Sequence[Place]) -> float:
         return 0.0
 
-    def __call__(self, places: Sequence[Place]) -> Judged:
+    def __call__(self, places: Sequence[Place]) -> Valued:
         if (key := tuple(places)) not in self.known:
             self.evaluations += 1
             words = repr([place.placements for place in places])
             seconds = Random(words).uniform(90.0, 100.0) - 3.0 * bool(fused_slots(places))
-            self.known[key] = Judged(weighed_s(seconds, places), seconds, 0.0, 0)
+            self.known[key] = Valued(weighed_s(seconds, places), seconds, 0.0, 0)
         return self.known[key]
 
 
@@ -206,7 +206,7 @@ def with_pairs(memory: int) -> PlanProblem:
 
 
 def value(found: SearchResult) -> float:
-    return inf if found.best is None else found.best.judged.value
+    return inf if found.best is None else found.best.valued.value
 
 
 def together_in(space: PlanSpace) -> tuple[Place, ...]:
@@ -242,7 +242,7 @@ def test_more_evaluations_make_no_result_worse(drawn, memory, seed, few, more) -
     placements = [[p.placements for p in found.best.places] for found in (one, again) if found.best is not None]
     assert len(placements) in (0, 2)
     assert placements[1:] == placements[:1] * (len(placements) // 2)
-    assert all(found.best is None or found.best.judged.usable for found in (one, larger))
+    assert all(found.best is None or found.best.valued.usable for found in (one, larger))
     assert value(larger) <= value(one)
 
 
@@ -257,16 +257,16 @@ def test_training_together_counts_three_percent_more() -> None:
     assert together is not None
     state[actor], state[critic] = together
     assert weighed_s(97.0, state) == pytest.approx(100.0)
-    judged = Objective(of)(state)
-    assert judged.value >= judged.seconds / (1 - LEAST_FUSED_GAIN) * (1 - 1e-12)
+    valued = Objective(of)(state)
+    assert valued.value >= valued.seconds / (1 - LEAST_FUSED_GAIN) * (1 - 1e-12)
 
 
 def test_no_baseline_is_better_and_none_is_left_out() -> None:
     found = search(problem(4), Budget(400))
     assert [one.name for one in found.baselines] == ["one mesh", "ReaL heuristic", "HybridFlow"]
     assert found.best is not None
-    assert all(found.best.judged.value <= one.judged.value for one in found.baselines)
-    values = [one.judged.value for one in found.leaders]
+    assert all(found.best.valued.value <= one.valued.value for one in found.baselines)
+    values = [one.valued.value for one in found.leaders]
     assert values == sorted(values)
     assert found.leaders[0] == found.best
     assert 4 <= len(found.leaders) <= plan_search.MOST_LEADERS
@@ -303,8 +303,8 @@ def test_more_devices_or_faster_links_never_worsen_the_best_of_all(memory, tax, 
         for places in sorted(bounds, key=bounds.__getitem__):
             if bounds[places] * (1 - 1e-9) > found:
                 break
-            if (judged := objective(places)).usable:
-                found = min(found, judged.value)
+            if (valued := objective(places)).usable:
+                found = min(found, valued.value)
         return found
 
     slow = best(2, 1.0)
@@ -362,9 +362,9 @@ def test_roles_train_together_only_where_a_step_gains_three_percent(seconds: flo
     """All plans take 100 s, but for those that train two roles together."""
 
     class Stated(Objective):
-        def __call__(self, places: Sequence[Place]) -> Judged:
+        def __call__(self, places: Sequence[Place]) -> Valued:
             step_s = seconds if fused_slots(places) else 100.0
-            return Judged(weighed_s(step_s, places), step_s, 0.0, 0)
+            return Valued(weighed_s(step_s, places), step_s, 0.0, 0)
 
     of = replace(problem(4, memory=260, tp=1), pairs=(("actor", "critic"),))
     space = PlanSpace(of)
@@ -450,9 +450,9 @@ def test_only_scores_on_ranks_that_generate_are_hidden_behind_it() -> None:
         form = space.forms.form_of(number, ranks, sizes)
         places.append(space.place(number, ranks, form, "drop" if generates else "keep"))
     objective = Objective(space.problem)
-    judged = objective(places)
-    assert objective.bound(places) <= judged.value * (1 + 1e-12)
-    assert judged.seconds > (40.0 + 40.0) / 2
+    valued = objective(places)
+    assert objective.bound(places) <= valued.value * (1 + 1e-12)
+    assert valued.seconds > (40.0 + 40.0) / 2
 
 
 def test_the_bound_is_the_step_itself_where_every_call_is_on_all_devices_and_nothing_is_moved() -> None:
@@ -489,5 +489,5 @@ def test_a_run_can_follow_every_plan_that_is_found(devices, nodes, memory, flow,
             check_layouts(plan, parameters, "found")
             prediction = predict(plan, of.graph, of.costs)
             assert prediction.feasible
-            assert prediction.seconds_per_step == pytest.approx(candidate.judged.seconds)
+            assert prediction.seconds_per_step == pytest.approx(candidate.valued.seconds)
             assert all(point.held <= memory for point in prediction.timeline.memory)

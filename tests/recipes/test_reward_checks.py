@@ -1,4 +1,4 @@
-"""What evaluations say about answers and judges is read by something, and measures something."""
+"""What evaluations say about answers and functions of them is read by something, and measures something."""
 
 from __future__ import annotations
 

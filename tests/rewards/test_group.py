@@ -154,6 +154,8 @@ def test_loading(tmp_path):
     assert load_function(f"{tmp_path}/mine.py:f")() == [1.0]
     with pytest.raises(ConfigError, match="no module `no_such_package`"):
         load_function("no_such_package.mod:f")
+    with pytest.raises(ConfigError, match=r"mine\.py` has no `score`; its functions: f$"):
+        load_function(f"{tmp_path}/mine.py:score")
     with pytest.raises(ConfigError, match=r"has no `lenght`; did you mean `length`\?"):
         load_function("tests.rewards.samples:lenght")
 

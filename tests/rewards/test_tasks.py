@@ -12,7 +12,7 @@ from reasoning_gym.factory import DATASETS
 from plait.data.tasks import create_task, draw
 from plait.errors import ConfigError
 from plait.rewards.answers import AnswerFormat, Verdict, extract_answer, has_form
-from plait.rewards.functions import functions_of, judges_of
+from plait.rewards.functions import eval_functions_of, functions_of
 from plait.rewards.pool import RewardPool
 from plait.rewards.settings import RewardSettings
 from plait.rewards.tasks import TaskReward, WellFormed, score_answer
@@ -189,11 +189,11 @@ def test_functions_that_the_settings_name():
             functions_of(RewardSettings(functions=functions), task=None)
     names = ("task", "tests.rewards.samples.length")
     of_reward = functions_of(RewardSettings(functions=names, answer="number"), task="chain_sum")
-    judges = judges_of(names, AnswerFormat.NUMBER, task="chain_sum")
-    assert judges == of_reward, "whatever names them"
-    assert judges_of((), AnswerFormat.NUMBER, task="chain_sum") == ()
+    eval_functions = eval_functions_of(names, AnswerFormat.NUMBER, task="chain_sum")
+    assert eval_functions == of_reward, "whatever names them"
+    assert eval_functions_of((), AnswerFormat.NUMBER, task="chain_sum") == ()
     with pytest.raises(ConfigError, match=r"`evaluation\.functions` names `task`, but `data\.source` is a file"):
-        judges_of(("task",), AnswerFormat.NUMBER, task=None)
+        eval_functions_of(("task",), AnswerFormat.NUMBER, task=None)
 
 
 SLOW_TO_DRAW = {"composite", "knight_swap", "word_ladder", "rearc", "futoshiki", "intermediate_integration"}

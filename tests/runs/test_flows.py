@@ -217,6 +217,37 @@ def test_an_evaluation_names_both_losses_as_a_step_does(
     assert row["eval/actor.train#2/loss"] == pytest.approx(0.5 * row["eval/nll/second"])
 
 
+GRADED = """
+from plait.dataflow import grades_from
+
+def graded(examples, actor):
+    grades = grades_from(examples, long, name="length")
+    actor.train(examples, loss=weighed, mask=examples.trained, grades=grades)
+
+def long(completions):
+    return [float(len(text)) if "e" in text.split()[0] else None for text in completions]
+
+def weighed(batch, grades):
+    return batch.aggregate(-batch.logprobs * (grades == grades), "token-mean")
+"""
+
+
+def test_an_evaluation_of_given_samples_has_their_grades(
+    make_recipe: MakeRecipe, data: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "flow.py").write_text(GRADED)
+    recipe = recipe_of("sft", make_recipe, data, steps=1, **{"evaluation.every": 1, "evaluation.items": 8})
+    recipe = recipe.model_copy(update={"algorithm": f"{tmp_path}/flow.py:graded"})
+    held_out = [given.sample.text for given in prepare(recipe).held_out_given["examples"]]
+    read = [len(text) for text in held_out if "e" in text.split()[0]]
+    assert 0 < len(read) < len(held_out) == 8
+    run(recipe)
+    [row] = logged(recipe)
+    assert row["eval/length/mean"] == pytest.approx(sum(read) / len(read))
+    assert row["eval/length/unread"] == 1 - len(read) / 8
+    assert {"length/unread", "frac_length_zero_std", "eval/actor/loss"} <= row.keys()
+
+
 OFFLINE = ["sft", "reward_model", "dpo", "kto", "distill"]
 FLOWS = [*OFFLINE, "ppo", "safe_rlhf"]
 
@@ -398,10 +429,10 @@ def test_what_a_flow_has_no_use_for_is_refused(
     assert not recipe.run_dir.exists()
 
 
-def test_what_generates_nothing_has_no_judges(make_recipe: MakeRecipe, data: dict[str, str]) -> None:
+def test_what_generates_nothing_has_no_functions_of_evaluations(make_recipe: MakeRecipe, data: dict[str, str]) -> None:
     """Of a stage, beside which they stand for another one."""
     recipe = recipe_of("sft", make_recipe, data, **{"evaluation.functions": ["task"]})
-    assert prepare(recipe.letting_be()).judges == ()
+    assert prepare(recipe.letting_be()).eval_functions == ()
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_three_stages_in_one_command(recipe: Path, tmp_path: Path, capsys: pytes
     assert stored["model"] == str(run / "sft" / "final")
     assert stored["reward"]["model"] == [str(run / "reward_model" / "final")]
     out = capsys.readouterr().out
-    assert "judge: mean sevens" in out
+    assert "mean sevens (evaluation.functions)" in out
     assert "gain in reward, same items" in out or "mean reward" in out
     evaluations = read_rows(run / "policy" / "evaluations.jsonl")
     assert {"eval/reward", "eval/sevens"} <= evaluations[0].keys()
@@ -230,7 +230,12 @@ def test_dry_run_prints_every_stage(recipe: Path, tmp_path: Path, capsys: pytest
         ({"stages.sft.run_dir": "x"}, "stage `sft` is a mapping of keys without `run_dir`"),
         ({"run_dir": ""}, "stage `sft`: key `run_dir`: expected a folder, found an empty text"),
         ({"stages": []}, "`stages` is a mapping of names to recipes"),
-        ({"stages.model": {}}, "stage `model` needs the name of a folder that is no key"),
+        (
+            {"stages.model": {}},
+            "stage `model` has the name of a key of recipes, so that `--model` would be of the stage",
+        ),
+        ({"stages.judge": {}}, "stage `judge` has the name of a key of recipes.*such as `judge_stage`"),
+        ({"stages.a/b": {}}, "stage `a/b` needs the name of a folder, of letters"),
     ],
 )
 def test_a_mistake_is_named(recipe: Path, change: dict, message: str) -> None:

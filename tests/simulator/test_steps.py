@@ -107,7 +107,7 @@ def test_models_of_one_reward_score_side_by_side(draws_again: bool) -> None:
     graph = StepGraph.of(traced, models, ["reward"], rollouts=GRAPH.rollouts)
     assert [one.call for one in graph.calls] == ["actor.generate", "reward_2.score", "reward.score", "actor.train"]
     assert [one.needs for one in graph.calls] == [frozenset(), {0}, {0}, {0, 1, 2}]
-    assert [graph.slots[slot].role for slot in graph.calls[0].judges] == ["reward", "reward_2"] * draws_again
+    assert [graph.slots[slot].role for slot in graph.calls[0].deciding] == ["reward", "reward_2"] * draws_again
     places = {"actor.generate": 0, "actor.train": 0, "reward.score": 1, "reward_2.score": 2}
     modes = {"generate": "decode", "train": "train", "score": "score"}
     placements = tuple(Placement(call, modes[call.split(".")[1]], (rank,)) for call, rank in places.items())

@@ -37,6 +37,8 @@ def _say_findings(folder: Path) -> None:
     if not os.path.isfile(files.doctor):
         stages = ", ".join(f"`{path.parent}`" for path in sorted(folder.glob(f"*/{DOCTOR}")))
         remedy = f"give one of {stages}" if stages else "give the folder of a run, or the word engines"
+        if not folder.exists():
+            raise ConfigError(f"WHAT: `{folder}` does not exist; {remedy}")
         remedy = "its doctor was off (`doctor.enabled`)" if os.path.isfile(files.recipe) else remedy
         raise ConfigError(f"WHAT: `{folder}` has no {DOCTOR}; {remedy}")
     seen = Doctor()

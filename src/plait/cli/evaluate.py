@@ -74,7 +74,7 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
         say(f"accuracy among the well-formed  {result.task.exact_among_well_formed or '-'}")
     for k in result.pass_at if result.tells_right else ():
         say(f"{f'pass@{k}':30}  {result.pass_at_k(k) or '-'}")
-    for name, scores in (("reward", result.rewards), *result.judged.items()):
+    for name, scores in (("reward", result.rewards), *result.further.items()):
         if scores and not result.is_accuracy(scores):
             say(f"{f'mean {name}':30}  {_figure(metrics[f'eval/{name}'])}")
     if not result.is_scored:

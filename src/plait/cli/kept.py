@@ -7,6 +7,7 @@ in which they ended.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from plait.errors import ConfigError, RunError
 from plait.file_form import FileForm
 from plait.file_lock import is_taken
 from plait.file_writes import why_not_written
-from plait.observe.run_log import cut_torn_line, encode_row, read_rows
+from plait.observe.run_log import RunLog, encode_row, read_rows
 
 FORM = FileForm("generation")
 
@@ -44,12 +45,12 @@ class Kept:
         self._asked = dict(asked)
         self.rows: list[dict[str, Any]] = []
         """Counts of the finished responses, those of earlier runs included."""
-        self._fd = -1
-        """Open, and locked, while this process writes."""
+        self._log: RunLog | None = None
+        """Locked while this process writes."""
         exists = self.path.exists()
         if resume and not exists:
             raise ConfigError(f"--resume: there is no `{self.path}` to go on from; leave --resume out to begin")
-        if exists and (resume or overwrite) and not self._taken(os.O_RDWR):
+        if exists and (resume or overwrite) and self._taken(os.O_RDWR) is None:
             raise ConfigError(f"--out: another process writes `{self.path}`; wait for it, end it, or give another file")
         if resume:
             try:
@@ -76,17 +77,20 @@ class Kept:
         Raises:
             RunError: the file system refuses it, or another process has begun to write there.
         """
-        head = b"" if self.rows else encode_row({"format": FORM.format, "version": FORM.version, "asked": self._asked})
+        head = {"format": FORM.format, "version": FORM.version, "asked": self._asked}
         try:
-            if self._fd < 0 and not self._taken(os.O_RDWR | os.O_CREAT | os.O_EXCL):
+            log = self._log or self._taken(os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            if log is None:
                 raise RunError(f"another process has begun to write `{self.path}`; give each run a file of its own")
-            line = head + encode_row(row)
-            while line:
-                line = line[os.write(self._fd, line) :]
+            try:
+                for each in [*([] if log.offset else [head]), row]:
+                    log.append(each)
+            except RunError:
+                if not self.rows:
+                    self.drop()
+                raise
         except OSError as error:
-            if not self.rows and self._fd >= 0:
-                self.drop()
-            raise RunError(f"`{self.path}` cannot be written: {why_not_written(self.path, error)}") from error
+            raise RunError(f"{self.path} cannot be written: {why_not_written(self.path, error)}") from error
         self.rows.append(row)
 
     def ordered(self) -> list[dict[str, Any]]:
@@ -100,9 +104,9 @@ class Kept:
 
     def close(self) -> None:
         """Let another process have it. May be called twice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def __enter__(self) -> Self:
         return self
@@ -110,19 +114,20 @@ class Kept:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _taken(self, flags: int) -> bool:
-        """Open the file and lock it, until this process ends or drops it; False: another process has it."""
+    def _taken(self, flags: int) -> RunLog | None:
+        """Open the file and lock it, until this process ends or drops it; None: another process has it."""
         try:
-            self._fd = os.open(self.path, flags | os.O_APPEND, 0o666)
-            if is_taken(self._fd, self.path):
-                return True
+            opened = os.open(self.path, flags | os.O_APPEND, 0o666)
         except (FileExistsError, FileNotFoundError):
-            pass
-        self.close()
-        return False
+            return None
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, opened)
+            if is_taken(opened, self.path):
+                self._log = RunLog(self.path, resume=True, opened=opened)
+                stack.pop_all()
+        return self._log
 
     def _read(self) -> list[dict[str, Any]]:
-        cut_torn_line(self.path)
         try:
             head, *rows = read_rows(self.path)
             places = [(row["row"], row["sample"]) for row in rows]

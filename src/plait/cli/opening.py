@@ -56,6 +56,7 @@ def recipe_facts(recipe: Recipe, *, resume: bool = False) -> dict[str, str]:
         "model": recipe.model,
         "algorithm": recipe.algorithm,
         "data": recipe.data.title,
+        **({} if recipe.pretraining is None else {"pretraining": recipe.pretraining.title}),
         "steps": batch,
         "device": device_text(recipe),
         "run_dir": f"{recipe.run_dir}{remark}",
@@ -84,10 +85,14 @@ def _length(recipe: Recipe) -> str:
 def stages_facts(stages: Stages) -> dict[str, str]:
     """One line for each stage of a recipe."""
     return {
-        name: f"{recipe.algorithm}, {_length(recipe)}, from {recipe.model}, on {recipe.data.title}; "
+        name: f"{recipe.algorithm}, {_length(recipe)}, from {recipe.model}, on {_data_text(recipe)}; "
         f"run_dir {recipe.run_dir}"
         for name, recipe in stages.recipes.items()
     }
+
+
+def _data_text(recipe: Recipe) -> str:
+    return recipe.data.title + (f" beside {recipe.pretraining.title}" if recipe.pretraining is not None else "")
 
 
 def title_of(command: str, path: Path | None, *flags: str) -> str:

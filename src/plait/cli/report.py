@@ -155,7 +155,7 @@ def _rows(before: Evaluation | None, after: Evaluation) -> Iterator[tuple[str, s
         yield "exact accuracy [95 % interval]", *_both(task and _share(task.exact) for task in tasks)
         yield "well-formed answers", *_both(task and _share(task.well_formed) for task in tasks)
         yield "accuracy among the well-formed", *_both(task and _share(task.exact_among_well_formed) for task in tasks)
-    tells_reward, judges = _telling(before, after)
+    tells_reward, further = _telling(before, after)
     if tells_reward:
         yield _numbers("mean reward", "eval/reward", before, after)
     for k in after.pass_at if after.tells_right else ():
@@ -163,8 +163,10 @@ def _rows(before: Evaluation | None, after: Evaluation) -> Iterator[tuple[str, s
             f"pass@{k} [95 % interval]",
             *_both(evaluation and _share(evaluation.pass_at_k(k)) for evaluation in (before, after)),
         )
-    for name in judges:
-        yield _numbers("mean cost" if name == "cost" else f"judge: mean {name}", f"eval/{name}", before, after)
+    for name in further:
+        yield _numbers(
+            "mean cost" if name == "cost" else f"mean {name} (evaluation.functions)", f"eval/{name}", before, after
+        )
     if not after.is_scored:
         yield _numbers("mean response length", "eval/response_length", before, after, ".1f")
     if any(evaluation is not None and evaluation.metrics().get("eval/dropped") for evaluation in (before, after)):
@@ -182,22 +184,22 @@ def _both(texts: Iterator[str | None]) -> tuple[str, str]:
 
 def _gains(before: Evaluation, after: Evaluation) -> Iterator[tuple[str, Estimate, Callable[[Estimate], str]]]:
     """(what, gain with its paired interval, how it is written)."""
-    tells_reward, judges = _telling(before, after)
+    tells_reward, further = _telling(before, after)
     if after.task and before.task and (gain := after.task.gain_over(before.task)) is not None:
         yield "exact accuracy", gain, str
     if tells_reward and (gain := after.reward_gain(before)) is not None:
         yield "reward", gain, _plainly
-    for name in judges:
-        if name in before.judged and (gain := after.judged_gain(before, name)) is not None:
+    for name in further:
+        if name in before.further and (gain := after.further_gain(before, name)) is not None:
             yield name, gain, _plainly
 
 
 def _telling(before: Evaluation | None, after: Evaluation) -> tuple[bool, list[str]]:
-    """Whether rewards have a line, and the names of the judges that have: not if they only say once more which answers
-    are exact."""
+    """Whether rewards have a line, and the names of further functions that have: not if they only say once more which
+    answers are exact."""
     both = [evaluation for evaluation in (before, after) if evaluation is not None]
-    judges = [name for name in after.judged if not all(each.is_accuracy(each.judged.get(name, ())) for each in both)]
-    return bool(after.rewards) and not all(each.is_accuracy(each.rewards) for each in both), judges
+    further = [name for name in after.further if not all(each.is_accuracy(each.further.get(name, ())) for each in both)]
+    return bool(after.rewards) and not all(each.is_accuracy(each.rewards) for each in both), further
 
 
 def _plainly(estimate: Estimate) -> str:

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,10 +63,14 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
         from plait.runtime.folder.node_files import ALONE
 
         return 0 if "--dry-run" in flags else serve(attached, loaded.run_dir, {ALONE: loaded})
-    if "--resume" not in flags:
-        from plait.runtime.inputs.reading import check_files
+    told = attached if "--dry-run" not in flags else None
+    with refusals_told(told, loaded.run_dir):
+        if "--resume" not in flags:
+            from plait.runtime.inputs.reading import check_files
 
-        check_files(loaded)  # a node that serves reads none of them
+            check_files(loaded)  # a node that serves reads none of them
+        if "--dry-run" not in flags:
+            check_place(loaded, resume="--resume" in flags)
     if "--dry-run" in flags:
         say("checking everything but the weights …", file=sys.stderr)
         from plait.cli.dry_run import dry_run
@@ -129,8 +134,16 @@ def serve(attached: Attached, folder: Path, recipes: Mapping[str, Recipe]) -> in
     return join(attached, folder, lambda text: say(text, file=sys.stderr), **given(recipes)._asdict())
 
 
+def refusals_told(attached: Attached | None, folder: Path) -> AbstractContextManager[None]:
+    """See `launch.nodes.refusing.refusals_told`, which is imported where there are other commands."""
+    if attached is None:
+        return nullcontext()
+    from plait.launch.nodes.refusing import refusals_told
+
+    return refusals_told(attached, folder, lambda text: say(text, file=sys.stderr))
+
+
 def _run(recipe: Recipe, path: Path | None, attached: Attached | None, num_nodes: int, *, resume: bool) -> int:
-    check_place(recipe, resume=resume)
     with opening(title_of("train", path), recipe_facts(recipe, resume=resume)):
         from plait.cli.report import print_outcome
         from plait.runtime.api import run

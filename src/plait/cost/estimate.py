@@ -18,7 +18,8 @@ Rows = list[tuple[str, int]]
 
 
 def model_shape(name: str) -> ModelShape:
-    """The shape of a model that would be admitted, before its weights are fetched: the checks of its family are made.
+    """The shape of a model that would be admitted, before its weights are fetched: the checks of its family are made,
+    and as much of the self-check as needs no weights.
     Those of models whose configuration plait states pass by a test, and are not made again.
 
     Raises:
@@ -28,8 +29,11 @@ def model_shape(name: str) -> ModelShape:
     if is_stated(name):
         return ModelShape.from_config(config, name)
     from plait.models.admission import check_config  # imports torch and transformers, which takes seconds
+    from plait.models.foreseen import check_layers
 
-    return ModelShape.from_config(check_config(config, name), name)
+    shape = ModelShape.from_config(check_config(config, name), name)
+    check_layers(config, name)
+    return shape
 
 
 @dataclass(frozen=True)

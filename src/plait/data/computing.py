@@ -231,6 +231,12 @@ def _checked(result: Any, shape: tuple[int, ...] | None, expected: str, where: s
     return values
 
 
+def are_equal(values: FloatArray) -> bool:
+    """Whether the numbers that are there, which NaN are not, do not differ."""
+    there = values[np.isfinite(values)]
+    return not len(there) or bool(np.ptp(there) == 0)
+
+
 def _title(node: Node) -> str:
     assert node.fn is not None, f"{node.call} has no function"
     return f"per_{node.grain}({title_of(node.fn)}) -> {node.outputs[0]}"

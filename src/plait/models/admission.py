@@ -1,6 +1,7 @@
 """The checks that admit a model instead of a list of families; a refusal names the check and what was measured.
 
-Checks (a) and (b) need the configuration only, so that a dry run already makes them.
+Checks (a) and (b) need the configuration only, so that a dry run already makes them, and with them what (c) says of
+layers whatever their weights are (`models.foreseen`).
 
 (a) backend flag: the family declares that its attention may be replaced. Those with recurrent layers beside it declare
     it for no engine; of them check (c) tells.
@@ -135,13 +136,13 @@ def check_family(cls: type[Any], config: Any, name: str) -> None:
     types = layer_types(config) or []
     if not getattr(cls, "_supports_attention_backend", False) and not RECURRENT_LAYERS.intersection(types):
         cause = "_supports_attention_backend is false: its attention cannot be replaced"
-        raise _refusal(config, name, "backend flag", cause)
+        raise refusal(config, name, "backend flag", cause)
     if others := sorted(set(types) - TAKEN_LAYERS):
         count = sum(layer not in TAKEN_LAYERS for layer in types)
         cause = f"{count} of {len(types)} layers are {', '.join(others)}; expected {', '.join(sorted(TAKEN_LAYERS))}"
-        raise _refusal(config, name, "layer types", cause)
+        raise refusal(config, name, "layer types", cause)
     if types and not ATTENDING_LAYERS.intersection(types):
-        raise _refusal(config, name, "layer types", f"none of its {len(types)} layers attends")
+        raise refusal(config, name, "layer types", f"none of its {len(types)} layers attends")
 
 
 @torch.no_grad()
@@ -157,14 +158,14 @@ def self_check(model: CheckedModel, name: str) -> float:
     with _guarded(model, name, "layer that keeps a state"):
         fault = mixer_fault(model.module)
     if fault is not None:
-        raise _refusal(model.module.config, name, "self-check", fault)
+        raise refusal(model.module.config, name, "self-check", fault)
     batch, samples = check_batch(model.module, model.weights.device)
     recorder = LayerCalls(batch)
     with _guarded(model, name, "forward"):
         packed_TV = model.logits(model.hidden(batch.token_ids_T, batch.position_ids_T, recorder))
         eager_TV = _eager_logits(model, samples)
     if (cause := recorder.fault(model.module.config)) is not None:
-        raise _refusal(model.module.config, name, "self-check", cause)
+        raise refusal(model.module.config, name, "self-check", cause)
     places = [
         place
         for group in batch.groups
@@ -176,7 +177,7 @@ def self_check(model: CheckedModel, name: str) -> float:
     allowed = TOLERANCE[model.weights.dtype]
     if not error <= allowed:
         cause = f"the packed logits differ from the eager forward by {error:.2g} of their size, allowed {allowed:g}"
-        raise _refusal(model.module.config, name, "self-check", cause)
+        raise refusal(model.module.config, name, "self-check", cause)
     _check_gradients(model, name, batch, samples, places)
     return error
 
@@ -189,7 +190,7 @@ def _guarded(model: CheckedModel, name: str, what: str) -> Iterator[None]:
         if isinstance(error, ModelError):
             raise
         cause = f"its {what} raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise _refusal(model.module.config, name, "self-check", cause) from error
+        raise refusal(model.module.config, name, "self-check", cause) from error
 
 
 def _check_gradients(
@@ -211,14 +212,14 @@ def _check_gradients(
         for param, before in required:
             param.requires_grad_(before)
     if strays:
-        raise _refusal(model.module.config, name, "self-check", "texts reach weights outside its decoder of texts")
+        raise refusal(model.module.config, name, "self-check", "texts reach weights outside its decoder of texts")
     allowed = GRADIENT_TOLERANCE[model.weights.dtype]
     largest = max(float(grad.norm()) for grad in eager.values())
     for key, expected in eager.items():
         size = float(expected.norm())
         if size > 1e-3 * largest and not (error := float((packed[key] - expected).norm()) / size) <= allowed:
             cause = f"the gradient of {key} differs from the eager one by {error:.2g} of its size, allowed {allowed:g}"
-            raise _refusal(model.module.config, name, "self-check", cause)
+            raise refusal(model.module.config, name, "self-check", cause)
 
 
 def compared_parameters(module: Any) -> dict[str, torch.nn.Parameter]:
@@ -271,7 +272,8 @@ def _relative_error(packed_NV: Tensor, eager_NV: Tensor) -> float:
     return float(torch.quantile(error_N, quantile))
 
 
-def _refusal(config: Any, name: str, check: str, cause: str) -> ModelError:
+def refusal(config: Any, name: str, check: str, cause: str) -> ModelError:
+    """The error of a check that refuses a family, for these reasons."""
     family = getattr(config, "model_type", type(config).__name__)
     return ModelError(
         f"model: {name!r} (family {family}) is refused by the check of its {check}: {cause}. "

@@ -142,6 +142,23 @@ def find_head(module: Any, vocabulary: Vocabulary | None = None) -> Head:
     Raises:
         ModelError: the family's forward does more with its decoder than to call it.
     """
+    head, hidden_NH, logits_NV = family_head(module, vocabulary)
+    if not _is_linear(module, head.params):
+        return head
+    linear = Head(module.get_output_embeddings(), head.params, linear=True, vocabulary=vocabulary)
+    with torch.no_grad():
+        return linear if torch.equal(linear.family(hidden_NH), logits_NV) else head
+
+
+def family_head(module: Any, vocabulary: Vocabulary | None = None) -> tuple[Head, Tensor, Tensor]:
+    """The head by the family's own forward; random hidden states, [N, H], and what it made of them, [N, V].
+
+    Args:
+        module: perhaps without weights, on the meta device.
+
+    Raises:
+        ModelError: as of `find_head`.
+    """
     stage = copy.copy(module)
     stage._modules = {**module._modules, module.base_model_prefix: _PassHidden(module.base_model)}
 
@@ -153,17 +170,12 @@ def find_head(module: Any, vocabulary: Vocabulary | None = None) -> Head:
     hidden_NH = _random_hidden(module)
     try:
         with torch.no_grad():
-            logits_NV = family(hidden_NH)
+            return head, hidden_NH, family(hidden_NH)
     except (AttributeError, TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
         raise ModelError(
             f"model: {type(module).__name__} is refused: its head cannot be run without its decoder "
             f"({type(error).__name__}: {error}). Set `model` to another family."
         ) from error
-    if not _is_linear(module, head.params):
-        return head
-    linear = Head(module.get_output_embeddings(), head.params, linear=True, vocabulary=vocabulary)
-    with torch.no_grad():
-        return linear if torch.equal(linear.family(hidden_NH), logits_NV) else head
 
 
 def head_of_part(module: Any, parameters: Parameters, team: Team) -> Head:

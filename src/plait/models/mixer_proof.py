@@ -39,11 +39,9 @@ def mixer_fault(module: Any) -> str | None:
     Args:
         module: of Transformers, with its weights.
     """
-    seen: set[type[Any]] = set()
-    for name, mixer in mixers_of(module):
-        if type(mixer) in seen:
-            continue
-        seen.add(type(mixer))
+    if (forgetful := forgetful_mixer(module)) is not None:
+        return forgetful
+    for name, mixer in _one_of_each(module):
         device = next(mixer.parameters()).device
         dtype = torch.float64 if device.type == "cpu" else torch.float32
         generator = torch.Generator().manual_seed(0)
@@ -52,6 +50,38 @@ def mixer_fault(module: Any) -> str | None:
         if not error <= ALLOWED[dtype]:
             return f"`{name}` computes otherwise {case} than all at once, by {error:.2g} of its size"
     return None
+
+
+def forgetful_mixer(module: Any) -> str | None:
+    """Which layer that keeps a state does not read all of it where several tokens go on from it, in words for a person;
+    None: none. Weights may be on the meta device: what is computed there says what depends on what.
+
+    Args:
+        module: of Transformers.
+    """
+    for name, mixer in _one_of_each(module):
+        weights = {key: tensor.to("meta") for key, tensor in _named_tensors(_Mixing(mixer))}
+        mix = _with_weights(mixer, weights)
+        hidden_1LH = torch.empty(1, NEXT, module.config.get_text_config().hidden_size, device="meta")
+        hidden_1LH = hidden_1LH.to(next(iter(weights.values())).dtype)
+        _, states = mix(hidden_1LH, {}, None)
+        with torch.enable_grad():
+            before = {key: state.detach().requires_grad_() for key, state in states.items()}
+            out_1LH, behind = mix(hidden_1LH, {key: state.clone() for key, state in before.items()}, None)
+            told = [tensor.sum() for tensor in (out_1LH, *behind.values()) if tensor.requires_grad]
+            read = torch.autograd.grad(sum(told), [*before.values()], allow_unused=True) if told else [None]
+        if any(grad is None for grad in read):
+            return f"what `{name}` makes of several tokens does not begin with the state that it kept of those before"
+    return None
+
+
+def _one_of_each(module: Any) -> Iterator[tuple[str, Any]]:
+    """By name the first layer of each class that keeps a state."""
+    seen: set[type[Any]] = set()
+    for name, mixer in mixers_of(module):
+        if type(mixer) not in seen:
+            seen.add(type(mixer))
+            yield name, mixer
 
 
 def largest_error(mixer: Mixer, hidden_TH: Tensor) -> tuple[float, str]:
@@ -83,14 +113,23 @@ class _Mixing(nn.Module):
 
 def _widened(mixer: Any, dtype: torch.dtype) -> Mixer:
     """The same with weights of this dtype."""
-    whole = _Mixing(mixer)
-    weights = {name: tensor.to(dtype) for name, tensor in (*whole.named_parameters(), *whole.named_buffers())}
+    mix = _with_weights(mixer, {name: tensor.to(dtype) for name, tensor in _named_tensors(_Mixing(mixer))})
 
-    def mix(inputs_BLH: Tensor, before: States, real_BL: Tensor | None) -> tuple[Tensor, States]:
+    def widened(inputs_BLH: Tensor, before: States, real_BL: Tensor | None) -> tuple[Tensor, States]:
         with kept_float64(dtype):
-            return functional_call(whole, weights, (inputs_BLH, before, real_BL))  # type: ignore[no-any-return]
+            return mix(inputs_BLH, before, real_BL)
 
-    return mix
+    return widened
+
+
+def _with_weights(mixer: Any, weights: dict[str, Tensor]) -> Mixer:
+    whole = _Mixing(mixer)
+    return lambda *given: functional_call(whole, weights, given)
+
+
+def _named_tensors(whole: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from whole.named_parameters()
+    yield from whole.named_buffers()
 
 
 def _together(mixer: Mixer, long_1LH: Tensor, short_1LH: Tensor) -> Iterator[tuple[Tensor, States]]:

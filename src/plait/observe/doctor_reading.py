@@ -85,14 +85,17 @@ DIFF = "training/rollout_probs_diff_mean"
 ROLLOUT_KL = "training/rollout_kl"
 FIRST_DIFF = f"first/{DIFF}"
 FIRST_ENTROPY = "first/actor/entropy"
-DEAD_GROUPS = "frac_reward_zero_std"
+DEAD_GROUPS = "doctor/equal_groups"
+"""Share of groups whose rewards, or grades, are equal."""
 FIRST_DEAD_GROUPS = f"first/{DEAD_GROUPS}"
-FIRST_REWARD = "first/reward"
+REWARD = "doctor/mean_compared"
+"""Mean of these rewards or grades."""
+FIRST_REWARD = f"first/{REWARD}"
 BASELINES = {
     FIRST_DIFF: DIFF,
     FIRST_ENTROPY: "actor/entropy",
     FIRST_DEAD_GROUPS: DEAD_GROUPS,
-    FIRST_REWARD: "reward",
+    FIRST_REWARD: REWARD,
 }
 """Name of a baseline → metric whose first value it is."""
 
@@ -120,6 +123,11 @@ class Reading:
 
     def is_set(self, fact: str) -> bool:
         return bool(self.values.get(f"doctor/{fact}"))
+
+    @property
+    def compared(self) -> str:
+        """What the numbers are, in a word, by which samples of a prompt are weighed against each other."""
+        return "grades" if self.is_set("compares_grades") else "rewards"
 
     def first(self, name: str) -> float | None:
         value = self.baseline.get(name)

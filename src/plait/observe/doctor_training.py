@@ -12,6 +12,7 @@ from plait.observe.doctor_reading import (
     FIRST_DEAD_GROUPS,
     FIRST_ENTROPY,
     FIRST_REWARD,
+    REWARD,
     Reading,
     Severity,
     Sign,
@@ -120,28 +121,33 @@ def dead_groups(reading: Reading) -> Sign | None:
     return Sign(
         Severity.WARNING,
         share,
-        f"{share:.0%} of the groups have equal rewards and teach nothing: prompts too hard or too easy, or a reward "
-        "that does not tell responses apart",
-        "reward.functions",
+        f"{share:.0%} of the groups have equal {reading.compared} and teach nothing: prompts too hard or too easy, or "
+        f"{reading.compared} that do not tell responses apart",
+        _key_of_compared(reading),
     )
 
 
 def _no_advantages(reading: Reading) -> Sign:
     """An error where rewards have never told anything apart, or do not any more: one step may be luck, and a task that
     is learned is what the run is for. Where another loss is in the same optimizer steps it may be what changes that."""
-    beside, rewarded = reading.is_set("learns_beside"), reading.get("reward") is not None
+    beside, mean = reading.is_set("learns_beside"), reading.get(REWARD)
     what = "these teach nothing" if beside else "it teaches nothing"
-    cause = "all rewards that are compared are equal"
-    if not rewarded:
+    cause = f"all {reading.compared} that are compared are equal"
+    if mean is None:
         cause = "the numbers that are compared are equal, are of one sample alone, or were not read"
     sentence = f"every advantage of the step is 0: {what}, {cause}"
     if _learned(reading):
-        sentence += f", at a mean of {reading.get('reward'):.3g} ({reading.first(FIRST_REWARD):.3g} at the first step)"
+        sentence += f", at a mean of {mean:.3g} ({reading.first(FIRST_REWARD):.3g} at the first step)"
         return Sign(Severity.WARNING, 1.0, f"{sentence}: there is little left to learn here", "data.source")
     first = reading.first(FIRST_DEAD_GROUPS)
     is_luck = first is not None and first < 1 and not _third_in_a_row(reading)
     severity = Severity.WARNING if is_luck or beside else Severity.ERROR
-    return Sign(severity, 1.0, sentence, "reward.functions" if rewarded else "algorithm", badness=NO_ADVANTAGES)
+    key = "algorithm" if mean is None else _key_of_compared(reading)
+    return Sign(severity, 1.0, sentence, key, badness=NO_ADVANTAGES)
+
+
+def _key_of_compared(reading: Reading) -> str:
+    return "algorithm" if reading.is_set("compares_grades") else "reward.functions"
 
 
 def _third_in_a_row(reading: Reading) -> bool:
@@ -152,7 +158,7 @@ def _third_in_a_row(reading: Reading) -> bool:
 
 def _learned(reading: Reading) -> bool:
     """Whether the mean reward is above the first step's: groups may have equal rewards as all answers are right."""
-    reward, first = reading.get("reward"), reading.first(FIRST_REWARD)
+    reward, first = reading.get(REWARD), reading.first(FIRST_REWARD)
     return reward is not None and first is not None and reward > first
 
 
@@ -183,8 +189,8 @@ def broken_policy(reading: Reading) -> Sign | None:
     return Sign(
         Severity.ERROR if is_empty and _third_in_a_row(reading) else Severity.WARNING,
         share,
-        f"{share:.0%} of the groups have equal rewards, {first:.0%} at the first step, and {moved}: updates that are "
-        "too large have most likely broken the policy",
+        f"{share:.0%} of the groups have equal {reading.compared}, {first:.0%} at the first step, and {moved}: updates "
+        "that are too large have most likely broken the policy",
         "optimizer.learning_rate",
         badness=NO_ADVANTAGES if is_empty else share,
     )

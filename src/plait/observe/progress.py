@@ -2,7 +2,8 @@
 
 On a terminal: the run's bar with the time left, the bar of the phase within the step (samples finished while
 generating, micro-batches while training), the last steps' watched numbers (reward, KL, response length, tokens/s; or
-loss and accuracy), and the seconds of each stage. Where stderr is no terminal: one plain line per step.
+loss and accuracy), and the seconds of each stage. Where stderr is no terminal: one plain line per step. A number that
+the run does not have takes no room.
 
 Nothing here decides anything: the numbers come in as metrics.
 """
@@ -38,23 +39,25 @@ class Watched:
     """A number that a person watches."""
 
     title: str
-    metric: str
-    """Its name among a step's metrics; where it is missing, `-` is shown."""
+    metrics: tuple[str, ...]
+    """Its names among a step's metrics; the first that a step has is shown."""
     form: str
     """Format specification."""
 
-
-_PACE = (
-    Watched("length", "response_length/mean", ".1f"),
-    Watched("tok/s", "perf/throughput", ",.0f"),
-)
-ROLLOUTS = (Watched("reward", "reward", ".3f"), Watched("kl", "kl", ".4f"), *_PACE)
-"""What a run that generates shows."""
+    def text(self, metrics: Mapping[str, Any]) -> str | None:
+        """The number of a step; None: the step has none."""
+        found = next((metrics[name] for name in self.metrics if metrics.get(name) is not None), None)
+        return None if found is None else format(float(found), self.form)
 
 
-def losses(role: str, *further: Watched) -> tuple[Watched, ...]:
-    """What a run shows that trains `role` on given samples."""
-    return (Watched("loss", f"{role}/loss", ".4f"), *further, *_PACE)
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A step that is done."""
+
+    step: str
+    numbers: Mapping[str, str]
+    """Title → what it has of the watched numbers."""
+    seconds: str
 
 
 class ProgressSink(Protocol):
@@ -75,16 +78,16 @@ class Progress:
     """Shows a run of `total_steps` steps (0: only phases, as in an evaluation by itself). Use as a context manager, so
     that the terminal is given back.
 
-    watched: the numbers shown of a step; stream: stderr unless given, which may be closed meanwhile; live: a
-    terminal's display or plain lines, by default what the stream is; clock: seconds. A redraw takes a millisecond or
-    two, so there are at most four in any second.
+    watched: the numbers shown of a step, as far as it has them, what matters most first; stream: stderr unless given,
+    which may be closed meanwhile; live: a terminal's display or plain lines, by default what the stream is; clock:
+    seconds. A redraw takes a millisecond or two, so there are at most four in any second.
     """
 
     def __init__(
         self,
         total_steps: int,
         *,
-        watched: Sequence[Watched] = ROLLOUTS,
+        watched: Sequence[Watched] = (),
         stream: TextIO | None = None,
         live: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -99,7 +102,9 @@ class Progress:
         self._started_s = self._step_started_s = clock()
         self._steps_done = 0
         self._step_seconds: deque[float] = deque(maxlen=_AVERAGED_STEPS)
-        self._rows: deque[tuple[str, ...]] = deque(maxlen=_SHOWN_STEPS)
+        self._rows: deque[_Row] = deque(maxlen=_SHOWN_STEPS)
+        self._had: set[str] = set()
+        """Titles of the numbers that a step has had."""
         self._stages = ""
         self._phase, self._phase_unit, self._phase_done, self._phase_total = "", "", 0, 0
         self._note = ""
@@ -138,16 +143,16 @@ class Progress:
         self._steps_done = step
         self._phase, self._phase_done, self._phase_total = "", 0, 0
         self._stages = self._stage_text(metrics)
-        row = self._row(step, metrics)
-        self._rows.append(row)
+        numbers = {each.title: text for each in self._watched if (text := each.text(metrics)) is not None}
+        self._had |= numbers.keys()
+        self._rows.append(_Row(str(step), numbers, f"{self._step_seconds[-1]:.1f}"))
         if self._is_live:
             self._draw(soon=True)
             return
-        step_text, *numbers, seconds = row
-        shown = "".join(f"{column.title} {number}  " for column, number in zip(self._watched, numbers, strict=True))
+        shown = "".join(f"{title} {number}  " for title, number in numbers.items())
         self._print(
-            f"step {step_text}/{self._total_steps}  {shown}{seconds} s ({self._stages or 'no stage times'})  "
-            f"left {self._left_text()}"
+            f"step {step}/{self._total_steps}  {shown}{self._step_seconds[-1]:.1f} s "
+            f"({self._stages or 'no stage times'})  left {self._left_text()}"
         )
 
     def message(self, text: str) -> None:
@@ -196,17 +201,13 @@ class Progress:
         draws.append(now)
         self._live.update(self.picture(), refresh=True)
 
-    def _row(self, step: int, metrics: Mapping[str, Any]) -> tuple[str, ...]:
-        numbers = (_number(metrics.get(column.metric), column.form) for column in self._watched)
-        return (str(step), *numbers, f"{self._step_seconds[-1]:.1f}")
-
     def _stage_text(self, metrics: Mapping[str, Any]) -> str:
         prefix = STAGE_SECONDS
         stages = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
         stages.pop("step", None)
         if any(seconds >= _SHOWN_S for seconds in stages.values()):  # what takes no time is no stage to watch
             stages = {name: seconds for name, seconds in stages.items() if seconds >= _SHOWN_S}
-        return ", ".join(f"{name} {_number(value, '.1f')}" for name, value in stages.items())
+        return ", ".join(f"{name} {float(value):.1f}" for name, value in stages.items())
 
     def _left_text(self) -> str:
         left_s = self.left_s
@@ -263,11 +264,14 @@ class Progress:
         yield bars
 
     def _numbers(self, columns: int) -> RenderableType:
-        """The last steps. In a narrow terminal the last columns go, those that are watched first stay."""
+        """The last steps, with a column for all that a step has had. In a narrow terminal the last columns go, those
+        that are watched first stay."""
         from rich.table import Table
 
-        titles = ("step", *(column.title for column in self._watched), "seconds")
-        widths = [max(map(len, cells)) for cells in zip(titles, *self._rows, strict=True)]
+        had = [each.title for each in self._watched if each.title in self._had]
+        rows = [(row.step, *(row.numbers.get(title, "-") for title in had), row.seconds) for row in self._rows]
+        titles = ("step", *had, "seconds")
+        widths = [max(map(len, cells)) for cells in zip(titles, *rows, strict=True)]
         padding = 2 if sum(widths) + 4 * len(widths) <= columns else 1
         shown, used = 0, 0
         for width in widths:
@@ -278,8 +282,8 @@ class Progress:
         table = Table(box=None, padding=(0, padding), header_style="dim")
         for title in titles[:shown]:
             table.add_column(title, justify="right", no_wrap=True)
-        for index, row in enumerate(self._rows):
-            table.add_row(*row[:shown], style="bold" if index == len(self._rows) - 1 else "")
+        for index, row in enumerate(rows):
+            table.add_row(*row[:shown], style="bold" if index == len(rows) - 1 else "")
         return table
 
 
@@ -288,7 +292,3 @@ def clock_text(seconds: float) -> str:
     whole = int(seconds)
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def _number(value: Any, form: str) -> str:
-    return "-" if value is None else format(float(value), form)

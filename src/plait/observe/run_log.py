@@ -30,15 +30,15 @@ class RunLog(AppendedFile):
     """Appends rows to a JSONL file; see `AppendedFile`.
 
     With `resume=True` an existing file is continued (a torn last line is cut first); without it the file is begun
-    anew.
+    anew. `opened` is as of `AppendedFile`.
     """
 
-    def __init__(self, path: str | Path, *, resume: bool = False) -> None:
+    def __init__(self, path: str | Path, *, resume: bool = False, opened: int | None = None) -> None:
         path = Path(path)
         with writing(path):
             if resume and path.exists():
                 cut_torn_line(path)
-        super().__init__(path, keep=resume)
+        super().__init__(path, keep=resume, opened=opened)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one row. Values are JSON values or scalars that have `item()`, such as NumPy's.

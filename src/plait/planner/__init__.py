@@ -1,11 +1,11 @@
 """Searches for schedules (given pipelines on ranks, in which order each rank does its actions) and for plans (which
 ranks do what).
 
-`tables` are a workload as arrays, `evaluate` judges an order of it, `bounds` what none can beat; `greedy`, `sweep`,
-`search` and `exact` find one; `annealing`, `evolution` and `kernels` are their compiled inner loops.
+`tables` are a workload as arrays, `evaluate` says what an order of it takes, `bounds` what none can beat; `greedy`,
+`sweep`, `search` and `exact` find one; `annealing`, `evolution` and `kernels` are their compiled inner loops.
 
 `plan_space` has the plans that may be proposed, of the ways to compute a call that `slot_forms` has; `plan_objective`
-judges one by simulated steps, `step_bound` says what one takes at least, `plan_baselines` makes those of others,
+values one by simulated steps, `step_bound` says what one takes at least, `plan_baselines` makes those of others,
 `plan_moves` such as are near one, of the places that single slots can have (`slot_places`), and `plan_search` finds the
 best; `stage_layers` cuts layers.
 """

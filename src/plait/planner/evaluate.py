@@ -1,6 +1,6 @@
 """How long a pipeline schedule takes and what it holds, in exact terms of its workload: no links, no lanes.
 
-The search judges by these numbers; `plait.simulator` runs the same schedule with lanes, links and a clock, and agrees.
+The search goes by these numbers; `plait.simulator` runs the same schedule with lanes, links and a clock, and agrees.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""OR-Tools CP-SAT as engine and judge: a schedule with a proof, where the optional package is installed.
+"""OR-Tools CP-SAT as engine: a schedule with a proof, where the optional package is installed.
 
 The same problem as the search's: every rank does one action at a time, a micro-batch goes through its stages and back,
 the micro-batches of a chain keep their order, activations fit the caps. First the makespan, then the peak memory of

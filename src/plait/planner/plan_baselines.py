@@ -1,4 +1,4 @@
-"""Plans that others would make, judged by the same simulator: named ones, ReaL's heuristic, HybridFlow's mapper."""
+"""Plans that others would make, valued by the same simulator: named ones, ReaL's heuristic, HybridFlow's mapper."""
 
 from __future__ import annotations
 

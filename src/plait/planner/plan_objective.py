@@ -28,7 +28,7 @@ def weighed_s(seconds: float, places: Sequence[Place]) -> float:
 
 
 @dataclass(frozen=True)
-class Judged:
+class Valued:
     """value: what a search makes small; seconds: of a step; excess: of memory on the fullest rank, as a share of its
     device's; idle: ranks that do nothing"""
 
@@ -43,7 +43,7 @@ class Judged:
 
 
 class Objective:
-    """Judges plans, each once.
+    """Values plans, each once.
 
     evaluations: steps simulated so far
     """
@@ -55,15 +55,15 @@ class Objective:
         cluster = problem.costs.cluster
         self._limits = np.array([cluster.memory_of(rank) for rank in range(problem.num_devices)], float)
         self._everyone = (1 << problem.num_devices) - 1
-        self._known: dict[tuple[Place, ...], Judged] = {}
+        self._known: dict[tuple[Place, ...], Valued] = {}
         self._bound = StepBound(problem.graph, self._simulator.functions_s)
 
-    def __call__(self, places: Sequence[Place]) -> Judged:
+    def __call__(self, places: Sequence[Place]) -> Valued:
         key = tuple(places)
-        judged = self._known.get(key)
-        if judged is None:
-            judged = self._known[key] = self._judged(key)
-        return judged
+        valued = self._known.get(key)
+        if valued is None:
+            valued = self._known[key] = self._valued(key)
+        return valued
 
     def bound(self, places: Sequence[Place]) -> float:
         """No more than the value of a plan, in a small part of the time; memory is left out.
@@ -86,7 +86,7 @@ class Objective:
             used |= place.mask
         return (self._everyone & ~used).bit_count()
 
-    def _judged(self, places: tuple[Place, ...]) -> Judged:
+    def _valued(self, places: tuple[Place, ...]) -> Valued:
         self.evaluations += 1
         played = self._simulator.play(places)
         seconds = played.step_s
@@ -96,4 +96,4 @@ class Objective:
         if excess > 0:
             value += worth * (EXCESS_WEIGHT * excess + MISFIT)
         value += worth * self._idleness(idle)
-        return Judged(value, seconds, excess, idle)
+        return Valued(value, seconds, excess, idle)

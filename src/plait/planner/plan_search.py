@@ -19,7 +19,7 @@ from typing import Literal
 from plait.cost.cluster import ClusterSpec
 from plait.planner import plan_baselines
 from plait.planner.plan_moves import Moves
-from plait.planner.plan_objective import Judged, Objective
+from plait.planner.plan_objective import Objective, Valued
 from plait.planner.plan_problem import PlanProblem
 from plait.planner.plan_space import PlanSpace
 from plait.simulator.places import Place
@@ -40,10 +40,10 @@ Stop = Literal["exhaustive", "evaluations", "seconds", "asked"]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan that was judged."""
+    """A plan that was valued."""
 
     places: State
-    judged: Judged
+    valued: Valued
     name: str = ""
 
 
@@ -53,7 +53,7 @@ class SearchResult:
     best:       None: no plan fits, or leaves no device idle
     nearest:    the plan of the least value, whether it can be used or not
     leaders:    the best usable plan of each kind, of the kinds whose best are best; `best` first
-    baselines:  by name, judged as `best` was
+    baselines:  by name, valued as `best` was
     trace:      (evaluations, value) whenever the best got better
     stopped_by: `exhaustive`: all plans were tried
     """
@@ -85,7 +85,7 @@ class Engine:
     """What a search is made of.
 
     betas: of the chains; 0 accepts every plan, infinity none that is worse
-    moves: proposes plans of a space; objective: judges plans of a problem
+    moves: proposes plans of a space; objective: values plans of a problem
     """
 
     betas: Sequence[float] = BETAS
@@ -143,13 +143,13 @@ class _Hunt:
         self.objective = self.engine.objective(self.space.problem)
         self.moves = self.engine.moves(self.space)
         named = [*plan_baselines.baselines(self.space).items(), *given]
-        baselines = tuple(Candidate(places, self.judge(places), name) for name, places in named)
+        baselines = tuple(Candidate(places, self.valued(places), name) for name, places in named)
         self._began = self.budget.clock()
         stopped_by: Stop = "exhaustive"
         plans = list(self._whole_space())
         if plans:
             for places in plans:
-                self.judge(places)
+                self.valued(places)
                 if (stop := self._stop(inf)) is not None:
                     stopped_by = stop
                     break
@@ -157,7 +157,7 @@ class _Hunt:
             stopped_by = self._walk([places for _, places in named])
         for candidate in baselines:
             self._keep(candidate)
-        leaders = sorted(self.leaders.values(), key=lambda leader: (leader.judged.value, leader is not self.best))
+        leaders = sorted(self.leaders.values(), key=lambda leader: (leader.valued.value, leader is not self.best))
         return SearchResult(
             self.best,
             self.nearest,
@@ -169,34 +169,34 @@ class _Hunt:
             stopped_by,
         )
 
-    def judge(self, places: State) -> Judged:
-        judged = self.objective(places)
-        self._keep(Candidate(places, judged))
-        best = "" if self.best is None else f", the best takes {self.best.judged.value:.4g} s a step"
+    def valued(self, places: State) -> Valued:
+        valued = self.objective(places)
+        self._keep(Candidate(places, valued))
+        best = "" if self.best is None else f", the best takes {self.best.valued.value:.4g} s a step"
         count = self.objective.evaluations
         self.budget.tell(f"{count:,} plan{'s' * (count != 1)} tried{best}")
-        return judged
+        return valued
 
     def _keep(self, candidate: Candidate) -> None:
-        judged = candidate.judged
-        if self.nearest is None or judged.value < self.nearest.judged.value:
+        valued = candidate.valued
+        if self.nearest is None or valued.value < self.nearest.valued.value:
             self.nearest = candidate
-        if not judged.usable:
+        if not valued.usable:
             return
-        if self.best is None or judged.value < self.best.judged.value:
+        if self.best is None or valued.value < self.best.valued.value:
             self.best = candidate
-            self.trace.append((self.objective.evaluations, judged.value))
+            self.trace.append((self.objective.evaluations, valued.value))
         worst = self._worst_leader
-        if judged.value < worst or len(self.leaders) < MOST_LEADERS:
+        if valued.value < worst or len(self.leaders) < MOST_LEADERS:
             kind = _kind(candidate.places, self.problem.costs.cluster)
-            if kind not in self.leaders or judged.value < self.leaders[kind].judged.value:
+            if kind not in self.leaders or valued.value < self.leaders[kind].valued.value:
                 self.leaders[kind] = candidate
                 if len(self.leaders) > MOST_LEADERS:
-                    del self.leaders[max(self.leaders, key=lambda leader: self.leaders[leader].judged.value)]
+                    del self.leaders[max(self.leaders, key=lambda leader: self.leaders[leader].valued.value)]
 
     @property
     def _worst_leader(self) -> float:
-        return max((leader.judged.value for leader in self.leaders.values()), default=inf)
+        return max((leader.valued.value for leader in self.leaders.values()), default=inf)
 
     def _stop(self, evaluations: float) -> Stop | None:
         if self.objective.evaluations >= evaluations:
@@ -250,7 +250,7 @@ class _Hunt:
                 state = min(starts, key=lambda start: self.objective(start).value)
             if state is None:
                 return []
-            chains.append(_Chain(beta, rng, state, self.judge(state).value))
+            chains.append(_Chain(beta, rng, state, self.valued(state).value))
         return chains
 
     def _step(self, chain: _Chain, starts: Sequence[State]) -> None:
@@ -261,12 +261,12 @@ class _Hunt:
         chain.waited += 1
         if tried == chain.state:
             return
-        # How much worse a plan may be to be accepted is drawn before it is judged: most need not be simulated then.
-        least = self.nearest.judged.value if self.nearest is not None else chain.value
+        # How much worse a plan may be to be accepted is drawn before it is valued: most need not be simulated then.
+        least = self.nearest.valued.value if self.nearest is not None else chain.value
         most = chain.value + (-log(1.0 - chain.rng.random()) / chain.beta * least if chain.beta > 0 else inf)
         if self.objective.bound(tried) > most:
             return
-        value = self.judge(tried).value
+        value = self.valued(tried).value
         if value <= most:
             chain.state, chain.value = tried, value
         if value < chain.best * (1 - 1e-9):
@@ -285,7 +285,7 @@ class _Hunt:
         else:
             state = self.moves.random(rng)
         assert state is not None, "a space that has plans has random ones"
-        chain.state, chain.value = state, self.judge(state).value
+        chain.state, chain.value = state, self.valued(state).value
         chain.best, chain.waited = chain.value, 0
 
 

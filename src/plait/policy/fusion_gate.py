@@ -1,7 +1,7 @@
 """When the last samples of a rollout are gathered (`fusion: auto`): where that is foretold to gain more than it costs.
 
 At the beginning of a rollout a threshold is tuned on the lengths of the last steps (`threshold.tune`); when so few
-samples are unfinished, and as each of them ends, what is left is judged again. What steps took is measured, and so
+samples are unfinished, and as each of them ends, what is left is weighed again. What steps took is measured, and so
 never exact: gathering must gain as much as it needs to by what was measured, and lose nothing where that is wrong.
 """
 
@@ -112,7 +112,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Choice:
-    """threshold: unfinished samples from which on gathering is judged; 0: it is not in this rollout"""
+    """threshold: unfinished samples from which on gathering is weighed; 0: it is not in this rollout"""
 
     threshold: int
     gain_s: float = 0.0

@@ -134,7 +134,7 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
     rollouts = flow.of_kind(CallKind.GENERATE)
     generates = bool(rollouts)
     sections = (
-        ("reward", "reward" in flow.roles or bool(recipe.evaluation.functions)),  # judges have its limits
+        ("reward", "reward" in flow.roles or bool(recipe.evaluation.functions)),  # those have its limits
         ("cost", "cost" in flow.roles),
         ("critic", "critic" in flow.roles),
         ("cost_critic", "cost_critic" in flow.roles),

@@ -61,6 +61,18 @@ def said_of_unread_options(flow: Dataflow, recipe: Recipe) -> Iterator[str]:
             yield f"`options.{name}` does nothing: the flow `{flow.name}` does not read it with these options"
 
 
+def said_of_ungraded(flow: Dataflow, recipe: Recipe) -> Iterator[str]:
+    """That evaluations say nothing of how good answers are, in words, where a flow that samples knows it from what it
+    reads in texts alone."""
+    grades = [node.call for node in flow.of_kind(CallKind.GRADE) if node.rows == flow.main_rows.id]
+    says_nothing = "score" not in flow.call_kinds("reward") and not recipe.evaluation.functions
+    if grades and says_nothing and recipe.evaluation.items and flow.main_rows.kind is CallKind.GENERATE:
+        yield (
+            f"evaluations tell how long answers are, and not how good: `{grades[0]}` is read in training steps alone; "
+            "name functions that score held-out answers in `evaluation.functions`, or set `evaluation.items` to 0"
+        )
+
+
 def _check_mismatched(flow: Dataflow, recipe: Recipe) -> None:
     """Raises ConfigError where a batch has no other completion for a prompt."""
     if all(node.call != MISMATCHED for node in flow.nodes):

@@ -53,7 +53,7 @@ class EvaluationSettings(Settings):
     )
     functions: tuple[str, ...] = Field(
         default=(),
-        description="further reward functions that judge the answers and never train, each a metric eval/NAME; with "
+        description="further reward functions that score the answers and never train, each a metric eval/NAME; with "
         "task (the task's scorer) eval/accuracy is measured",
     )
     answer: AnswerFormat = Field(

@@ -109,8 +109,13 @@ def load_stages(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, trust_
     run_dir = common.pop("run_dir", Recipe.model_fields["run_dir"].default)
     recipes: dict[str, Recipe] = {}
     for name, own in trees.items():
-        if not str(name).isidentifier() or name in Recipe.model_fields:
-            raise ConfigError(f"stage `{name}` needs the name of a folder that is no key of a recipe")
+        if not str(name).isidentifier():
+            raise ConfigError(f"stage `{name}` needs the name of a folder, of letters, digits and `_`")
+        if name in Recipe.model_fields:
+            raise ConfigError(
+                f"stage `{name}` has the name of a key of recipes, so that `--{name}` would be of the stage and of the "
+                f"key; give it another, such as `{name}_stage`"
+            )
         if not isinstance(own, dict) or "run_dir" in own:
             raise ConfigError(f"stage `{name}` is a mapping of keys without `run_dir` (that of the recipe holds all)")
         mine = [(key.split(".", 1)[1], value) for key, value in overrides if key.split(".")[0] == name and "." in key]

@@ -60,12 +60,12 @@ def _check_going_on(rollouts: Sequence[Node], flow: Dataflow, recipe: Recipe) ->
             "rewards say, and which prompts a batch gets depends on when they come; set `tokens_per_version` to 0, or "
             "leave dynamic sampling out"
         )
-    judge = next((model for model in role_models(flow, recipe) if resample and model.role == resample.reward), None)
-    if judge is not None:
+    asked = next((model for model in role_models(flow, recipe) if resample and model.role == resample.reward), None)
+    if asked is not None:
         raise ConfigError(
-            f"`on_update` is {recipe.on_update}, but the flow `{flow.name}` draws again by what `{judge.key}` says, "
+            f"`on_update` is {recipe.on_update}, but the flow `{flow.name}` draws again by what `{asked.key}` says, "
             "and other calls keep the ranks of a model busy while samples of later batches end; let functions alone "
-            f"decide (remove `{judge.key}`), or {wait}"
+            f"decide (remove `{asked.key}`), or {wait}"
         )
     for key, value, is_set in (
         ("fusion", recipe.fusion, is_moved),

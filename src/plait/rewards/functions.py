@@ -57,7 +57,7 @@ def reward_functions(
         ConfigError: a path has no valid form or names no file, a callable cannot be sent to a worker, or the number of
             weights differs.
     """
-    kind = COST if key.startswith(f"{COST.section}.") else REWARD  # judges have the limits of rewards
+    kind = COST if key.startswith(f"{COST.section}.") else REWARD  # those of evaluations have the limits of rewards
     if weights and len(weights) != len(functions):
         raise ConfigError(
             f"`{kind.section}.weights` has {len(weights)} numbers for {len(functions)} functions; give one each"
@@ -92,7 +92,9 @@ def functions_of(settings: RewardSettings, *, task: str | None, role: str = "rew
     )
 
 
-def judges_of(functions: Sequence[str], answer: AnswerFormat, *, task: str | None) -> tuple[RewardFunction, ...]:
+def eval_functions_of(
+    functions: Sequence[str], answer: AnswerFormat, *, task: str | None
+) -> tuple[RewardFunction, ...]:
     """The functions of `evaluation.functions`; none where it is empty. `answer` and `task` are as in `functions_of`.
 
     Raises:

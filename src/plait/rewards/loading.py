@@ -17,6 +17,8 @@ from plait.user_code import IMPORT_LIMIT_S, UserCode, importing
 
 _sources: dict[str, bytes] = {}
 """What files of the user's held when they were imported, by the names of their modules."""
+_MOST_FUNCTIONS = 6
+"""Of a file that are named where the one is not there that was asked for."""
 
 
 def split_path(path: str, *, key: str) -> tuple[str, str]:
@@ -76,7 +78,7 @@ def _loaded(module_name: str, name: str, path: str, key: str) -> Any:
     for part in name.split("."):
         if not hasattr(value, part):
             close = difflib.get_close_matches(part, [entry for entry in dir(value) if not entry.startswith("_")], n=1)
-            hint = f"; did you mean `{close[0]}`?" if close else ""
+            hint = f"; did you mean `{close[0]}`?" if close else _said_of_functions(value)
             raise ConfigError(f"`{key}`: `{module_name}` has no `{part}`{hint}")
         needs_object = isinstance(value, type) and inspect.isfunction(inspect.getattr_static(value, part, None))
         value = getattr(value, part)
@@ -86,6 +88,15 @@ def _loaded(module_name: str, name: str, path: str, key: str) -> Any:
         kind = "a method of a class" if needs_object else "a class"
         raise ConfigError(f"`{key}`: `{path}` is {kind}; give a function, or an object that the file makes of it")
     return value
+
+
+def _said_of_functions(module: Any) -> str:
+    """Which functions a module has of its own, the first of them; empty: none."""
+    if not isinstance(module, ModuleType):
+        return ""
+    functions = {name: value for name, value in vars(module).items() if inspect.isfunction(value)}
+    own = [name for name, value in functions.items() if value.__module__ == module.__name__ and name[:1] != "_"]
+    return f"; its functions: {', '.join(own[:_MOST_FUNCTIONS])}" if own else ""
 
 
 def load_file(path: Path) -> ModuleType:

@@ -34,7 +34,7 @@ from plait.recipes.reward_checks import check_parts
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome, draft_model, reward_settings, role_models
 from plait.recipes.router_checks import check_balanced, check_replayed
 from plait.recipes.token_checks import among_known
-from plait.rewards.functions import RewardFunction, functions_of, judges_of
+from plait.rewards.functions import RewardFunction, eval_functions_of, functions_of
 from plait.runtime.folder.stored_recipe import with_sampling
 from plait.runtime.inputs.prepared import NOTHING_KEPT, Kept, Outline, Prepared
 from plait.runtime.inputs.reading import RunData, read_data
@@ -101,7 +101,7 @@ def prepare(
         plan,
         tokenizer,
         outlined.functions,
-        outlined.judges,
+        outlined.eval_functions,
         data.columns,
         data.train_set,
         data.given,
@@ -200,7 +200,7 @@ def outline(
     functions = {role: of_role for role in REWARD_ROLES if (of_role := _functions(role, dataflow, recipe))}
     check_parts(dataflow, recipe, functions)
     settings = recipe.evaluation
-    judges = judges_of(settings.functions, settings.answer, task=recipe.data.task) if generates else ()
+    eval_functions = eval_functions_of(settings.functions, settings.answer, task=recipe.data.task) if generates else ()
     if recipe.device == "cuda":
         recipe = recipe.by_default(micro_batch_tokens=LONG)
     models = role_models(dataflow, recipe)
@@ -228,7 +228,7 @@ def outline(
         recipe = with_sampling(recipe, recipe.sampling.model_copy(update={"max_running": running}))
     check_models(models if drafts is None else (*models, draft_model(drafts, DRAFT_KEY)), to_come or {})
     check_stop(recipe, shapes[recipe.model])
-    return Outline(recipe, dataflow, models, shapes, functions, judges)
+    return Outline(recipe, dataflow, models, shapes, functions, eval_functions)
 
 
 def _ids_of(

@@ -100,7 +100,12 @@ class Session:
         output = self.directory.files.reward_output
         join = partial(self._leading.workers, self.recorder, loads=checkpoint is not None)
         opened = open_roles(prepared, join, self.recorder, self.progress, stack, output)
-        self.workers, self.roles, self.judges, self.aside = opened.workers, opened.roles, opened.judges, opened.aside
+        self.workers, self.roles, self.eval_functions, self.aside = (
+            opened.workers,
+            opened.roles,
+            opened.eval_functions,
+            opened.aside,
+        )
         if checkpoint is not None:
             self.workers.checkpoint.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)
             self._publish_weights()
@@ -184,7 +189,7 @@ class Session:
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> Evaluation:
         """See `measure`. All ranks are asked now what they recorded of it: a next step, which asks, may not come."""
         self.executor.settle()
-        measured = measure(self.prepared, self.roles, self.judges, self.executor.calls, self.aside, stop=stop)
+        measured = measure(self.prepared, self.roles, self.eval_functions, self.executor.calls, self.aside, stop=stop)
         self.recorder.extend(self.workers.spans())
         return measured
 

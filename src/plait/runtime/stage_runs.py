@@ -16,6 +16,7 @@ from typing import Any
 from plait.errors import ConfigError, UserError
 from plait.launch.nodes.gathered import STOPPED_CODE, Gathered
 from plait.launch.nodes.place import Attached
+from plait.launch.nodes.refusing import refusals_told
 from plait.observe.loading import loading
 from plait.observe.run_log import read_steps
 from plait.output import marked
@@ -55,10 +56,11 @@ def nodes_of_stages(stages: Stages, attached: Attached | None, *, resume: bool) 
     folder = stages.folder
     with ExitStack() as stack, ExitStack() as waiting:
         stack.enter_context(_made(folder))
-        for name in stages.recipes:  # held while the others come: no other command takes one
-            with _named(name):
-                recipe = stages.resolved(name)
-                waiting.enter_context(claim(recipe, resume=resume and _has_begun(recipe)))
+        with refusals_told(attached, folder, loading):
+            for name in stages.recipes:  # held while the others come: no other command takes one
+                with _named(name):
+                    recipe = stages.resolved(name)
+                    waiting.enter_context(claim(recipe, resume=resume and _has_begun(recipe)))
         nodes = stack.enter_context(commands_joined(stages.recipes, attached, folder, loading))
         waiting.close()
         yield nodes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -11,11 +11,11 @@ from plait.data.records import FinishReason, Sample
 from plait.data.supports import Supports
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.metric_names import with_logged
-from plait.observe.progress import ROLLOUTS, Watched, losses
-from plait.recipes.role_models import main_role
+from plait.observe.progress import Watched
+from plait.recipes.role_models import REWARD_ROLES, RoleModel, main_role
 from plait.rewards.scores import GroupScores
 from plait.runtime.evaluating.evaluation import logged_means
-from plait.runtime.inputs.prepared import Prepared
+from plait.runtime.steps.grading import exact_mean, grade_metrics, is_baseline, prefix_of
 from plait.runtime.steps.step import StepState, by_model, reward_calls
 
 
@@ -47,7 +47,7 @@ def _turn_metrics(flow: Dataflow, state: StepState, most: int, max_tokens: int) 
     a reply left no room below `max_tokens`, and of those to which nobody could reply; of the first rollout, where all
     samples that train are given."""
     drawn = flow.main_rows if flow.main_rows.id in state.generated else flow.nodes[min(state.generated)]
-    samples, prefix = state.generated[drawn.id].samples, _prefix(drawn, flow)
+    samples, prefix = state.generated[drawn.id].samples, prefix_of(drawn, flow)
     turns = np.array([1 + len(sample.replies) for sample in samples])
     return {
         f"{prefix}turns/mean": float(turns.mean()),
@@ -65,9 +65,9 @@ def _reward_metrics(node: Node, flow: Dataflow, state: StepState) -> dict[str, f
     rewards = rows.columns[node.outputs[0]]
     groups = [rewards[list(members)] for members in rows.groups.values()]
     drawn = flow.nodes[node.rows]
-    before = _prefix(drawn, flow)
+    before = prefix_of(drawn, flow)
     prefix = f"{before}{node.role}"
-    share = f"frac_{prefix}_zero_std" if _is_baseline(drawn, flow) else f"{before}frac_{node.role}_zero_std"
+    share = f"frac_{prefix}_zero_std" if is_baseline(drawn, flow) else f"{before}frac_{node.role}_zero_std"
     metrics = {
         prefix: float(rewards.mean()),
         f"{prefix}_std": float(rewards.std()),
@@ -78,25 +78,6 @@ def _reward_metrics(node: Node, flow: Dataflow, state: StepState) -> dict[str, f
     for name, scores in by_model(node, state).items():
         metrics[f"{prefix}s/{name}/mean"] = exact_mean([score for score in scores.values() if not math.isnan(score)])
     return metrics
-
-
-def _prefix(drawn: Node, flow: Dataflow) -> str:
-    """What stands before the metrics of a call's samples, so that those of a rollout that is there to compare with are
-    not taken for those of the samples that train."""
-    if drawn is flow.main_rows:
-        return ""
-    return "greedy/" if _is_baseline(drawn, flow) else f"{drawn.call}/"
-
-
-def _is_baseline(drawn: Node, flow: Dataflow) -> bool:
-    """Whether a rollout answers the step's prompts greedily and trains nobody, as that of ReMax."""
-    is_greedy = drawn.kind is CallKind.GENERATE and drawn.generation.greedy
-    return is_greedy and drawn.prompts is None and drawn not in flow.trained_on
-
-
-def exact_mean(values: Collection[float]) -> float:
-    """Exactly rounded, so the same in any order: groups come as their rewards are done. 0 of none."""
-    return math.fsum(values) / len(values) if values else 0.0
 
 
 def _length_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
@@ -135,19 +116,6 @@ def _answer_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
     return metrics
 
 
-def grade_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
-    """The mean of what functions read from texts, absent where they read nothing at all, and the share of samples of
-    which they read nothing."""
-    metrics: dict[str, float] = {}
-    for node in flow.of_kind(CallKind.GRADE):
-        values = state.tables[node.rows].columns[node.outputs[0]]
-        name = f"{_prefix(flow.nodes[node.rows], flow)}{node.call}"
-        read = values[np.isfinite(values)].tolist()
-        metrics |= {f"{name}/mean": exact_mean(read)} if read else {}
-        metrics[f"{name}/unread"] = (len(values) - len(read)) / len(values)
-    return metrics
-
-
 def _support_sizes(samples: Sequence[Sample]) -> dict[str, float]:
     """From how many tokens those were drawn that did not come from the whole vocabulary."""
     supports = Supports.of(samples)
@@ -161,7 +129,7 @@ def _logged(flow: Dataflow, state: StepState) -> dict[str, float]:
     """Means of what reward functions logged (`log_metric`)."""
     groups_of: dict[str, list[GroupScores]] = {}
     for node_id, groups in state.scores.items():
-        groups_of.setdefault(_prefix(flow.nodes[flow.nodes[node_id].rows], flow), []).extend(groups)
+        groups_of.setdefault(prefix_of(flow.nodes[flow.nodes[node_id].rows], flow), []).extend(groups)
     return {
         f"{prefix}{name}": mean for prefix, groups in groups_of.items() for name, mean in logged_means(groups).items()
     }
@@ -173,17 +141,48 @@ def by_function(groups: Sequence[GroupScores]) -> dict[str, list[float]]:
     return {name: [score for group in groups for score in group.scores[name]] for name in names}
 
 
-def watched(prepared: Prepared) -> tuple[Watched, ...]:
-    """The numbers of a step that a person watches."""
-    flow = prepared.flow
-    if flow.main_rows.kind is CallKind.GENERATE and "reward" in flow.roles:
-        return ROLLOUTS
-    role = main_role(prepared.models).role
-    match flow.main_rows.call:
-        case "pairs":
-            accuracy = "reward/accuracy" if role == "reward" else "rewards/accuracies"
-            return losses(role, Watched("accuracy", accuracy, ".1%"))
-        case "labelled":
-            return losses(role, Watched("margin", "rewards/margins", ".4f"))
-    grades = [node.call for node in flow.of_kind(CallKind.GRADE) if node.rows == flow.main_rows.id]
-    return losses(role, *(Watched(name, f"{name}/mean", ".3f") for name in grades[:1]))
+def watched(flow: Dataflow, models: Sequence[RoleModel]) -> Iterator[Watched]:
+    """The few numbers of a step that a person watches, what matters most first. A step shows those that it has.
+
+    Of the samples that train: what rewards and functions over texts say of them, and the loss where they are given or
+    nothing says anything. Then the loss on given samples beside them, what losses log of pairs and of a reference, the
+    same of held-out items in a step that evaluates, lengths and the pace.
+    """
+    role = main_role(models).role
+    accuracies = ("rewards/accuracies", f"{role}/accuracy", f"{role}/mean_token_accuracy")
+    said = [*_said_of(flow.main_rows, flow)]
+    if not said or flow.main_rows.kind is CallKind.READ:
+        said.append(Watched("loss", (f"{role}/loss",), ".4f"))
+    learnt = (
+        *said,
+        *_losses_beside(flow, role),
+        Watched("accuracy", accuracies, ".1%"),
+    )
+    yield from learnt
+    yield Watched("margin", ("rewards/margins", f"{role}/margin"), ".4f")
+    yield Watched("kl", ("kl",), ".4f")
+    for each in learnt:
+        of_task = ("accuracy",) if each.metrics == accuracies else ()
+        yield Watched(f"eval {each.title}", tuple(f"eval/{name}" for name in (*of_task, *each.metrics)), each.form)
+    yield Watched("length", ("response_length/mean",), ".1f")
+    yield Watched("tok/s", ("perf/throughput",), ",.0f")
+
+
+def _said_of(rows: Node, flow: Dataflow) -> Iterator[Watched]:
+    """What is said of how good these samples are."""
+    scored = {node.role for node in flow.of_kind(CallKind.SCORE) if node.rows == rows.id}
+    for role in REWARD_ROLES:
+        if role in scored:
+            yield Watched(role, (role,), ".3f")
+    for node in flow.of_kind(CallKind.GRADE):
+        if node.rows == rows.id:
+            yield Watched(node.call, (f"{node.call}/mean",), ".3f")
+            yield Watched(f"{node.call} unread", (f"{node.call}/unread",), ".0%")
+
+
+def _losses_beside(flow: Dataflow, role: str) -> Iterator[Watched]:
+    """Losses of a role on given samples, beside those on the samples that metrics without a prefix are of."""
+    for node in flow.calls(role):
+        rows = flow.nodes[node.rows]
+        if node.kind is CallKind.TRAIN and rows.kind is CallKind.READ and rows is not flow.main_rows:
+            yield Watched(f"{rows.call} loss", (f"{role}/ptx_loss", f"{node.call}/loss"), ".4f")

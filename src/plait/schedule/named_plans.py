@@ -40,7 +40,7 @@ class PlannedModel:
     """What plans know of the model of a role."""
 
     scalar: bool
-    """It judges: critic, reward or cost model."""
+    """It gives numbers: critic, reward or cost model."""
     num_elements: int = 1
     """Its parameters, for the share of devices."""
     layers: int = 0

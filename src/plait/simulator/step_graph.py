@@ -36,7 +36,7 @@ class StepCall:
     needs:     calls (places in `StepGraph.calls`) that have ended before it begins
     source:    the call whose samples it may score while they end; None: it waits for all of them
     beside:    `needs` where it does that
-    judges:    slots of the models that a generation asks which groups to keep; their ranks are kept busy too
+    deciding:  slots of the models that a generation asks which groups to keep; their ranks are kept busy too
     with_next: whether it leaves its gradients to the next call of its slot, and trains together with it
     answers:   whether it generates from prompts that are made of samples of the same batch, and so never ahead of it
     """
@@ -46,7 +46,7 @@ class StepCall:
     needs: frozenset[int]
     source: int | None = None
     beside: frozenset[int] = frozenset()
-    judges: tuple[int, ...] = ()
+    deciding: tuple[int, ...] = ()
     with_next: bool = False
     answers: bool = False
 
@@ -147,7 +147,7 @@ class StepGraph:
                     _placed_needs(needs[node.id], needs, number),
                     number[node.rows] if streams else None,
                     _placed_needs(needs[node.id] - {node.rows}, needs, number) if streams else frozenset(),
-                    _judges(node, flow, slots),
+                    _deciding(node, flow, slots),
                     node.kind is CallKind.TRAIN and node.training.with_next,
                     node.kind is CallKind.GENERATE and node.prompts is not None,
                 )
@@ -252,14 +252,14 @@ def _slot(node: Node) -> Slot:
     return Slot(str(node.role), MODE_OF[node.kind])
 
 
-def _judges(node: Node, flow: Dataflow, slots: tuple[Slot, ...]) -> tuple[int, ...]:
+def _deciding(node: Node, flow: Dataflow, slots: tuple[Slot, ...]) -> tuple[int, ...]:
     resample = node.generation.resample if node.kind is CallKind.GENERATE else None
     if resample is None:
         return ()
     asked = [other for other in flow.calls(resample.reward) if other.rows == node.id]
     asked += [flow.nodes[number] for other in asked for number in added_scores(other).values()]
-    judges = dict.fromkeys(Slot(str(other.role), "score") for other in asked)
-    return tuple(slots.index(slot) for slot in judges if slot in slots)
+    deciding = dict.fromkeys(Slot(str(other.role), "score") for other in asked)
+    return tuple(slots.index(slot) for slot in deciding if slot in slots)
 
 
 def _placed_needs(

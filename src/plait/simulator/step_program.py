@@ -83,7 +83,7 @@ class StepProgram:
         """Ranks that a call keeps busy. With `begins` the ranks that send it weights are included."""
         call = self.graph.calls[number]
         mask = 0
-        for slot in (call.slot, *call.judges):
+        for slot in (call.slot, *call.deciding):
             if slot != NO_MODEL:
                 mask |= self.places[slot].mask
                 for copies in self.copies:
@@ -165,11 +165,11 @@ class StepProgram:
     def _work(self, step: int, number: int, task: Task) -> Work[None]:
         call = self.graph.calls[number]
         slot, place = self.graph.slots[call.slot], self.places[call.slot]
-        for needed_slot in (call.slot, *call.judges):
+        for needed_slot in (call.slot, *call.deciding):
             yield from self._bringing(step, number, needed_slot)
         task.mesh = self._atoms[self._meshes[number]]
         if self.units:
-            yield from self._room(step, number, place.mask, {call.slot, *call.judges})
+            yield from self._room(step, number, place.mask, {call.slot, *call.deciding})
         if slot.mode == "train":
             self._stale |= {copies for copies in self.copies if copies.role == slot.role}
         now, cost = self.clock.now_s, self._cost(number)

@@ -131,7 +131,7 @@ class Ledger:
 
         Args:
             spent: on guesses, since the step before.
-            is_paid: a draft model guessed so as to gain by it: the step is judged even if no guess was computed.
+            is_paid: a draft model guessed so as to gain by it: the step counts even if no guess was computed.
         """
         self.account()
         counts = self._counts
@@ -153,7 +153,7 @@ class Ledger:
             plain_s = self.plain_s(step.num_rows, step.num_context) * step.num_drawn / step.num_rows
             if not is_first:
                 counts.saved_s += plain_s - warm_s
-                self._judge(plain_s, warm_s)
+                self._weigh(plain_s, warm_s)
             lost_s = spent.before_s + warm_s - plain_s if step.num_drafted else lost_s
         else:
             counts.saved_s -= spent.drafted_s
@@ -188,7 +188,7 @@ class Ledger:
         self.step.took(seconds)
         self.seconds += seconds
 
-    def _judge(self, plain_s: float, seconds: float) -> None:
+    def _weigh(self, plain_s: float, seconds: float) -> None:
         """A step with guesses took so long, and without would have: guesses rest where they do not pay."""
         self.window.append((plain_s, seconds))
         if len(self.window) == WINDOW:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,3 +27,34 @@ def test_the_key_is_in_a_file_that_nobody_else_reads_or_in_a_variable(tmp_path: 
         assert nodes_key(tmp_path, said) == key
     with pytest.raises(ConfigError, match="at least 16 characters"):
         nodes_key(tmp_path, {"PLAIT_RUN_KEY": "short"})
+
+
+def test_the_key_of_a_leader_who_is_there_stays(tmp_path: Path) -> None:
+    with leaders_key(tmp_path, {}) as key:
+        with (
+            pytest.raises(ConfigError, match=r"another command leads a run in this folder.*nodes\.key"),
+            leaders_key(tmp_path, {}),
+        ):
+            pass
+        assert nodes_key(tmp_path, {}) == key
+    with leaders_key(tmp_path, {}) as other:
+        assert other != key
+
+
+LEADS = """
+import os, signal, sys
+from pathlib import Path
+from plait.launch.nodes.run_key import leaders_key
+with leaders_key(Path(sys.argv[1]), {}):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.process
+def test_the_key_of_a_leader_that_was_killed_is_replaced(tmp_path: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", LEADS, str(tmp_path)], timeout=60).returncode == -9
+    stale = nodes_key(tmp_path, {})
+    assert stale is not None, "nobody has removed it"
+    with leaders_key(tmp_path, {}) as key:
+        assert nodes_key(tmp_path, {}) == key != stale
+    assert not (tmp_path / FILE).exists()

@@ -307,7 +307,7 @@ def knows(completions, log_extra, **columns):
 
 
 @pytest.mark.parametrize("source", slow_but(["rows"], ["rows", "task"]))
-def test_judges_say_the_accuracy_where_nothing_rewards(
+def test_functions_of_evaluations_say_the_accuracy_where_nothing_rewards(
     make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str
 ) -> None:
     """As a reward does that has verdicts: in metrics, in pass@k, in the closing table and in what is read back."""
@@ -339,7 +339,7 @@ def test_judges_say_the_accuracy_where_nothing_rewards(
         assert "mean task" not in table, "the same once more"
         assert {item["judged"]["well_formed#2"] for item in items} <= {0.0, 1.0}
     else:
-        assert "judge: mean knows" in table
+        assert "mean knows (evaluation.functions)" in table
     again = run(recipe, resume=True)
     assert again.after is not None
     assert again.after.metrics() == metrics, "read back from the logs"
@@ -383,7 +383,13 @@ def test_in_short_an_evaluation_measures_the_same() -> None:
         for index in range(2)
     )
     whole = Evaluation(
-        samples, (0.0, 1.0) * 4, None, judged={"long": (2.0, math.nan) * 4}, per_item=2, pass_at=(2,), logged={"a": 1.0}
+        samples,
+        (0.0, 1.0) * 4,
+        None,
+        further={"long": (2.0, math.nan) * 4},
+        per_item=2,
+        pass_at=(2,),
+        logged={"a": 1.0},
     )
     short = whole.in_short()
     assert short.metrics() == pytest.approx(whole.metrics(), nan_ok=True)

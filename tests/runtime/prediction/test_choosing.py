@@ -14,7 +14,7 @@ from plait.cost.cluster_file import read_cluster
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout, Parallelism
-from plait.planner.plan_objective import LEAST_FUSED_GAIN, Judged
+from plait.planner.plan_objective import LEAST_FUSED_GAIN, Valued
 from plait.planner.plan_search import Budget, Candidate, SearchResult
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.prediction.choosing import MOST_ALTERNATIVES, Choice, beside_others, choose
@@ -157,7 +157,7 @@ def test_what_comes_nearest_is_said_of_the_rank_that_lacks_room(tmp_path: Path) 
     sizes = Parallelism(2, 1, 1)
     forms = [here.space.forms.form_of(slot, both, sizes) for slot in range(len(here.graph.slots))]
     places = tuple(here.space.place(slot, both, form) for slot, form in enumerate(forms))
-    nearest = Candidate(places, Judged(0.0, 0.0, 0.0, 0))
+    nearest = Candidate(places, Valued(0.0, 0.0, 0.0, 0))
     first, second = here.predict(here.plan_of(places, "nearest")).memory
     assert first.peak_bytes >= second.peak_bytes
     said = misfit(here, SearchResult(None, nearest, (), (), 0, 0.0, (), "asked"))

@@ -91,12 +91,12 @@ def test_long_prompts_are_computed_on_the_devices_that_compute_faster(make: Make
     place = found.places[generation(planning)]
     assert {p.mode: p.ranks for p in place.placements} == {"decode": (0, 1), "prefill": (2, 3)}
     assert not any(place.is_apart for place in other.places)
-    assert found.judged.value < 0.95 * other.judged.value
+    assert found.valued.value < 0.95 * other.valued.value
     forms = planning.space.forms.of(place.slot, (0, 1, 2, 3))
     assert sum(place.seconds) < (1 - LEAST_GAIN) * forms[0].seconds
     plan = planning.plan_of(found.places, "found")
     assert Plan.from_json(plan.to_json()) == plan
-    assert planning.predict(plan).seconds_per_step == pytest.approx(found.judged.seconds, rel=0.05)
+    assert planning.predict(plan).seconds_per_step == pytest.approx(found.valued.seconds, rel=0.05)
 
 
 @pytest.mark.parametrize(("nodes", "lengths"), [(ALIKE, LONG), (UNLIKE, SHORT)])

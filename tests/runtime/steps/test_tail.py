@@ -153,14 +153,14 @@ def off_s(truth: Seen, lengths: Mapping[Key, int]) -> float:
     return max(instances.ended.values()) + truth.load_s + len(lengths) * truth.score_s / INSTANCES
 
 
-def auto_s(truth: Seen, lengths: Mapping[Key, int], judge: Decides, begin_s: float = 0.0) -> tuple[float, int]:
+def auto_s(truth: Seen, lengths: Mapping[Key, int], choice: Decides, begin_s: float = 0.0) -> tuple[float, int]:
     """(seconds until all is scored, samples that moved); `begin_s`: when samples begin that are asked for at 0."""
     instances = Instances(truth, lengths)
     nothing: Any = iter(())
     task = Task(((0, 0),), "generate", nothing, frozenset(range(INSTANCES)))
     engine: Any = instances
-    judge.clock = lambda: instances.now_s
-    tail = Tail(task, engine, Batch(dict.fromkeys(lengths, 8), SAMPLES), Bounds(MAX_BATCH, 200), judge)
+    choice.clock = lambda: instances.now_s
+    tail = Tail(task, engine, Batch(dict.fromkeys(lengths, 8), SAMPLES), Bounds(MAX_BATCH, 200), choice)
     instances.now_s, instances.next_s = begin_s, [at + begin_s for at in instances.next_s]
     for finished in instances.played():
         tail.look(finished)
@@ -248,7 +248,9 @@ def test_auto_does_not_lose_where_what_was_measured_is_wrong(costs: str, name: s
         gate.experience.keep((0, "actor.generate"), {"seen": None, "move_s": None}, move * truth.move_s)
         gate.learn(timeline_of(seen), [*before[-1].values()], INSTANCES)
         size = RolloutSize(PROMPTS * SAMPLES, INSTANCES, MAX_BATCH, SAMPLES)
-        auto = [auto_s(truth, lengths, gate.judge(step, "actor.generate", size)) for step, lengths in enumerate(steps)]
+        auto = [
+            auto_s(truth, lengths, gate.deciding(step, "actor.generate", size)) for step, lengths in enumerate(steps)
+        ]
         for without, (seconds, moved) in zip(off, auto, strict=True):
             assert without / seconds >= LEAST, f"{moved} moved, seen {fixed, each, score, move} of the truth"
 
@@ -267,12 +269,12 @@ def test_moves_that_took_long_are_not_made_again(tmp_path: Path) -> None:
         return found
 
     first = gate()
-    choice = first.judge(0, "actor.generate", size)
+    choice = first.deciding(0, "actor.generate", size)
     assert choice.threshold > 0
     choice.end(3, 3.0)
     first.learn(timeline_of(replace(truth, step_s=10.0)), before[0], INSTANCES)
-    assert first.judge(1, "actor.generate", size).threshold == 0
-    assert gate().judge(1, "actor.generate", size).threshold == 0
+    assert first.deciding(1, "actor.generate", size).threshold == 0
+    assert gate().deciding(1, "actor.generate", size).threshold == 0
 
 
 def test_samples_that_began_late_are_gathered_as_well(tmp_path: Path) -> None:
@@ -284,7 +286,7 @@ def test_samples_that_began_late_are_gathered_as_well(tmp_path: Path) -> None:
         known = Experience(tmp_path / f"{begin_s}.jsonl", [[*lengths.values()]] * 4)
         gate = FusionGate(known, FusionTimes(0.02, 0.002, 0.0, 0.0, 0.0))
         gate.learn(timeline_of(replace(truth, step_s=10.0)), [*lengths.values()], INSTANCES)
-        moved.append(auto_s(truth, lengths, gate.judge(0, "actor.generate", size), begin_s)[1])
+        moved.append(auto_s(truth, lengths, gate.deciding(0, "actor.generate", size), begin_s)[1])
     assert moved[0] == moved[1] > 0
 
 
@@ -298,8 +300,8 @@ def test_steps_with_guesses_decide_as_plain_ones_that_bring_as_many_tokens(tmp_p
         known.keep((0, "actor.generate"), {"seen": None, "move_s": move_s}, move_s)
         gate = FusionGate(known, FusionTimes(0.02, 0.002, 0.0, 0.0, 0.0))
         gate.learn(timeline_of(Seen(0.004, 0.0016, 0.2, 0.0, 3.0, tokens=tokens)), before[0], INSTANCES)
-        judge = gate.judge(0, "actor.generate", size)
-        judge.end(0, None)
+        choice = gate.deciding(0, "actor.generate", size)
+        choice.end(0, None)
         rows.append(known.decisions.of((1, "actor.generate")) or {})
     plain, guessed, unmeasured = rows
     assert plain["threshold"] > 0
@@ -309,15 +311,15 @@ def test_steps_with_guesses_decide_as_plain_ones_that_bring_as_many_tokens(tmp_p
 
 
 @pytest.mark.parametrize(("takes_s", "times"), [(0.0, 7), (0.002, 3), (10.0, 1)])
-def test_the_end_is_judged_in_a_twentieth_of_the_time(takes_s: float, times: int) -> None:
-    """One of two instances has a long sample, the other eight that end one by one, every 20 ms. To judge takes no time;
-    or 2 ms, so that the next 40 ms are left alone; or longer than all that follows."""
-    judged: list[Remaining] = []
+def test_the_end_is_looked_at_in_a_twentieth_of_the_time(takes_s: float, times: int) -> None:
+    """One of two instances has a long sample, the other eight that end one by one, every 20 ms. To decide takes no
+    time; or 2 ms, so that the next 40 ms are left alone; or longer than all that follows."""
+    seen: list[Remaining] = []
     instances = Instances(Seen(0.02, 0.0, 0.0, 0.0, 0.0), {(1, 0): 100, **{(0, k): k + 1 for k in range(8)}})
 
     class Judges(AtThreshold):
         def gathers(self, left: Remaining) -> bool:
-            judged.append(left)
+            seen.append(left)
             instances.now_s += takes_s
             return False
 
@@ -327,8 +329,8 @@ def test_the_end_is_judged_in_a_twentieth_of_the_time(takes_s: float, times: int
     tail = Tail(task, engine, batch, bounds, Judges(9, lambda: instances.now_s))
     for finished in instances.played():
         tail.look(finished)
-    assert len(judged) == times
-    assert judged[0].said == [[1] * 7, [0]], "the other instance has ended no step yet"
+    assert len(seen) == times
+    assert seen[0].said == [[1] * 7, [0]], "the other instance has ended no step yet"
 
 
 @pytest.mark.parametrize("threshold", [0, 1, 4])

@@ -93,6 +93,18 @@ class NodeRendezvous:
             raise
         return gathered
 
+    def refuse(self, error: BaseException, within_s: float) -> None:
+        """End the commands that come, as a run that this error ends; until all have come, or for so long."""
+        end, come = time.monotonic() + within_s, set[int]()
+        with self.listener:
+            while not come.issuperset(self.tasks) and time.monotonic() < end:
+                self._accept()
+                with contextlib.suppress(queue.Empty):
+                    while True:
+                        link = self._come.get_nowait()
+                        come.add(link.joined.task)
+                        link.end(*ended_by(error))
+
     def _accept(self) -> None:
         """Take a connection if there is one. A thread of its own asks who it is, so that strangers hold up nobody."""
         if not select.select([self.listener], [], [], 0.1)[0]:

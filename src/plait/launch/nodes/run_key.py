@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from plait.errors import ConfigError
+from plait.file_lock import NO_LOCKS, is_taken
 
 VARIABLE = "PLAIT_RUN_KEY"
 FILE = "nodes.key"
@@ -36,23 +37,52 @@ def from_variable(environ: Mapping[str, str]) -> bytes | None:
 
 @contextlib.contextmanager
 def leaders_key(folder: Path, environ: Mapping[str, str]) -> Iterator[bytes]:
-    """The key for a run that begins: that of the variable, else a new one, in a file of `folder` while inside."""
+    """The key for a run that begins: that of the variable, else a new one, in a file of `folder` while inside. The file
+    of a leader that was killed is replaced: who leads has the lock of its file.
+
+    Raises:
+        ConfigError: the file is that of another leader, who is there.
+    """
     key = from_variable(environ)
     if key is not None:
         yield key
         return
     path, text = folder / FILE, secrets.token_hex(32)
-    path.unlink(missing_ok=True)  # of a run that was killed
+    _remove_stale(path)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
+        _lock(file, path)
         os.write(file, text.encode())
         os.fsync(file)
-    finally:
-        os.close(file)
-    try:
         yield hashlib.sha256(text.encode()).digest()
     finally:
         path.unlink(missing_ok=True)
+        os.close(file)
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the file of a leader that is there no more. Raises ConfigError where it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        file = os.open(path, os.O_WRONLY)
+        try:
+            if not _lock(file, path):
+                raise ConfigError(
+                    f"another command leads a run in this folder, and has its key in {path}; end it, wait for it, or "
+                    "give another `run_dir`"
+                )
+            path.unlink()
+        finally:
+            os.close(file)
+
+
+def _lock(file: int, path: Path) -> bool:
+    """Whether nobody else has the lock of the file; where files cannot be locked it is taken that nobody has."""
+    try:
+        return is_taken(file, path)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return True
 
 
 def nodes_key(folder: Path, environ: Mapping[str, str]) -> bytes | None:

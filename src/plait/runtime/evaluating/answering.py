@@ -55,15 +55,15 @@ class Scorers:
     reward: RewardRole | None
     """The recipe's, as `cost`; None where the flow has none."""
     cost: RewardRole | None
-    judges: RewardPool | None
-    """Functions that judge only."""
+    eval_functions: RewardPool | None
+    """Those of `evaluation.functions`."""
 
     def pools(self) -> dict[str, RewardPool]:
         """The functions of each, where it has some."""
         pools = {
             "reward": self.reward and self.reward.pool,
             "cost": self.cost and self.cost.pool,
-            "judges": self.judges,
+            "eval_functions": self.eval_functions,
         }
         return {name: pool for name, pool in pools.items() if pool is not None}
 
@@ -105,7 +105,7 @@ def answer(
         for name, role in (("reward", scorers.reward), ("cost", scorers.cost))
         if role is not None
     }
-    extras = _extras(of_functions.get("reward", ()), of_functions.get("judges", ()))
+    extras = _extras(of_functions.get("reward", ()), of_functions.get("eval_functions", ()))
     measured = Evaluation(
         samples=answers,
         rewards=totals.get("reward", ()),
@@ -115,9 +115,9 @@ def answer(
         pass_at=held_out.pass_at,
     )
     taken = {name.removeprefix("eval/") for name in measured.metrics()}
-    judged = _judged(totals.get("cost"), of_functions.get("judges", ()), taken)
+    further = _further(totals.get("cost"), of_functions.get("eval_functions", ()), taken)
     groups = [scored.group for of_all in of_functions.values() for scored in of_all if scored.place == 0]
-    return replace(measured, judged=judged, logged=_logged(groups, taken | judged.keys()))
+    return replace(measured, further=further, logged=_logged(groups, taken | further.keys()))
 
 
 def _place(sample: Sample) -> tuple[int, int]:
@@ -199,28 +199,28 @@ def _answered(
     return samples
 
 
-def _extras(of_reward: Sequence[_Scored], of_judges: Sequence[_Scored]) -> tuple[dict[str, Any], ...]:
-    """Per answer what the reward's functions gave it, and the columns that these and judges logged. A column of both is
-    the reward's, but for the verdicts of a judge where the reward's are none of a task."""
-    logged = [[scored.extras for scored in of_all] for of_all in (of_reward, of_judges) if of_all]
+def _extras(of_reward: Sequence[_Scored], of_eval: Sequence[_Scored]) -> tuple[dict[str, Any], ...]:
+    """Per answer what the reward's functions gave it, and the columns that these and `evaluation.functions` logged. A
+    column of both is the reward's, but for the verdicts of the others where the reward's are none of a task."""
+    logged = [[scored.extras for scored in of_all] for of_all in (of_reward, of_eval) if of_all]
     logged.sort(key=lambda columns: task_of([of_answer.get("verdict") for of_answer in columns], 1) is None)
-    scores = [group.told(place, "reward") for group, place in of_reward] or [{} for _ in of_judges]
+    scores = [group.told(place, "reward") for group, place in of_reward] or [{} for _ in of_eval]
     whole: list[dict[str, Any]] = [*scores]
     for columns in logged:
         whole = [with_logged(told, more, is_metric=False) for told, more in zip(whole, columns, strict=True)]
     return tuple(whole)
 
 
-def _judged(
-    cost: tuple[float, ...] | None, of_judges: Sequence[_Scored], taken: Collection[str]
+def _further(
+    cost: tuple[float, ...] | None, of_eval: Sequence[_Scored], taken: Collection[str]
 ) -> dict[str, tuple[float, ...]]:
-    """Scores of the role `cost` and of each judge; a judge of that name is `cost#2`, and so for a name that is taken by
-    what is measured of answers."""
-    judged = {} if cost is None else {"cost": cost}
-    for name in of_judges[0].group.scores if of_judges else ():
-        title = f"{name}#2" if name in judged or name in taken else name
-        judged[title] = tuple(group.scores[name][place] for group, place in of_judges)
-    return judged
+    """Scores of the role `cost` and of each of `evaluation.functions`; one of that name is `cost#2`, and so for a name
+    that is taken by what is measured of answers."""
+    further = {} if cost is None else {"cost": cost}
+    for name in of_eval[0].group.scores if of_eval else ():
+        title = f"{name}#2" if name in further or name in taken else name
+        further[title] = tuple(group.scores[name][place] for group, place in of_eval)
+    return further
 
 
 def _logged(groups: Sequence[GroupScores], taken: Collection[str]) -> dict[str, float]:

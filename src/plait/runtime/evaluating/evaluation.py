@@ -33,13 +33,14 @@ class Evaluation:
     rewards: tuple[float, ...]
     """NaN where no function applies, or one failed; empty where nothing rewards."""
     task: verdicts.Evaluation | None
-    """The verdicts of a task's scorer, which the reward is or a judge; None where neither is."""
+    """The verdicts of a task's scorer, which the reward is or one of `evaluation.functions`; None where neither is."""
     extras: tuple[Mapping[str, Any], ...] = ()
-    """Per item the score of each reward function, before weights, and the columns that these and judges logged."""
+    """Per item the score of each reward function, before weights, and the columns that these and `evaluation.functions`
+    logged."""
     logged: Mapping[str, float] = field(default_factory=dict)
     """Means of the metrics that functions logged; of held-out examples or pairs, all that is measured."""
-    judged: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Scores of functions that only judge (`evaluation.functions`), and of the role `cost` where the flow has one, item
+    further: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Scores of `evaluation.functions`, and of the role `cost` where the flow has one, item
     by item; NaN where one gave none."""
     num_given: int = 0
     """Held-out examples or pairs, where these were measured."""
@@ -58,8 +59,8 @@ class Evaluation:
 
     @property
     def is_scored(self) -> bool:
-        """Whether anything says how good the answers are: a task, a reward or a judge."""
-        return self.task is not None or bool(self.rewards or self.judged)
+        """Whether anything says how good the answers are: a task, a reward or another function."""
+        return self.task is not None or bool(self.rewards or self.further)
 
     @property
     def tells_right(self) -> bool:
@@ -76,9 +77,9 @@ class Evaluation:
         """Gain in reward over an earlier evaluation on the same items, with its paired 95 % interval."""
         return paired_difference(item_means(before.rewards, before.per_item), item_means(self.rewards, self.per_item))
 
-    def judged_gain(self, before: Evaluation, name: str) -> Estimate | None:
-        """The same of what a judge says."""
-        was, now = before.judged[name], self.judged[name]
+    def further_gain(self, before: Evaluation, name: str) -> Estimate | None:
+        """The same of what a further function says."""
+        was, now = before.further[name], self.further[name]
         return paired_difference(item_means(was, before.per_item), item_means(now, self.per_item))
 
     def pass_at_k(self, k: int) -> Estimate | None:
@@ -124,13 +125,13 @@ class Evaluation:
             chosen(self.rewards),
             task if task is not None and task.scored else None,
             chosen(self.extras),
-            judged={name: chosen(scores) for name, scores in self.judged.items()},
+            further={name: chosen(scores) for name, scores in self.further.items()},
             per_item=self.per_item,
             pass_at=self.pass_at,
         )
 
     def _measured(self) -> dict[str, float]:
-        metrics = {name: _mean(scores) for name, scores in self.judged.items()}
+        metrics = {name: _mean(scores) for name, scores in self.further.items()}
         metrics["response_length"] = float(np.mean([len(sample.token_ids) for sample in self.samples]))
         if self.rewards:
             metrics["reward"] = _mean(self.rewards)
@@ -184,7 +185,7 @@ class Evaluation:
                     "token_ids": list(sample.token_ids),
                     "sampling_logprobs": list(sample.logprobs),
                     **told_of_turns(sample),
-                    "judged": {name: scores[place] for name, scores in self.judged.items()},
+                    "judged": {name: scores[place] for name, scores in self.further.items()},
                 },
                 logged,
                 is_metric=False,
@@ -225,7 +226,7 @@ class Evaluation:
                 for row in rows
             ),
             logged=logged,
-            judged={
+            further={
                 name: tuple(float(row["judged"][name]) for row in rows) for name in (rows[0]["judged"] if rows else ())
             },
             per_item=per_item,

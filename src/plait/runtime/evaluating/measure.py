@@ -8,6 +8,7 @@ from functools import partial
 from plait.data.examples import Given
 from plait.data.records import Prompt
 from plait.dataflow import CallKind, Dataflow, Node
+from plait.metric_names import with_logged
 from plait.rewards.pool import RewardPool
 from plait.runtime.evaluating.answering import HeldOut, Scorers, answer
 from plait.runtime.evaluating.evaluation import Evaluation
@@ -15,6 +16,7 @@ from plait.runtime.folder.moments import Round
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.calls import Calls
+from plait.runtime.steps.grading import grade_metrics
 from plait.runtime.steps.graph_order import GraphOrder
 from plait.runtime.steps.roles import Roles, models_of, rewards_of
 from plait.runtime.steps.step import StepState
@@ -25,7 +27,7 @@ from plait.schedule.work import Work, nothing
 def measure(
     prepared: Prepared,
     roles: Roles,
-    judges: RewardPool | None,
+    eval_functions: RewardPool | None,
     calls: Calls,
     aside: Aside,
     *,
@@ -57,14 +59,14 @@ def measure(
         per_item=recipe.evaluation.samples_per_prompt,
         pass_at=recipe.evaluation.pass_at,
     )
-    scorers = Scorers(rewards.get("reward"), rewards.get("cost"), judges)
+    scorers = Scorers(rewards.get("reward"), rewards.get("cost"), eval_functions)
     return answer(actor, held_out, scorers, aside, stop=stop)
 
 
 def evaluate_given(flow: Dataflow, calls: Calls, aside: Aside, state: StepState) -> dict[str, float]:
     """The metrics that training on the given samples of `state` would have, with the numbers for the whole batch that
     the flow makes of them, under the names that they have in a step: its calls are run, one after another, and a TRAIN
-    call only evaluates its loss."""
+    call only evaluates its loss. And the numbers of what functions read from the samples' texts."""
     order = GraphOrder(flow, state)
     for node in flow.nodes:
         mesh = calls.mesh(node, state.step, begins=True)
@@ -73,7 +75,9 @@ def evaluate_given(flow: Dataflow, calls: Calls, aside: Aside, state: StepState)
         measured = aside.run_task(task)
         if node.kind is CallKind.TRAIN:
             order.training_ended(node, measured)
-    return state.metrics
+    grades = grade_metrics(flow, state)
+    of_calls = {name: value for name, value in with_logged(grades, state.metrics).items() if name not in grades}
+    return of_calls | grades
 
 
 def _evaluated(node: Node, calls: Calls, state: StepState, task: Task) -> Work[dict[str, float]]:

@@ -2,9 +2,9 @@
 
 A stay: when it began and ended, and how; after which error, if the run went on by itself; the steps that it did; the
 command, the versions, the machine, a digest of the plan; the keys that steer it (`STEERED_KEYS`); of each file of the
-user's that it ran (flow, rewards, judges, the recipe as it was given) the path, the SHA-256 and a copy; and of each
-local data file and model the path and a digest. Files that the code imports are not among them. `saved_step` is the
-newest step that a checkpoint was ever written of.
+user's that it ran (flow, rewards, functions of evaluations, the recipe as it was given) the path, the SHA-256 and a
+copy; and of each local data file and model the path and a digest. Files that the code imports are not among them.
+`saved_step` is the newest step that a checkpoint was ever written of.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ import numpy as np
 from plait.data.computing import trained_rows
 from plait.data.records import FinishReason, Sample
 from plait.data.rows import FloatArray, Rows
-from plait.dataflow import CallKind, Dataflow, Grain, Node, Score, Top
+from plait.dataflow import CallKind, Dataflow, Score, Top
 from plait.models.loading import read_tokens
+from plait.runtime.health.compared import comparison_facts
 from plait.runtime.health.patient import Patient
 from plait.runtime.steps.step import StepState
 from plait.training.loss_split import split_gap
@@ -50,7 +51,7 @@ class StepFacts:
         if samples:
             facts |= self._of_samples(samples, metrics)
             facts["groups_broken"] = float(self._groups_are_broken(state))
-            facts["uses_groups"] = float(any(_compares_siblings(node) for node in self._patient.flow.nodes))
+            facts |= comparison_facts(self._patient.flow, state)
         if self._patient.flow.calls("ref"):
             facts["has_reference"] = 1.0
             recipe = self._patient.recipe
@@ -215,9 +216,3 @@ def mask_edges(rows: Rows, mask_R: FloatArray, ends: frozenset[int]) -> dict[str
             late += ids[place] not in ends and place > 0 and ids[place - 1] in ends
     total = early + late + right
     return {"mask_early": early / total, "mask_late": late / total} if total else {}
-
-
-def _compares_siblings(node: Node) -> bool:
-    """Whether a call of the flow weighs the samples of a prompt against each other, and against nothing else."""
-    is_compared = node.kind is CallKind.COMPUTE and node.grain is Grain.GROUP
-    return is_compared and all(column.rows == node.rows for column in node.inputs.values())

@@ -32,7 +32,7 @@ class Outline:
     models: tuple[RoleModel, ...]
     shapes: Mapping[str, ModelShape]
     functions: Mapping[str, tuple[RewardFunction, ...]]
-    judges: tuple[RewardFunction, ...]
+    eval_functions: tuple[RewardFunction, ...]
 
     @cached_property
     def lengths(self) -> SampleLengths:
@@ -92,7 +92,7 @@ class Prepared:
     tokenizer: Any
     functions: Mapping[str, tuple[RewardFunction, ...]]
     """Reward role → its functions."""
-    judges: tuple[RewardFunction, ...]
+    eval_functions: tuple[RewardFunction, ...]
     columns: tuple[str, ...]
     """Columns of the data, which reward functions may ask for."""
     train_set: Mixed[PromptSet] | None

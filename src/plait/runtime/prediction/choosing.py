@@ -1,5 +1,5 @@
 """Which plan is taken of those that a search tried, and beside which others it is shown: each of them foretold as a run
-would follow it. A search itself judges by less: scoring in parts wherever it may be, and on many devices a bound for
+would follow it. A search itself values by less: scoring in parts wherever it may be, and on many devices a bound for
 moves."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Choice:
     alternatives: the next plans of a search, each unlike those before; none is faster than `best`
     baselines:    named plans, and those that others would make; of those that fit none is faster than a `best` that was
                   found
-    evaluations:  plans that were judged, in so many seconds
+    evaluations:  plans that were valued, in so many seconds
     stopped_by:   None: nothing was searched
     """
 
@@ -67,7 +67,7 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
     result = searched(planning, budget, seed)
     # Messages of moves over many devices take seconds to plan: there no more leaders are foretold than are shown.
     leaders = _leaders(planning, result, 1 + MOST_ALTERNATIVES)
-    usable = [baseline.places for baseline in result.baselines if baseline.judged.usable]
+    usable = [baseline.places for baseline in result.baselines if baseline.valued.usable]
     ranked = _ranked(planning, result, dict.fromkeys((*leaders, *usable)), name, budget.tell)
     (_, best), *others = ranked
     least_s = best.prediction.seconds_per_step

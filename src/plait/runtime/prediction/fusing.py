@@ -11,10 +11,12 @@ from typing import Protocol
 from plait.cost.call_memory import ACTIVATIONS, logits_of_stages, micro_batch_bytes
 from plait.cost.device_memory import memory_by_device
 from plait.cost.layer_kinds import stage_counts
+from plait.cost.micro_batch import share_of
 from plait.cost.placed import Facts
 from plait.cost.placement import device_bytes, planned_models
 from plait.cost.working_memory import is_fused, stage_activations
-from plait.dataflow import CallKind
+from plait.dataflow import Node
+from plait.dataflow.made_rows import prompts_each, samples_of_prompt
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout
 from plait.planner.search import search
@@ -96,19 +98,20 @@ def workload_of(facts: Facts, costs: StageCosts) -> Workload:
 
 
 def num_micro_batches(facts: Facts, role: str, p: Placement) -> int:
-    """Micro-batches of a copy of the role's pipeline: as many as keep it busy, or as its share of a mini-batch has
-    samples.
-    """
-    calls = [node for node in facts.flow.calls(role) if node.kind is CallKind.TRAIN]
-    rollouts = facts.flow.of_kind(CallKind.GENERATE)
-    per_prompt = max((node.generation.num_samples(facts.recipe.samples_per_prompt) for node in rollouts), default=1)
-    groups = -(-facts.recipe.prompts_per_step // calls[0].training.mini_batches)
-    units = (
-        groups
-        if calls[0].training.whole_groups
-        else -(-facts.recipe.prompts_per_step * per_prompt // calls[0].training.mini_batches)
-    )
-    return max(1, min(MICRO_BATCHES_OF_A_STAGE * p.pp, -(-units // p.dp)))
+    """Micro-batches of a copy of the role's pipeline in its largest optimizer step: as many of each loss as keep it
+    busy, or as its share of the samples that this loss is of (groups, where these stay whole) lets be made. A run may
+    have fewer, as `keep` and dynamic sampling leave samples out, and an order is followed with fewer, too."""
+    most = MICRO_BATCHES_OF_A_STAGE * p.pp
+    updates = facts.flow.updates(role)
+    return max(sum(min(most, _units(facts, node, p.dp)) for node in calls) for calls in updates)
+
+
+def _units(facts: Facts, node: Node, dp: int) -> int:
+    """What a copy's share of an optimizer step of a training call may be cut into: samples, or groups."""
+    recipe, rows = facts.recipe, facts.flow.nodes[node.rows]
+    groups = recipe.prompts_per_step * prompts_each(facts.flow, rows, recipe.samples_per_prompt)
+    units = groups if node.training.whole_groups else groups * samples_of_prompt(rows, recipe.samples_per_prompt)
+    return share_of(units, node.training.mini_batches, dp)
 
 
 def _pipeline(

@@ -34,7 +34,7 @@ def misfit(planning: Planning, result: SearchResult) -> str:
     devices, where = planning.cluster.num_devices, _devices_of(planning)
     if result.nearest is None:
         return f"no plan on {where} was found"
-    if result.nearest.judged.idle:
+    if result.nearest.valued.idle:
         return f"no plan on {where} was found that uses all of them: {_idle(planning, result.nearest.places)}"
     memory = planning.predict(planning.plan_of(result.nearest.places, "nearest")).memory
     worst = max(memory, key=lambda rank: rank.peak_bytes / rank.limit_bytes)

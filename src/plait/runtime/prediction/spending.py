@@ -26,7 +26,7 @@ from plait.observe.loading import loading
 from plait.observe.screen import say
 from plait.recipes.drawn_ahead import scores_ahead
 from plait.recipes.engine_checks import said_of_idle_keys
-from plait.recipes.flow_checks import said_of_unread_options
+from plait.recipes.flow_checks import said_of_ungraded, said_of_unread_options
 from plait.recipes.recipe import Recipe
 from plait.runtime.inputs.prepared import Outline, Prepared
 from plait.schedule.named_plans import AUTO, NAMES
@@ -73,6 +73,7 @@ def settled(run: Outline, plan: Plan, lengths: SampleLengths) -> Plan:
     recipe = run.recipe
     for text in (
         *said_of_unread_options(run.flow, recipe),
+        *said_of_ungraded(run.flow, recipe),
         *said_of_idle_keys(recipe, plan),
         *_said_of_fusion(run, plan),
     ):

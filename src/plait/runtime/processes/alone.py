@@ -25,7 +25,8 @@ class Alone:
         self._prepared = prepared
 
     def progress(self) -> Progress:
-        return Progress(self._prepared.recipe.steps, watched=watched(self._prepared))
+        of = self._prepared
+        return Progress(of.recipe.steps, watched=tuple(watched(of.flow, of.models)))
 
     def workers(self, recorder: Recorder, *, loads: bool = False) -> Workers:
         of, waits = self._prepared, lambda what: nullcontext()

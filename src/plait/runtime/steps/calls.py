@@ -64,8 +64,8 @@ class Calls:
             return frozenset()
         mesh = trainer.mesh(node.kind, begins=begins)
         resample = node.generation.resample if node.kind is CallKind.GENERATE else None
-        judge = None if resample is None else self._rewards.get(resample.reward)
-        for scorer in () if judge is None else judge.scorers.values():
+        asked = None if resample is None else self._rewards.get(resample.reward)
+        for scorer in () if asked is None else asked.scorers.values():
             mesh |= scorer.trainer.mesh(CallKind.SCORE, begins=begins)
         return mesh
 

@@ -25,7 +25,7 @@ class Gate(Protocol):
         """Whether the samples of a rollout are scored in parts, and groups parted; `step` counts from 0."""
         ...
 
-    def judge(self, step: int, call: str, size: RolloutSize) -> Decides:
+    def deciding(self, step: int, call: str, size: RolloutSize) -> Decides:
         """What decides in a rollout; `step` counts from 0."""
         ...
 
@@ -47,7 +47,7 @@ class Decides(Protocol):
 
     @property
     def threshold(self) -> int:
-        """Unfinished samples from which on gathering is judged; 0: it is not."""
+        """Unfinished samples from which on gathering is weighed; 0: it is not."""
         ...
 
     def gathers(self, left: Remaining) -> bool:
@@ -81,7 +81,7 @@ class AtShare:
     def early(self, step: int, call: str, size: RolloutSize) -> EarlyScores:
         return EarlyScores(inf, 0.0, int(self.share * size.samples))
 
-    def judge(self, step: int, call: str, size: RolloutSize) -> AtThreshold:
+    def deciding(self, step: int, call: str, size: RolloutSize) -> AtThreshold:
         return AtThreshold(int(self.share * size.samples))
 
     def learn(self, timeline: Timeline, lengths: Sequence[int], instances: int) -> None:

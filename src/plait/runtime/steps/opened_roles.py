@@ -35,8 +35,8 @@ class OpenedRoles:
 
     workers: Workers
     roles: Roles
-    judges: RewardPool | None
-    """Functions that only judge evaluations; None: there are none."""
+    eval_functions: RewardPool | None
+    """Functions of evaluations; None: there are none."""
     aside: Aside
     """Drives what is computed between steps. Its clock drives the steps, too."""
 
@@ -68,7 +68,9 @@ def open_roles(
     roles = _roles(prepared, workers, pools, recorder, progress.message)
     for pool in pools.all:
         pool.looked = workers.tick
-    return OpenedRoles(workers, roles, pools.judges, Aside(workers.clock(pools.all, progress), recorder, progress))
+    return OpenedRoles(
+        workers, roles, pools.eval_functions, Aside(workers.clock(pools.all, progress), recorder, progress)
+    )
 
 
 def _roles(

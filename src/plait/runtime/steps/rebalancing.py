@@ -106,7 +106,7 @@ class Balance:
         self._made: list[dict[str, Any]] = []
         self._tokens = [0.0] * engine.traits.num_instances
         """That a sample of each instance could have said by now, about: what says when to look."""
-        self._judged_at, self._judged_with = 0.0, (0,) * engine.traits.num_instances
+        self._looked_at, self._looked_with = 0.0, (0,) * engine.traits.num_instances
         self._looked_at_s = self._may_decide_at_s = rebalancer.experience.clock()
         self._moved: set[Key] = set()
         self.num_moved = 0
@@ -130,7 +130,7 @@ class Balance:
         if self._asked is not None:
             self._repeat(self._asked, sum(running))
         elif self._curve is not None and self._lengths and self._is_due(self._curve, running, now):
-            self._judged_at, self._judged_with = max(self._tokens), running
+            self._looked_at, self._looked_with = max(self._tokens), running
             self._decide(self._curve, frees=frees)
             decided = self._rebalancer.experience.clock()
             self._may_decide_at_s = decided + (decided - now) / LOOKING
@@ -145,9 +145,9 @@ class Balance:
         if now_s < self._may_decide_at_s:
             return False
         between = TOKENS_BETWEEN_SHORT if curve.move_s < curve.step_s(1) else TOKENS_BETWEEN
-        if max(self._tokens) - self._judged_at >= between:
+        if max(self._tokens) - self._looked_at >= between:
             return True
-        return any(2 * now < then for now, then in zip(running, self._judged_with, strict=True))
+        return any(2 * now < then for now, then in zip(running, self._looked_with, strict=True))
 
     def _repeat(self, recorded: deque[dict[str, Any]], num_unfinished: int) -> None:
         """As many samples are left as were then: the same move, as far as they are where they were, and instances are

@@ -1,4 +1,4 @@
-"""Starts the processes of a recipe's functions: those that reward, those that judge, and the one that replies."""
+"""Starts the processes of a recipe's functions: those that reward, those of evaluations, and the one that replies."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Pools:
 
     rewards: Mapping[str, RewardPool]
     """Reward role → its functions; a role that a model alone scores is not there."""
-    judges: RewardPool | None
-    """Functions that only judge evaluations (`evaluation.functions`); None: there are none."""
+    eval_functions: RewardPool | None
+    """Functions of evaluations (`evaluation.functions`); None: there are none."""
     replies: RewardPool | None
     """The function that replies between turns (`turns.reply`); None: nothing replies."""
 
     @property
     def all(self) -> tuple[RewardPool, ...]:
-        return (*self.rewards.values(), *(pool for pool in (self.replies, self.judges) if pool is not None))
+        return (*self.rewards.values(), *(pool for pool in (self.replies, self.eval_functions) if pool is not None))
 
 
 def open_pools(prepared: Prepared, stack: contextlib.ExitStack, output: Path | None = None) -> Pools:
@@ -71,6 +71,6 @@ def open_pools(prepared: Prepared, stack: contextlib.ExitStack, output: Path | N
         settings = reward_settings(role, recipe)
         if (pool := opened(f"functions of {role}", functions, settings, settings.memory_gb)) is not None:
             rewards[role] = pool
-    judges = opened("functions of judges", prepared.judges, recipe.reward, recipe.reward.memory_gb)
+    eval_functions = opened("functions of evaluations", prepared.eval_functions, recipe.reward, recipe.reward.memory_gb)
     reply = () if recipe.turns.reply is None else (reply_function(recipe.turns.reply),)
-    return Pools(rewards, judges, opened("the function that replies", reply, recipe.turns))
+    return Pools(rewards, eval_functions, opened("the function that replies", reply, recipe.turns))

@@ -249,7 +249,7 @@ class Rollout:
     def _decides(self, node: Node, engine: GenerationEngine, state: StepState, batch: Batch) -> Decides:
         """Decides when the samples of this rollout are gathered."""
         size = replace(self.size_of(node, engine), samples=len(batch.prompts), parted=batch.parted)
-        return self.gate.judge(state.step, node.call, size)
+        return self.gate.deciding(state.step, node.call, size)
 
     def _balance(
         self, name: str, engine: GenerationEngine, state: StepState, prompts: Sequence[Prompt]

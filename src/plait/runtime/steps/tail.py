@@ -55,9 +55,9 @@ class FusionGate:
                 self.experience.keep((step + 1, call), _row(choice, None), None)
         return self._early[key]
 
-    def judge(self, step: int, call: str, size: RolloutSize) -> Judge:
+    def deciding(self, step: int, call: str, size: RolloutSize) -> ByExperience:
         """What decides in a rollout; `step` counts from 0."""
-        return Judge(self.experience, (step + 1, call), self._seen, size)
+        return ByExperience(self.experience, (step + 1, call), self._seen, size)
 
     def learn(self, timeline: Timeline, lengths: Sequence[int], instances: int) -> None:
         self.experience.heard(lengths)
@@ -76,7 +76,7 @@ class FusionGate:
         self._seen = Seen(fixed_s, each_s, score_s, move_s, timeline.makespan_s, loaded_s / len(ranks), tokens)
 
 
-class Judge:
+class ByExperience:
     """Decides for one rollout by what the last steps took, or as an earlier stay of the run decided. See `Decides`.
 
     Args:
@@ -176,7 +176,7 @@ class Tail:
         """Prompts that were parted → samples that are scored without the others; None: none was yet."""
         self._waiting_s = 0.0
         """Instance seconds of scoring that could be done, were instances free."""
-        self._looked_at_s = self._may_judge_at_s = decides.clock()
+        self._looked_at_s = self._may_look_at_s = decides.clock()
         self.num_moved = 0
 
     def look(self, finished: int) -> None:
@@ -196,12 +196,12 @@ class Tail:
         ended = self._open.difference(*unfinished)
         self._open -= ended
         self._waiting_s += self._scorable(ended, unfinished) * self._decides.score_s()
-        if 0 < self._unfinished <= self._decides.threshold and self._looked_at_s >= self._may_judge_at_s:
-            self._judge(unfinished)
-            judged_s = self._decides.clock()
-            self._may_judge_at_s = judged_s + (judged_s - self._looked_at_s) / LOOKING
+        if 0 < self._unfinished <= self._decides.threshold and self._looked_at_s >= self._may_look_at_s:
+            self._look(unfinished)
+            seen_s = self._decides.clock()
+            self._may_look_at_s = seen_s + (seen_s - self._looked_at_s) / LOOKING
 
-    def _judge(self, unfinished: Sequence[Sequence[int]]) -> None:
+    def _look(self, unfinished: Sequence[Sequence[int]]) -> None:
         """Have the samples move, if that pays.
 
         Args:
