@@ -237,11 +237,9 @@ class Peers(Numbered):
         if not tensor.numel():
             return Transfer(tensor, lambda: None)
         try:
-            work = (
-                call(tensor, group=self.group, group_dst=self.of_group(peer), tag=tag)
-                if name == "send"
-                else call(tensor, group=self.group, group_src=self.of_group(peer), tag=tag)
-            )
+            end = {"group_dst" if name == "send" else "group_src": self.of_group(peer)}
+            with nccl.posting(self.group):
+                work = call(tensor, group=self.group, tag=tag, **end)
         except RuntimeError as error:
             raise self._failure(whom, action, error) from error
         return Transfer(tensor, lambda: self._wait(work, tensor, whom, action))
@@ -264,7 +262,8 @@ class Peers(Numbered):
         if not operations:
             return
         try:
-            works = dist.batch_isend_irecv(operations)
+            with nccl.posting(self.group):
+                works = dist.batch_isend_irecv(operations)
         except RuntimeError as error:
             raise self._failure("its peers", action, error) from error
         # Backends that coalesce give one work for all.
@@ -288,7 +287,8 @@ class Peers(Numbered):
         whom = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
         size = "" if tensor is None else f" of {_bytes(tensor)} bytes"
         try:
-            work = call()
+            with nccl.posting(self.group):
+                work = call()
         except RuntimeError as error:
             raise self._failure(whom, action, error) from error
         return lambda: self._wait(work, tensor, whom, action + size)
