@@ -46,23 +46,24 @@ def options_of(gpu: ModuleType, *arguments: str) -> argparse.Namespace:
     return gpu._parser().parse_args(arguments)
 
 
-def test_all_parts_together_take_25_minutes_at_most(gpu: ModuleType) -> None:
+def test_all_parts_together_take_28_minutes_at_most(gpu: ModuleType) -> None:
     ordered = gpu.order(list(gpu.LIMITS), ("135M", "1.5B"))
     assert {part for part, _ in ordered} == set(gpu.LIMITS)
-    assert sum(gpu.LIMITS[part] for part, _ in ordered) <= 25 * 60
+    assert sum(gpu.LIMITS[part] for part, _ in ordered) <= 28 * 60
 
 
 def test_what_was_never_measured_comes_first(gpu: ModuleType) -> None:
     said = [f"{part} {shape}".rstrip() for part, shape in gpu.order(list(gpu.LIMITS), ("135M", "1.5B"))]
-    first = ["decode 1.5B", "prompts 1.5B", "drafts 1.5B", "turns 1.5B", "predicted 1.5B"]
+    first = ["features", "tests", "prompts 1.5B", "drafts 1.5B", "turns 1.5B"]
     assert said[:5] == first
-    assert said[5:13] == [
-        *("products", "decode 135M", "grpo"),
-        *("tokens 1.5B", "training 1.5B", "tokens 135M", "training 135M", "tests"),
+    assert said[5:14] == [
+        *("decode 1.5B", "predicted 1.5B", "products", "decode 135M", "grpo"),
+        *("tokens 1.5B", "training 1.5B", "tokens 135M", "training 135M"),
     ]
     assert gpu.order(["two", "decode", "turns"], ("tiny",)) == [("decode", "tiny"), ("turns", "tiny"), ("two", "")]
-    # They fit into `--within-s 570`, with what it takes to begin.
+    # They fit into `--within-s 570`, with what it takes to begin; of fifteen minutes two more do, and give it back.
     assert sum(gpu.LIMITS[one.split()[0]] for one in first) <= 570 - 20
+    assert sum(gpu.LIMITS[one.split()[0]] for one in said[:7]) <= 15 * 60 - 60
 
 
 def test_a_part_that_takes_too_long_is_stopped_and_the_next_one_runs(
