@@ -258,7 +258,9 @@ def lacks(part: str, options: argparse.Namespace) -> str | None:
     """What a part needs and is not there."""
     if part == "tests" and options.tiny:
         return "they are of a GPU"
-    if part in ("features", "tests") and (missing := [package for module, package in TESTED_BY.items() if find_spec(module) is None]):
+    if part in ("features", "tests") and (
+        missing := [package for module, package in TESTED_BY.items() if find_spec(module) is None]
+    ):
         return f"{', '.join(missing)}: not installed"
     if part == "vllm" and not (options.vllm_python and options.vllm_python.is_file()):
         return "no vLLM: name the Python that it is installed for by --vllm-python"

@@ -134,7 +134,6 @@ class Device:
 
         return wait
 
-
     def downloading_bits(self, bits_DW: Tensor) -> Callable[[], np.ndarray[Any, Any]]:
         assert bits_DW.device == GPU
         return lambda: np.full(bits_DW.shape, 3, np.uint8)  # two of each eight tokens are left

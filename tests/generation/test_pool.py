@@ -141,7 +141,9 @@ def test_a_pool_that_stays_holds_zeros_again(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(pool_module, "takes_pages", lambda device: False)
     pool, one = KVPool(), torch.full((2, 3, 8), float("nan"))
     pool.reserve(1, 20)
-    pool.write(0, Places(torch.tensor([0, 15, 20 * 16]), 16), one, one)  # in the block that was given out, and the spare one
+    pool.write(
+        0, Places(torch.tensor([0, 15, 20 * 16]), 16), one, one
+    )  # in the block that was given out, and the spare one
     kept, at = pool.layers[0], pool.addresses()
     assert kept.key.isnan().any(dim=-1).sum() == 2 * 3
     pool.clear(keep_memory=True)
