@@ -15,7 +15,6 @@ from plait.schedule.work import MOVED_ON, Work
 from plait.workers import background_move
 from plait.workers.background_move import BackgroundMove
 
-
 CPU = torch.device("cpu")
 
 

@@ -11,8 +11,8 @@ KEEPS_STATE = "some of its layers keep a state"
 """Why a compiled forward does not serve a model, in words for a person."""
 
 DELTA_RULE_LIBRARY = "fla"
-"""The module by which Transformers computes the delta rule on GPUs where flash-linear-attention is installed. Its kernel
-refuses float32."""
+"""The module by which Transformers computes the delta rule on GPUs, where it is installed (flash-linear-attention). Its
+kernel refuses float32."""
 
 CHUNK_TOKENS = 64
 """Tokens of a sequence that the delta rule takes together: within them it computes as attention does."""

@@ -27,7 +27,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-
 _POSTING: defaultdict[Any, threading.Lock] = defaultdict(threading.Lock)
 
 
