@@ -274,7 +274,8 @@ def command_of(part: str, job: Path, options: argparse.Namespace) -> list[str]:
         return [str(options.vllm_python), "-m", "on_device.vllm_decode", str(job)]
     if part in ("features", "tests"):
         several = ["-n", str(TESTS_AT_A_TIME)] if find_spec("xdist") is not None else []
-        how = ["-v", "-p", "no:cacheprovider", "--timeout", str(TEST_S), *several]
+        limit_s = TEST_S * (10 if options.tiny else 1)  # a CPU compiles kernels first
+        how = ["-v", "-p", "no:cacheprovider", "--timeout", str(limit_s), *several]
         which = [str(FEATURES)] if part == "features" else ["-m", "cuda and not slow", *tests_of_gpus()]
         return [sys.executable, "-m", "pytest", *how, *which, *(["-k", "gpu_trains and kept"] if options.tiny else [])]
     if part != "ppo":
