@@ -1,6 +1,6 @@
-"""Whole runs on a GPU, in float32, against the same on a CPU, in float64: what was built without one. The first ones are those of
-which least is known. Skipped where there is no GPU; `PLAIT_GPU_TESTS=cpu` has a CPU stand in for it, which shows that
-they run."""
+"""Whole runs on a GPU, in float32, against the same on a CPU, in float64: what was built without one. The first ones
+are those of which least is known. Skipped where there is no GPU; `PLAIT_GPU_TESTS=cpu` has a CPU stand in for it, which
+shows that they run."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from tests.runs.test_judges import FLOWS
 WHERE = os.environ.get("PLAIT_GPU_TESTS") or ("cuda" if warm.HAS_GPU else "")
 NUM_GPUS = torch.cuda.device_count() if WHERE == "cuda" else 2
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not WHERE, reason="no GPU")]
-CLOSE = 5e-3
-"""Of metrics, relative to those above 1, and of weights: Adam moves these by 1e-3 in each of four updates, in whichever
-direction a gradient of nearly nothing points."""
+CLOSE = 1e-3
+"""Of metrics, relative to those above 1."""
+WEIGHTS_CLOSE = 1e-4
+"""Of all weights, root mean square. Adam moves them by 1e-3 in each of four updates, in whichever direction a gradient
+of nearly nothing points."""
 EXPECTED: dict[str, Any] = {"device": "cpu", "dtype": "float64", "sampling.speculation": "off"}
 """Float64, as for other dtypes a CPU would have to compile kernels first."""
 FOUND: dict[str, Any] = EXPECTED | {"device": WHERE, "dtype": "float32", "sampling.kv_tokens": 2048}
@@ -91,7 +93,7 @@ def on(place: Path, placed: Callable[..., Recipe]) -> Callable[..., Path]:
 
 
 def assert_close(found: Path, expected: Path) -> None:
-    """The same tokens; metrics and weights within CLOSE."""
+    """The same tokens; metrics within CLOSE, weights within WEIGHTS_CLOSE."""
     assert tokens_of(found) == tokens_of(expected)
     pairs = zip(map(exact, metrics_of(found)), map(exact, metrics_of(expected)), strict=True)
     for mine, theirs in pairs:
@@ -99,8 +101,9 @@ def assert_close(found: Path, expected: Path) -> None:
         far = {name: (mine[name], one) for name, one in theirs.items() if not near(mine[name], one)}
         assert not far, far
     weights, others = (load_file(next((folder / "final").glob("*.safetensors"))) for folder in (found, expected))
-    for name, tensor in weights.items():
-        torch.testing.assert_close(tensor.double(), others[name].double(), rtol=0, atol=CLOSE)
+    assert weights.keys() == others.keys()
+    off = torch.cat([(tensor.double() - others[name].double()).flatten() for name, tensor in weights.items()])
+    assert float(off.square().mean().sqrt()) <= WEIGHTS_CLOSE
 
 
 def exact(row: Mapping[str, float]) -> dict[str, float]:
@@ -119,7 +122,7 @@ def _needs(flow: Flow) -> None:
 @pytest.mark.parametrize("name", ALONE)
 def test_a_gpu_trains_as_a_cpu(name: str, on: Callable[..., Path]) -> None:
     _needs(ALONE[name])
-    assert_close(on(name, ALONE[name], FOUND), on(f"expected {name}", ALONE[name], EXPECTED))
+    assert_close(on(f"found {name}", ALONE[name], FOUND), on(f"expected {name}", ALONE[name], EXPECTED))
 
 
 @pytest.mark.parametrize("flow", ["judged", "by_itself"])
@@ -137,4 +140,4 @@ def test_judges_on_a_gpu_say_what_they_say_on_a_cpu(flow: str, tiny_folder: Path
 def test_two_gpus_train_as_a_cpu(name: str, place: Path, on: Callable[..., Path]) -> None:
     flow, plan = TOGETHER[name]
     _needs(flow)
-    assert_close(on(name, flow, FOUND, **where(place, name, plan)), on(f"expected {name}", flow, EXPECTED))
+    assert_close(on(f"found {name}", flow, FOUND, **where(place, name, plan)), on(f"expected {name}", flow, EXPECTED))
