@@ -1,8 +1,8 @@
 """What a GPU does by plait, against Transformers, the device's own limits, vLLM, TRL and plait's predictions.
 
-    python benchmarks/gpu.py                                  # 25 minutes of a machine with one GPU
+    python benchmarks/gpu.py                                  # 28 minutes of a machine with one GPU
     python benchmarks/gpu.py --within-s 570                   # what was never measured, in ten minutes
-    python benchmarks/gpu.py --parts tokens,training,tests --within-s 570   # and some of the rest by another command
+    python benchmarks/gpu.py --parts tokens,training,grpo --within-s 570   # and some of the rest by another command
     python benchmarks/gpu.py --tiny                           # on a CPU: does the benchmark itself work?
 
 Each part is a process of its own, of some parts for each shape, with a time of its own (`--limits` prints them), and
@@ -14,6 +14,8 @@ In the folder of `--report` (by default that of `--folder`, and without either `
 stand `results.jsonl`, one line for each measurement, written when it is made, and for how each part ended; and what
 each part printed, whole, as `PART.log`.
 
+    features    whole runs of what was built without a GPU, by tiny models, against the same on a CPU
+    tests       plait's own tests that need a GPU
     decode      seconds of a decode step of 1 to 256 samples, as a share of the roofline of memory
     prompts     rollouts in which prompts come as samples end: their steps by graphs, against launched; of the largest
     drafts      what guesses of a draft model cost and gain; of that shape, the last one of `--shapes`
@@ -23,7 +25,6 @@ each part printed, whole, as `PART.log`.
     products    how fast products of a decode step read their weights, by cuBLAS and by others
     tokens      greedy tokens and log-probs against Transformers
     training    MFU of micro-batches of 16k tokens, activations kept and recomputed
-    tests       plait's own tests that need a GPU
     two         two processes on one device, where NCCL allows it
     vllm        seconds of a decode step by vLLM, where it is installed (`--vllm-python`)
     ppo         a step against TRL 1.10's, where it is installed
@@ -60,23 +61,25 @@ _OTHERS: Shapes = lambda shapes: shapes[-2::-1]
 _ALL: Shapes = lambda shapes: shapes[::-1]
 _OF_NONE: Shapes = lambda shapes: ("",)
 ROUNDS: Sequence[tuple[Sequence[str], Shapes]] = (
-    (("decode",), _LARGEST),
+    (("features",), _OF_NONE),
+    (("tests",), _OF_NONE),
     (("prompts",), _LARGEST),
     (("drafts",), _LARGEST),
     (("turns",), _LARGEST),
+    (("decode",), _LARGEST),
     (("predicted",), _LARGEST),
     (("products",), _OF_NONE),
     (("decode",), _OTHERS),
     (("grpo",), _OF_NONE),
     (("tokens", "training"), _ALL),
-    (("tests",), _OF_NONE),
     (("two",), _OF_NONE),
     (("vllm",), _ALL),
     (("ppo",), _OF_NONE),
 )
-"""Parts in the order in which they are run; of one round all of a shape before those of the next one. First the largest
-shape: of it less is what launches take."""
+"""Parts in the order in which they are run; of one round all of a shape before those of the next one. First what is
+wrong would spoil what is measured, then the largest shape: of it less is what launches take."""
 LIMITS: Mapping[str, int] = {
+    "features": 150,
     "decode": 85,
     "prompts": 55,
     "drafts": 130,
@@ -104,6 +107,8 @@ NEEDED: Mapping[str, str] = {"yaml": "pyyaml", **{name: name for name in _AS_THE
 TESTED_BY: Mapping[str, str] = {"pytest": "pytest", "pytest_timeout": "pytest-timeout", "hypothesis": "hypothesis"}
 """Module → package: what plait's tests need beside."""
 HERE = Path(__file__).resolve().parent
+FEATURES = HERE.parent / "tests" / "runs" / "test_on_gpus.py"
+"""Which are a part of their own, as each of them is two runs."""
 LEFT_OUT = "left out"
 REPORT = Path("gpu-report")
 """Where what was found stays, if no folder is named."""
@@ -207,6 +212,7 @@ def run(command: Sequence[str], job: Job, log: Path, limit_s: float) -> str:
         "PYTHONPATH": os.pathsep.join(paths),
         "PLAIT_CACHE": str(Path(job.folder) / "cache"),
         "HF_HUB_OFFLINE": "1",
+        "PLAIT_GPU_TESTS": job.device,
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",  # where it was, when it is stopped or crashes
@@ -252,7 +258,9 @@ def lacks(part: str, options: argparse.Namespace) -> str | None:
     """What a part needs and is not there."""
     if part == "tests" and options.tiny:
         return "they are of a GPU"
-    if part == "tests" and (missing := [package for module, package in TESTED_BY.items() if find_spec(module) is None]):
+    if part in ("features", "tests") and (
+        missing := [package for module, package in TESTED_BY.items() if find_spec(module) is None]
+    ):
         return f"{', '.join(missing)}: not installed"
     if part == "vllm" and not (options.vllm_python and options.vllm_python.is_file()):
         return "no vLLM: name the Python that it is installed for by --vllm-python"
@@ -264,10 +272,12 @@ def lacks(part: str, options: argparse.Namespace) -> str | None:
 def command_of(part: str, job: Path, options: argparse.Namespace) -> list[str]:
     if part == "vllm":
         return [str(options.vllm_python), "-m", "on_device.vllm_decode", str(job)]
-    if part == "tests":
+    if part in ("features", "tests"):
         several = ["-n", str(TESTS_AT_A_TIME)] if find_spec("xdist") is not None else []
-        how = ["-v", "-p", "no:cacheprovider", "--timeout", str(TEST_S), *several]
-        return [sys.executable, "-m", "pytest", *how, "-m", "cuda and not slow", *tests_of_gpus()]
+        limit_s = TEST_S * (10 if options.tiny else 1)  # a CPU compiles kernels first
+        how = ["-v", "-p", "no:cacheprovider", "--timeout", str(limit_s), *several]
+        which = [str(FEATURES)] if part == "features" else ["-m", "cuda and not slow", *tests_of_gpus()]
+        return [sys.executable, "-m", "pytest", *how, *which, *(["-k", "gpu_trains and kept"] if options.tiny else [])]
     if part != "ppo":
         return [sys.executable, "-m", f"on_device.{part}", str(job)]
     how = ["--tiny", "--repeats", "1"] if options.tiny else ["--device", "cuda", "--threads", "8"]
@@ -279,7 +289,7 @@ def command_of(part: str, job: Path, options: argparse.Namespace) -> list[str]:
 def tests_of_gpus() -> list[str]:
     """Files with tests that need a GPU, or run on one where there is one."""
     files = sorted((HERE.parent / "tests").rglob("test_*.py"))
-    return [str(file) for file in files if "pytest.mark.cuda" in file.read_text(encoding="utf-8")]
+    return [str(file) for file in files if file != FEATURES and "pytest.mark.cuda" in file.read_text(encoding="utf-8")]
 
 
 def _parts(text: str) -> list[str]:

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from plait.generation import draft_seconds, draft_steps, joint, module_forward
 from plait.generation.captured_step import Size, Step
 from plait.generation.engine import Engine
 from plait.generation.forward import ChunkTokens
+from plait.generation.moves import SampleMoves
 from plait.generation.ragged import NewTokens
 from plait.generation.request import Request
 from plait.generation.sampler import SamplingRows, sample_plain
@@ -49,6 +51,10 @@ OPS_OF_A_LAYER = 70
 """As Transformers' llama has them: norms, rotary places, projections, the MLP."""
 OPS_OF_A_STEP = 30
 """Beside the layers: rows, places, embedding, head, draw."""
+OPS_OF_A_RECURRENT_LAYER = 115
+"""As its norms, its convolution and its rule are, one token each, by torch's operators."""
+RECURRENT = ["qwen3_5_text", "olmo_hybrid", "lfm2", "bamba", "falcon_h1"]
+"""Families without mixtures of experts, which ask for numbers."""
 
 
 def attention(call: PagedCall) -> Tensor:
@@ -128,6 +134,10 @@ class Device:
 
         return wait
 
+    def downloading_bits(self, bits_DW: Tensor) -> Callable[[], np.ndarray[Any, Any]]:
+        assert bits_DW.device == GPU
+        return lambda: np.full(bits_DW.shape, 3, np.uint8)  # two of each eight tokens are left
+
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
@@ -140,6 +150,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setattr(kernels, "device_draw_kernels", Kernels(counts), raising=False)
         device = Device(family, counts, **{"max_running": 8, "kv_tokens": 4096} | settings)
         monkeypatch.setattr(joint, "downloading", device.downloading)
+        monkeypatch.setattr(joint, "downloading_bits", device.downloading_bits)
         return device
 
     return make
@@ -168,8 +179,9 @@ def test_what_asks_the_device_raises() -> None:
         Sampling(max_tokens=40),
         Sampling(temperature=0.0, max_tokens=40),
         Sampling(temperature=0.7, top_k=5, top_p=0.8, max_tokens=40),
+        Sampling(temperature=0.7, top_k=5, top_p=0.8, min_p=0.1, max_tokens=40, keeps_support=True),
     ],
-    ids=["plain", "greedy", "filters"],
+    ids=["plain", "greedy", "filters", "kept"],
 )
 def test_a_step_waits_for_the_device_once(made: Any, family: str, sampling: Sampling) -> None:
     """Prompts, chunks of them, first tokens, blocks that are full: each step, from the first on."""
@@ -186,6 +198,60 @@ def test_a_step_waits_for_the_device_once(made: Any, family: str, sampling: Samp
         assert device.downloads - downloads <= 1 + starts
         assert launches.counts["decide"] == device.drawn - drawn
     assert device.drawn - device.downloads == 1, "the newest step is in flight"
+
+
+@pytest.mark.parametrize("family", slow_but(["qwen3_5_text", "bamba"], RECURRENT))
+def test_layers_that_keep_states_wait_for_nothing(made: Any, family: str) -> None:
+    """Prompts from nothing, chunks that go on, samples of one prompt whose states part, and rows that decode."""
+    device = made(family, max_prefill_tokens=12)
+    several(device, Sampling(max_tokens=40))
+    for _ in range(8):
+        launches = device.step()
+        assert launches.waited == []
+    layers = device.model.config.num_hidden_layers
+    most = OPS_OF_A_STEP + layers * OPS_OF_A_RECURRENT_LAYER
+    assert sum(launches.counts.values()) <= most, launches.counts.most_common(20)
+
+
+def test_experts_are_noted_without_a_wait_and_read_at_once(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends in a step is read by as many operations as a model has mixtures, however many samples that are."""
+    reads, experts = Counter[str](), "transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeExperts.forward"
+    monkeypatch.setattr(experts, lambda self, hidden_TH, *chosen: hidden_TH)  # those of Transformers ask for numbers
+
+    def cpu(tensor: Tensor) -> Tensor:
+        reads[str(tensor.dtype)] += 1
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+    monkeypatch.setattr(Tensor, "cpu", cpu)
+    device = made("qwen3_moe", router_replay=True)
+    several(device, Sampling(max_tokens=7, keeps_experts=True))
+    counts = []
+    while device.engine.has_work:
+        reads.clear()
+        launches = device.step()
+        assert launches.waited == []
+        assert sum(reads.values()) <= 1
+        counts.append((sum(reads.values()), launches.counts["aten.index_select.default"]))
+    assert sum(read for read, _ in counts) >= 1
+    [plain] = {selected for read, selected in counts[2:] if not read}
+    assert {selected - plain for read, selected in counts if read} == {device.model.config.num_hidden_layers}
+
+
+def test_samples_leave_and_go_on_elsewhere_without_a_wait(made: Any) -> None:
+    source, target = made(), made()
+    several(source, Sampling(max_tokens=40))
+    for _ in range(4):
+        source.step()
+    source.engine.land()
+    with Launches() as leaving:
+        state = SampleMoves(source.engine.state).export_sample(0, 1)
+    with Launches() as coming:
+        SampleMoves(target.engine.state).import_sample(state)
+    assert leaving.waited == coming.waited == []
+    assert state.kv.device == GPU
+    layers = source.model.config.num_hidden_layers
+    assert sum(leaving.counts.values()) <= 15 + 4 * layers, leaving.counts
+    assert target.step().waited == []
 
 
 def test_drafts_ask_for_nothing_either(made: Any) -> None:

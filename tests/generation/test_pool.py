@@ -13,7 +13,7 @@ from plait.cost.generation_memory import kv_bytes_per_token, pool_tokens
 from plait.errors import ConfigError
 from plait.generation import pool as pool_module
 from plait.generation.engine import Engine, drain
-from plait.generation.pool import KVPool
+from plait.generation.pool import KVPool, Places
 from plait.generation.sampling import Sampling
 from plait.generation.settings import GPU_SHARE, SamplingSettings
 from tests.generation.test_engine import request_of
@@ -125,7 +125,7 @@ def test_layers_that_found_no_addresses_grow_beside_those_that_did(monkeypatch: 
     pool, ones = KVPool(), torch.ones(2, 3, 8)
     pool.reserve(1, 20)
     for layer in range(2):
-        pool.write(layer, torch.tensor([0, 7, 15]), ones, 2 * ones)
+        pool.write(layer, Places(torch.tensor([0, 7, 15]), 16), ones, 2 * ones)
     block_bytes = 2 * 16 * 8 * 4
     assert (pool.spare, pool.num_bytes) == (None, 4 * block_bytes)
     at = pool.addresses()
@@ -141,7 +141,9 @@ def test_a_pool_that_stays_holds_zeros_again(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(pool_module, "takes_pages", lambda device: False)
     pool, one = KVPool(), torch.full((2, 3, 8), float("nan"))
     pool.reserve(1, 20)
-    pool.write(0, torch.tensor([0, 15, 20 * 16]), one, one)  # in the block that was given out, and the spare one
+    pool.write(
+        0, Places(torch.tensor([0, 15, 20 * 16]), 16), one, one
+    )  # in the block that was given out, and the spare one
     kept, at = pool.layers[0], pool.addresses()
     assert kept.key.isnan().any(dim=-1).sum() == 2 * 3
     pool.clear(keep_memory=True)

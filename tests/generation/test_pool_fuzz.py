@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from unittest import mock
 
 import pytest
@@ -20,7 +20,7 @@ from plait.generation.compiled_forward import CompiledForward
 from plait.generation.engine import Engine, drain
 from plait.generation.moves import SampleMoves
 from plait.generation.paged import attention_for
-from plait.generation.pool import KVPool
+from plait.generation.pool import KVPool, Places
 from plait.generation.ragged import NewTokens, ragged
 from plait.generation.ragged_context import RaggedContext
 from plait.generation.settings import SamplingSettings
@@ -53,6 +53,11 @@ def _short_responses_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def narrow(dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
     return ExactFloat64() if dtype == torch.float64 else contextlib.nullcontext()
+
+
+def whole(table: Sequence[int], count: int) -> Places:
+    """Where a context with this block table lies."""
+    return Places.of(table, 0, count, KEYS, torch.device("cpu"))
 
 
 @torch.no_grad()
@@ -218,8 +223,8 @@ class Loop(RuleBasedStateMachine):
             with narrow(self.dtype):
                 fresh, its_table = prefilled(self.dtype, engine.state.flight.started[key].tokens[:count])
             for layer in engine.state.pool.layers:
-                ours = engine.state.pool.read(layer, table, 0, count)
-                wanted = fresh.read(layer, its_table, 0, count)
+                ours = engine.state.pool.read(layer, whole(table, count))
+                wanted = fresh.read(layer, whole(its_table, count))
                 bound = 1e-9 if self.dtype == torch.float64 else 0
                 torch.testing.assert_close(ours.key, wanted.key, atol=bound, rtol=0)
                 torch.testing.assert_close(ours.value, wanted.value, atol=bound, rtol=0)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from plait.generation import pool as pool_module
 from plait.generation.paged import attention_for, paged_attention_plain
-from plait.generation.pool import KVPool
+from plait.generation.pool import KVPool, Places
 from plait.generation.ragged import NewTokens, ragged
 from plait.generation.ragged_context import RaggedContext
 from plait.kernels import paged_attention
@@ -83,7 +83,7 @@ def test_every_row_sees_what_it_may(seed, window, softcap, with_sinks, dtype, bl
         key, value = normal(KEY_HEADS, sample.held, D), normal(KEY_HEADS, sample.held, E)
         if sample.held:
             ahead = ragged([NewTokens([0] * sample.held, 0, sample.table)], block_tokens)
-            pool.write(3, ahead.places_T, key, value)
+            pool.write(3, Places(ahead.places_T, block_tokens), key, value)
         truth.append((key, value))
     batch = ragged(samples, block_tokens)
     query, key, value = (
@@ -162,7 +162,7 @@ def test_a_pool_grows_reads_and_copies(in_place: bool, monkeypatch: pytest.Monke
     table = [2, 0, 1]
     batch = ragged([NewTokens([5] * 9, 0, table)], P)
     for layer in range(2):
-        pool.write(layer, batch.places_T, key, value)
+        pool.write(layer, Places(batch.places_T, P), key, value)
     assert pool.num_bytes == 2 * 3 * 2 * P * (D + E) * 4
     pool.reserve(4, 10)
     assert pool.num_blocks == 4
@@ -173,7 +173,7 @@ def test_a_pool_grows_reads_and_copies(in_place: bool, monkeypatch: pytest.Monke
     pool.copy([(0, 5), (2, 4)])
     for start, stop in ((0, 9), (3, 8), (5, 6)):
         for at in (table, [4, 5, 1]):
-            kv = pool.read(1, at, start, stop)
+            kv = pool.read(1, Places.of(at, start, stop, P, key.device))
             assert torch.equal(kv.key, key[:, start:stop])
             assert torch.equal(kv.value, value[:, start:stop])
     with pytest.raises(AssertionError, match="11 blocks needed, 10"):

@@ -3,13 +3,14 @@ these are skipped."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 
-from plait.generation.sampler import SamplingRows, sample, sample_plain
+from plait.generation.sampler import SamplingRows, sample, sample_kept, sample_plain
 from plait.generation.sampling import Sampling
 from plait.kernels import noise
 from tests import warm
@@ -162,3 +163,18 @@ def test_greedy_takes_the_lowest_id_among_equals_also_beside_sampled_rows(device
     for asked in ([Sampling(temperature=0.0)], [Sampling(temperature=0.0), Sampling(temperature=0.5, top_p=0.5)]):
         tokens = both(logits, noise_of(torch.tensor([5, 6], device=WHERE)), rows_of(asked, 2, 50))
         assert tokens[0] == 7
+
+
+def test_what_filters_leave_is_drawn_from_as_by_operators(device: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that keep it beside rows that do not, and one of min-p; hardly more than one token is left of some."""
+    kept = [replace(sampling, keeps_support=place % 2 == 0) for place, sampling in enumerate(ASKED)]
+    for asked in (kept, [replace(sampling, keeps_support=True, min_p=0.2) for sampling in ASKED]):
+        logits, keys = drawn(len(asked), 1_031, 2.0, torch.bfloat16)
+        rows = rows_of(asked, len(asked), 1_031)
+        tokens, logprobs, bits = sample_kept(logits, keys, rows)
+        with monkeypatch.context() as by_operators:
+            by_operators.setattr(device, "takes", lambda logits: False)
+            expected, plain_logprobs, plain_bits = sample_kept(logits, keys, rows)
+        assert tokens.equal(expected)
+        assert bits.equal(plain_bits)
+        torch.testing.assert_close(logprobs, plain_logprobs, rtol=1e-6, atol=1e-5)

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.bamba.modeling_bamba import BambaMixer
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMamba2Mixer
 
 from plait.errors import ModelError
-from plait.models import admission
+from plait.models import admission, mixer_proof
 from plait.models.compute import recurrent
+from plait.models.compute.recurrent import mixers_of
 from plait.models.language_loading import from_module
-from plait.models.mixer_proof import LONG, SHORT, largest_error
+from plait.models.mixer_proof import ALLOWED, LONG, SHORT, dtype_of_proof, largest_error, mixer_fault
 from tests.models.tiny import tiny
 
 
@@ -36,6 +39,65 @@ def test_a_state_that_padding_changes_is_refused(dtype: str, monkeypatch: pytest
         from_module(module, None, dtype)
     monkeypatch.setattr(admission, "mixer_fault", lambda module: None)
     from_module(module, None, dtype)  # the logits do not tell
+
+
+class Narrow(TorchDispatchMode):
+    """Products of float32 whose factors are rounded before, as tensor cores of a GPU do."""
+
+    def __init__(self, bits: int) -> None:
+        super().__init__()
+        self._bits = bits
+        """Of a factor's significand that are left out."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str(func) in ("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.convolution.default"):
+            args = [self._rounded(arg) if isinstance(arg, Tensor) else arg for arg in args]
+        return func(*args, **(kwargs or {}))
+
+    def _rounded(self, factor: Tensor) -> Tensor:
+        if factor.dtype != torch.float32:
+            return factor
+        half, kept = 1 << (self._bits - 1), -1 << self._bits
+        return ((factor.contiguous().view(torch.int32) + half) & kept).view(torch.float32)
+
+
+TF32, BFLOAT16 = 13, 16
+AS_ON_A_GPU = [(torch.float32, TF32), (torch.bfloat16, BFLOAT16)]
+
+
+@pytest.mark.parametrize(("dtype", "bits"), AS_ON_A_GPU, ids=["float32", "bfloat16"])
+def test_roundings_of_a_gpu_are_far_below_what_is_refused(
+    dtype: torch.dtype, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a library's products. Of faults some are far above."""
+    monkeypatch.setattr(mixer_proof, "dtype_of_proof", lambda mixer, device: dtype)
+    monkeypatch.setitem(mixer_proof.ALLOWED, dtype, ALLOWED[dtype] / 4)
+    with Narrow(bits):
+        for family in ("qwen3_5_text", "olmo_hybrid", "bamba", "nemotron_h"):
+            assert mixer_fault(tiny(family, dtype=dtype, weight_scale=0.05)) is None
+        monkeypatch.setitem(mixer_proof.ALLOWED, dtype, ALLOWED[dtype])
+        monkeypatch.setattr(NemotronHMamba2Mixer, "forward", without_mask(NemotronHMamba2Mixer.forward))
+        assert "beside a longer sequence" in (mixer_fault(tiny("nemotron_h", dtype=dtype, weight_scale=0.05)) or "")
+
+
+PROVEN_IN = {
+    (): (torch.float64, torch.float64),
+    ("mamba_ssm",): (torch.float32, torch.float32),
+    ("fla", "causal_conv1d"): (torch.bfloat16, torch.float32),
+}
+"""Libraries that are installed → the dtypes of linear attention and of Mamba-2, of models in bfloat16."""
+
+
+@pytest.mark.parametrize("installed", PROVEN_IN, ids=str)
+def test_what_a_gpu_proves_in(installed: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's operators take float64 there, too; libraries do not, and one of them not even float32."""
+    monkeypatch.setattr(mixer_proof, "find_spec", lambda name: name if name in installed else None)
+    found = []
+    for family in ("qwen3_5_text", "bamba"):
+        _, mixer = next(mixers_of(tiny(family, dtype=torch.bfloat16)))
+        found.append(dtype_of_proof(mixer, torch.device("cuda")))
+        assert dtype_of_proof(mixer, torch.device("cpu")) == torch.float64
+    assert tuple(found) == PROVEN_IN[installed]
 
 
 LIMITED = {"time_step_limit": (0.4, 0.6)}

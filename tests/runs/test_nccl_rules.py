@@ -22,7 +22,9 @@ from plait.runtime.prepare import prepare
 from plait.runtime.processes import supervisor
 from plait.runtime.processes.worker import Worker
 from tests.cases import slow_but
+from tests.models.tiny import save_tiny
 from tests.nccl_rules import Group, Log, Post, played, recording
+from tests.runs import test_prefill
 from tests.runs.placed_runs import GRPO, PLANS, where
 
 QUICK = ("grpo-generates-tp2",)
@@ -31,7 +33,21 @@ ALL_PLANS = PLANS | {
     f"{DIVIDED}-2": (DIVIDED_GRPO, {"actor.generate": "0", "actor.train": "0,1 dp2", "ref.logprobs": "0"}),
     f"{DIVIDED}-4": (DIVIDED_GRPO, {"actor.generate": "0", "actor.train": "2,0,3,1 dp2 tp2", "ref.logprobs": "0"}),
 }
+MOVED = {"actor.generate": "0,1 pp2", "actor.train": "0,1 tp2", "ref.logprobs": "1,0 dp2"}
+OTHERS = {"actor.generate": "0,1 tp2", "actor.train": "1,0 pp2", "ref.logprobs": "1,0 tp2"}
+LATER = {
+    "adapted": GRPO[1] | {"lora.rank": 2},
+    "routed": GRPO[1]
+    | {"model": "PLACE/qwen3_moe", "sampling.router_replay": True, "optimizer.router_aux_loss_coef": 0.01},
+    "delta": GRPO[1] | {"model": "PLACE/qwen3_5_text"},
+    "scanned": GRPO[1] | {"model": "PLACE/bamba"},
+}
+"""Adapters that are cut; experts that go from stage to stage, and are balanced; layers that keep states."""
+ALL_PLANS |= {f"{name}-moved": (("grpo", keys), MOVED) for name, keys in LATER.items()}
+ALL_PLANS |= {f"{name}-others": (("grpo", keys), OTHERS) for name, keys in LATER.items()}
+ALL_PLANS |= {f"prefill-{name}": plan for name, plan in test_prefill.PLANS.items()}
 SEVERAL = [
+    *(name for name in ALL_PLANS if name.partition("-")[0] in (*LATER, "prefill")),
     *(name for name in ALL_PLANS if name.startswith(DIVIDED)),
     *(name for name in PLANS if not name.endswith("-1")),
 ]
@@ -63,6 +79,9 @@ def test_a_placed_run_keeps_them(
 ) -> None:
     monkeypatch.setattr(supervisor, "Worker", RecordedWorker)
     (flow, keys), plan = ALL_PLANS[name]
+    model = place / keys.get("model", "PLACE/").removeprefix("PLACE/")
+    if not model.exists():
+        save_tiny(model, family=model.name, weight_scale=0.05)
     recipe = placed(flow, f"nccl-{name}", **keys | where(place, name, plan) | {"steps": 2})
     assert run(recipe).finished
     found = sorted(recipe.run_dir.parent.glob(f"{recipe.run_dir.name}.nccl*"))

@@ -15,12 +15,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from plait.algorithms.critic import value_loss
 from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.algorithms.losses import Ratio
 from plait.algorithms.ppo import PPOOptions, ppo
+from plait.data.experts import Experts
 from plait.data.rows import Rows
+from plait.data.supports import encoded
 from plait.dataflow import Column, Level, Score
 from plait.models.backbone import Backbone
 from plait.models.compute import flash_plan, flex_plan, layer_kernels, rope, row_attention
@@ -29,16 +32,18 @@ from plait.models.head import Head
 from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
+from plait.models.routers import Routers, sizes_of
 from plait.models.scalar_loading import scalar_view
 from plait.training import optimizer, scored_rows, tally
+from plait.training.mini_batch import LossCall, LossTerm
 from plait.training.trainer import Trainer
 from tests.algorithms.flows import loss_of
 from tests.cases import slow_but
 from tests.kernels.row_stand_in import Calls, StandIn, stand_in
 from tests.launches import GPU, Launches
 from tests.models.compute import flash_stand_in
-from tests.models.tiny import tiny_model
-from tests.training.batches import ADVANTAGES, OLD, REF, make_trainer, random_rows, run_all, scorer, train
+from tests.models.tiny import VOCAB_SIZE, tiny_model
+from tests.training.batches import ADVANTAGES, OLD, REF, make_trainer, random_rows, run_all, scorer, token_mean, train
 
 COLUMNS = {"advantages": ADVANTAGES, "old_logprobs": OLD, "ref_logprobs": REF}
 MASK = Column("mask", Level.TOKEN, 5, 0)
@@ -71,7 +76,7 @@ def on_device(model: LanguageModel) -> LanguageModel:
         for name, buffer in list(owner.named_buffers(recurse=False)):
             setattr(owner, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=GPU))
     output, backbone = module.get_output_embeddings(), Backbone(module.base_model)
-    backbone.last_mlp = module.base_model.layers[-1].mlp  # which is proven by numbers
+    backbone.last_mlp = getattr(module.base_model.layers[-1], "mlp", None)  # which is proven by numbers
     head = Head(output, (output.weight,), linear=True)
     return replace(model, module=module, weights=weights, head=head, backbone=backbone)
 
@@ -202,6 +207,92 @@ def test_a_critic_waits_for_the_device_where_mini_batches_end(reads: Reads) -> N
     assert micros >= 4
     assert launches.waited == []
     assert len(reads) == 4
+
+
+def with_supports(given: Rows) -> Rows:
+    """Each token was drawn from two; of every third response from all."""
+
+    def of(token: int) -> bytes:
+        kept = np.zeros((1, VOCAB_SIZE), np.bool_)
+        kept[0, [token, (token + 9) % VOCAB_SIZE]] = True
+        return encoded(np.packbits(kept, axis=1, bitorder="little"), VOCAB_SIZE)[0]
+
+    samples = (
+        sample if place % 3 == 2 else replace(sample, supports=tuple(map(of, sample.token_ids)))
+        for place, sample in enumerate(given.samples)
+    )
+    return replace(given, samples=tuple(samples))
+
+
+def with_experts(given: Rows, model: LanguageModel) -> Rows:
+    """Each token went to the first experts, in every layer."""
+    width = sizes_of(model.config)[1]
+    told = bytes(range(width)) * model.config.num_hidden_layers
+    of = lambda sample: Experts(told * len(sample.prompt.token_ids), told * (len(sample.token_ids) - 1))
+    return replace(given, samples=tuple(replace(sample, experts=of(sample)) for sample in given.samples))
+
+
+def routed() -> LanguageModel:
+    return on_device(tiny_model("qwen3_moe", dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("reads", slow_but(["flash"], ["pieces", "flash", "flex"]), indirect=True)
+def test_what_tokens_were_drawn_from_waits_for_nothing(reads: Reads) -> None:
+    trainer = trainer_of(language)
+    launches = Launches()
+    loss = loss_of(grpo, GRPOOptions(kl_coef=0.05, entropy_coef=0.01))
+    with launches:
+        run_all(train(trainer, with_supports(rows()), COLUMNS, loss, mini_batches=2))
+    assert launches.waited == []
+    assert len(reads) == 4
+
+
+@pytest.mark.parametrize("reads", ["pieces"], indirect=True)
+@pytest.mark.parametrize(("replays", "coefficient"), [(True, 0.01), (True, 0.0), (False, 0.01)])
+def test_told_and_balanced_experts_wait_for_nothing(
+    reads: Reads, replays: bool, coefficient: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Routers are told on the device, and their sums are read with all else. Experts themselves ask for numbers."""
+    weighed = lambda self, hidden_TH, chosen_TK, weights_TK: hidden_TH * weights_TK.sum(-1, keepdim=True)
+    monkeypatch.setattr(Qwen3MoeExperts, "forward", weighed)
+    monkeypatch.setattr(Routers, "check", lambda self: None)  # when a model is loaded
+    trainer = trainer_of(routed, replays_experts=replays, router_aux_loss_coef=coefficient)
+    launches, loss = Launches(), loss_of(grpo, GRPOOptions(kl_coef=0.05))
+    given = with_experts(rows(), trainer.model)
+    with launches:
+        _, metrics = run_all(train(trainer, given, COLUMNS, loss, mini_batches=2))
+    assert launches.waited == []
+    assert len(reads) == 4
+    assert ("actor/routed_otherwise" in metrics) == replays
+    assert ("actor/expert_max_violation" in metrics) == (coefficient > 0)
+
+
+RECURRENT = ["qwen3_5_text", "olmo_hybrid", "lfm2", "bamba", "falcon_h1"]
+
+
+@pytest.mark.parametrize("reads", ["pieces"], indirect=True)
+@pytest.mark.parametrize("family", slow_but(["qwen3_5_text"], RECURRENT))
+def test_layers_that_keep_states_wait_for_nothing(reads: Reads, family: str) -> None:
+    """Prompts with one response, and with several that go on from the state behind it."""
+    make = lambda: on_device(tiny_model(family, dtype=torch.bfloat16))
+    launches, micros = trained(trainer_of(make), COLUMNS, loss_of(grpo, GRPOOptions(kl_coef=0.05)), mask=MASK)
+    assert micros >= 4
+    assert launches.waited == []
+    assert len(reads) == 4
+
+
+@pytest.mark.parametrize("reads", ["flash"], indirect=True)
+def test_losses_that_meet_wait_where_their_step_ends(reads: Reads) -> None:
+    """For the sums of each, and for the norm of the one gradient."""
+    trainer, launches = trainer_of(language), Launches()
+    terms = [
+        LossTerm(rows(), LossCall(loss_of(grpo, GRPOOptions(kl_coef=0.05)), COLUMNS), 2, 1),
+        LossTerm(random_rows(2, 1, seed=1), LossCall(token_mean, {}), 2, 1),
+    ]
+    with launches:
+        run_all(trainer.train(terms, step=0))
+    assert launches.waited == []
+    assert len(reads) == 6
 
 
 SCORED = [(language, Score.LOGPROBS), (critic, Score.VALUES), (critic, Score.SCORE)]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from plait.generation.kept_experts import NotedExperts
 from plait.generation.link import NO_LINK, Link, unread
-from plait.generation.pool import KVPool
+from plait.generation.pool import KVPool, Places, places_of
 from plait.generation.ragged import NewTokens
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.recurrent import Mixer
@@ -87,7 +87,7 @@ class ExactForward:
     def _rows_of(self, sample: NewTokens, num_read: int) -> list[_Row]:
         size, table = self._pool.block_tokens, sample.table
         count, rows = len(sample.token_ids), []
-        places = [table[at // size] * size + at % size for at in range(sample.held + count)]
+        places = places_of(table, 0, sample.held + count, size).tolist()
         held = tuple(places[: sample.held])
         before, behind = self._slots_of(sample)
         for i, token_id in enumerate(sample.token_ids):
@@ -123,7 +123,7 @@ class ExactForward:
         return hidden_TH
 
     def _noted(self, context: ExactContext) -> NotedExperts | None:
-        return NotedExperts(self._pool, context.places) if self._pool.keeps_experts else None
+        return NotedExperts(self._pool, context.places.places_T) if self._pool.keeps_experts else None
 
 
 class ExactContext:
@@ -135,8 +135,8 @@ class ExactContext:
 
     def __init__(self, pool: KVPool, rows: Sequence[_Row], device: torch.device, *, repeated: bool) -> None:
         self._pool, self._rows, self._repeated = pool, rows, repeated
-        self.places = torch.tensor([row.places[-1] for row in rows], device=device)
         size = pool.block_tokens
+        self.places = Places(torch.tensor([row.places[-1] for row in rows], device=device), size)
         self._seen = []
         for row in rows:
             padding = -len(row.places) % size

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from plait.data.across import uploaded
 from plait.data.experts import Experts, bytes_of
 from plait.generation.link import Link
-from plait.generation.pool import KVPool
+from plait.generation.pool import KVPool, places_of
 from plait.layout.shards import stage_bounds
 from plait.models.language_model import LanguageModel
 from plait.models.routers import mixtures_of, sizes_of
@@ -64,12 +66,13 @@ class KeptExperts:
         """
         if not samples:
             return []
-        own = [
-            torch.cat([self._pool.read_experts(layer, table, 0, count) for table, count, _ in samples])
-            for layer in self._own
-        ]
         counts = [count for _, count, _ in samples]
-        own_nW = torch.cat(own, dim=1) if own else torch.zeros(sum(counts), 0, dtype=torch.int16)
+        own_nW = torch.zeros(sum(counts), 0, dtype=torch.int16)
+        if self._own and own_nW.shape[0]:
+            size, device = self._pool.block_tokens, self._pool.experts[self._own[0]].device
+            places = np.concatenate([places_of(table, 0, count, size) for table, count, _ in samples])
+            places_n = uploaded(places, torch.int64, device)
+            own_nW = torch.cat([self._pool.read_experts(layer, places_n) for layer in self._own], dim=1)
         all_nW = self._link.of_all_layers(own_nW, self._columns).cpu().numpy().astype(self._dtype)
         parts, at = [], 0
         for _, count, prompt_tokens in samples:

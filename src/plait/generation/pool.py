@@ -18,8 +18,11 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from plait.data.across import uploaded
@@ -125,24 +128,18 @@ class KVPool:
         for tensor in tensors:
             tensor.index_copy_(0, targets, tensor.index_select(0, sources))
 
-    def read(self, layer: int, table: Sequence[int], start: int, stop: int) -> KeyValue:
-        """Copies [Hkv, stop − start, …] of the tokens start … stop − 1 of a context with this block table."""
-        kv = self.layers[layer]
-        return KeyValue(*(self._copy_of(tensor, table, start, stop) for tensor in (kv.key, kv.value)))
+    def read(self, layer: int, places: Places) -> KeyValue:
+        """Copies [Hkv, T, …] of what stands in places of a layer."""
+        return places.load(self.layers[layer])
 
-    def read_experts(self, layer: int, table: Sequence[int], start: int, stop: int) -> Tensor:
-        """A copy [stop − start, X] int16 of those that the same tokens went to in a layer."""
-        return self._copy_of(self.experts[layer], table, start, stop)[0]
+    def read_experts(self, layer: int, places_T: Tensor) -> Tensor:
+        """A copy [T, X] int16 of the experts that tokens in these places went to in a layer."""
+        blocks = self.experts[layer]
+        return blocks.view(-1, blocks.shape[3]).index_select(0, places_T)
 
-    def _copy_of(self, blocks: Tensor, table: Sequence[int], start: int, stop: int) -> Tensor:
-        first, last = start // self.block_tokens, -(-stop // self.block_tokens)
-        ids = torch.tensor(table[first:last], dtype=torch.int64, device=blocks.device)
-        at = slice(start - first * self.block_tokens, stop - first * self.block_tokens)
-        return context_of(blocks, ids[None])[0, :, at]
-
-    def write(self, layer: int, places_T: Tensor, key: Tensor, value: Tensor) -> None:
+    def write(self, layer: int, places: Places, key: Tensor, value: Tensor) -> None:
         """Put key [Hkv, T, D] and value [Hkv, T, E] of tokens where they belong."""
-        Places(places_T, self.block_tokens).store(self.layer(layer, key, value), key, value)
+        places.store(self.layer(layer, key, value), key, value)
 
     def write_experts(self, layer: int, places_T: Tensor, experts_TX: Tensor) -> None:
         """Note the experts that tokens go to, integers, where they belong."""
@@ -191,8 +188,14 @@ def takes_pages(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
+def places_of(table: Sequence[int], start: int, stop: int, block_tokens: int) -> NDArray[np.int64]:
+    """Places [stop − start] of the tokens start … stop − 1 of a context with this block table."""
+    at = np.arange(start, stop)
+    return np.asarray(table, dtype=np.int64)[at // block_tokens] * block_tokens + at % block_tokens
+
+
 class Places:
-    """Where keys and values of new tokens belong, in every layer of a pool.
+    """Where keys and values of tokens belong, in every layer of a pool.
 
     Args:
         places_T: int64, block · P + offset in it.
@@ -200,23 +203,35 @@ class Places:
     """
 
     def __init__(self, places_T: Tensor, block_tokens: int) -> None:
-        self._places_T, self._block_tokens = places_T, block_tokens
+        self.places_T, self._block_tokens = places_T, block_tokens
         self._rows: dict[int, Tensor] = {}
+
+    @classmethod
+    def of(cls, table: Sequence[int], start: int, stop: int, block_tokens: int, device: torch.device) -> Self:
+        """Those of the tokens start … stop − 1 of a context with this block table."""
+        return cls(uploaded(places_of(table, start, stop, block_tokens), torch.int64, device), block_tokens)
 
     def store(self, kv: KeyValue, key: Tensor, value: Tensor) -> None:
         """Put key [Hkv, T, D] and value [Hkv, T, E] there."""
         if key.device.type == "cuda" and on_devices.AVAILABLE:
-            device_attention.store(kv.key, kv.value, self._places_T, key, value)
+            device_attention.store(kv.key, kv.value, self.places_T, key, value)
             return
         rows_HT = self._rows_of(key.shape[0])
         for tensor, new in ((kv.key, key), (kv.value, value)):
             tensor.view(-1, new.shape[2]).index_copy_(0, rows_HT, new.reshape(-1, new.shape[2]))
 
+    def load(self, kv: KeyValue) -> KeyValue:
+        """Copies [Hkv, T, D] and [Hkv, T, E] of what stands there."""
+        num_heads = kv.key.shape[1]
+        rows_HT = self._rows_of(num_heads)
+        read = (tensor.view(-1, tensor.shape[3]).index_select(0, rows_HT) for tensor in (kv.key, kv.value))
+        return KeyValue(*(rows.view(num_heads, -1, rows.shape[1]) for rows in read))
+
     def _rows_of(self, num_heads: int) -> Tensor:
         """[Hkv · T] rows of a layer's tensor seen as [N · Hkv · P, D], in the order of keys [Hkv, T, D]."""
         if num_heads not in self._rows:
-            blocks_T = self._places_T // self._block_tokens
-            offsets_T = self._places_T - blocks_T * self._block_tokens
+            blocks_T = self.places_T // self._block_tokens
+            offsets_T = self.places_T - blocks_T * self._block_tokens
             heads_H1 = torch.arange(num_heads, device=blocks_T.device)[:, None]
             rows_HT = (blocks_T * num_heads + heads_H1) * self._block_tokens + offsets_T
             self._rows[num_heads] = rows_HT.reshape(-1)

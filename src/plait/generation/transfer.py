@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from plait.errors import ModelError
-from plait.generation.pool import KVPool
+from plait.generation.pool import KVPool, Places
 from plait.generation.request import Request
 from plait.generation.response import Response
 from plait.layout.caches import CacheShape, LayerCache, What, cache, cache_parameters
@@ -177,13 +177,14 @@ def read(
     layout = holdings(shape, [stop - start], place.instance, str(like.dtype).removeprefix("torch."))
     if out is None:
         out = like.new_zeros(layout.buffers.get(place.rank, {}).get("kv", 0))
+    places = Places.of(table, start, stop, pool.block_tokens, out.device)
     for layer, views in _views(shape, layout, place.rank, out, stop - start):
-        kv = pool.read(layer.layer, table, start, stop)
+        kv = pool.read(layer.layer, places)
         views[What.KEY].copy_(kv.key)
         views[What.VALUE].copy_(kv.value)
         if layer.experts:
             bits = views[What.EXPERTS].view(_INTEGERS[out.itemsize])
-            bits[0] = pool.read_experts(layer.layer, table, start, stop)
+            bits[0] = pool.read_experts(layer.layer, places.places_T)
     return out
 
 
@@ -197,18 +198,16 @@ def contiguous(stages: Sequence[SampleState], here: int) -> int:
 
 def write(stages: Sequence[SampleState], table: Sequence[int], pool: KVPool, place: Place, here: int) -> None:
     """Put keys and values of the stages into the blocks of a table; those of the first `here` tokens are there."""
-    size = pool.block_tokens
     for stage in sorted(stages, key=lambda stage: stage.start):
         if stage.epoch != stages[-1].epoch or not stage.start <= here < stage.stop:
             continue
-        places = [table[at // size] * size + at % size for at in range(here, stage.stop)]
-        places_T = torch.tensor(places, device=stage.kv.device)
+        places = Places.of(table, here, stage.stop, pool.block_tokens, stage.kv.device)
         layout, first = stage.holdings(place.instance), here - stage.start
         for layer, views in _views(stage.shape, layout, place.rank, stage.kv, stage.stop - stage.start):
-            pool.write(layer.layer, places_T, views[What.KEY][:, first:], views[What.VALUE][:, first:])
+            pool.write(layer.layer, places, views[What.KEY][:, first:], views[What.VALUE][:, first:])
             if layer.experts:
                 bits = views[What.EXPERTS].view(_INTEGERS[stage.kv.itemsize])
-                pool.write_experts(layer.layer, places_T, bits[0, first:])
+                pool.write_experts(layer.layer, places.places_T, bits[0, first:])
         here = stage.stop
 
 

@@ -59,6 +59,8 @@ COMPARED_ELEMENTS = 1 << 22
 
 _OF_CONFIGS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """What a family's configuration raises on values that do not fit together."""
+_OF_FORWARDS = (*_OF_CONFIGS, NotImplementedError, RuntimeError)
+"""What a forward raises that a family, or a library for it, does not have for such inputs."""
 
 
 class CheckedModel(Protocol):
@@ -186,7 +188,7 @@ def self_check(model: CheckedModel, name: str) -> float:
 def _guarded(model: CheckedModel, name: str, what: str) -> Iterator[None]:
     try:
         yield
-    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError) as error:
+    except _OF_FORWARDS as error:
         if isinstance(error, ModelError):
             raise
         cause = f"its {what} raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -10,6 +10,10 @@ from typing import Any
 KEEPS_STATE = "some of its layers keep a state"
 """Why a compiled forward does not serve a model, in words for a person."""
 
+DELTA_RULE_LIBRARY = "fla"
+"""The module by which Transformers computes the delta rule on GPUs, where it is installed (flash-linear-attention). Its
+kernel refuses float32."""
+
 CHUNK_TOKENS = 64
 """Tokens of a sequence that the delta rule takes together: within them it computes as attention does."""
 
@@ -63,6 +67,11 @@ class MixerShape:
     """Dims of a head: so many by so many numbers are kept of a sequence for each, in float32 or wider."""
     chunk: int = 0
     """Tokens of a sequence that Mamba-2 takes together; 0: it is no Mamba-2."""
+
+    @property
+    def by_delta_rule(self) -> bool:
+        """Whether it is a linear attention, not Mamba-2, nor a convolution alone."""
+        return bool(self.heads) and not self.chunk
 
     @property
     def units(self) -> int:

@@ -112,7 +112,8 @@ class Communicator:
             for message in messages
         ]
         try:
-            works = dist.batch_isend_irecv(operations)
+            with nccl.posting(self._group):
+                works = dist.batch_isend_irecv(operations)
         except RuntimeError as error:
             raise self._failure(messages[0], error) from error
         # Backends that coalesce give one work for all.

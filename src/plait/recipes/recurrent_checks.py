@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError
-from plait.models.mixer_shape import KEEPS_STATE
+from plait.models.mixer_shape import DELTA_RULE_LIBRARY, KEEPS_STATE
 from plait.models.shape import ModelShape
 from plait.observe.loading import loading
 from plait.recipes.engine_checks import none_by_layers
@@ -53,6 +54,22 @@ def with_states(
     if sampling.speculation == "auto":
         loading(f"guesses of next tokens: {none_by_layers('sampling.speculation', KEEPS_STATE)}")
     return recipe.model_copy(update={"sampling": sampling.model_copy(update={"speculation": "off"})})
+
+
+def check_kernels(recipe: Recipe, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]) -> None:
+    """Raises ConfigError where a GPU would compute a model's linear attention by a library that takes no float32.
+
+    Args:
+        shapes: by the model's name.
+    """
+    if recipe.device == "cpu" or recipe.dtype != "float32" or find_spec(DELTA_RULE_LIBRARY) is None:
+        return
+    for model in models:
+        if shapes[model.name].recurrent and shapes[model.name].mixer.by_delta_rule:
+            raise ConfigError(
+                f"`dtype` is float32, but flash-linear-attention, which is installed, computes the linear attention of "
+                f"`{model.name}` on GPUs, and takes no float32; set it to bfloat16, or uninstall flash-linear-attention"
+            )
 
 
 def check_prompts(plan: Plan, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape], label: str) -> None:

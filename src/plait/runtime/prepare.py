@@ -29,7 +29,7 @@ from plait.recipes.device_checks import check_device
 from plait.recipes.engine_checks import abilities, check_engine_plan, check_stop
 from plait.recipes.flow_checks import checked_flow
 from plait.recipes.recipe import Recipe
-from plait.recipes.recurrent_checks import with_states
+from plait.recipes.recurrent_checks import check_kernels, with_states
 from plait.recipes.reward_checks import check_parts
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome, draft_model, reward_settings, role_models
 from plait.recipes.router_checks import check_balanced, check_replayed
@@ -206,6 +206,7 @@ def outline(
     models = role_models(dataflow, recipe)
     shapes = _shapes(models, recipe)
     recipe = with_states(recipe, dataflow, models, shapes)
+    check_kernels(recipe, models, shapes)
     if trains:
         check_balanced(recipe, models, shapes)
         check_replayed(recipe, dataflow, models, shapes)

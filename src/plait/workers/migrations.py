@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from plait.generation.engine import Engine
 from plait.layout.mesh import Layout
+from plait.models.parallel import nccl
 from plait.models.parallel.peers import Peers
 from plait.policy.step import Key
 from plait.schedule.work import to_the_end
@@ -40,6 +43,17 @@ class SampleMoverOfRank:
         """The number of this rank's instance."""
         self.received_bytes = 0
         """Keys and values that came to the rank by the last move."""
+        self._connect()
+
+    def _connect(self) -> None:
+        """Send a number to each rank of the other instances and get one of it; every rank does so at once. Else what
+        first goes ahead would stand still at its source until the target is told, and with it all else of the group."""
+        if not self._peers.in_order:
+            return
+        number = torch.zeros(2, device=nccl.device())
+        others = [rank not in self._instances[self.place].mesh.ranks for rank in self._peers.ranks]
+        outgoing, incoming = ([half[: int(is_other)] for is_other in others] for half in number.split(1))
+        self._peers.exchange(outgoing, incoming, "connections of instances")
 
     @property
     def is_through(self) -> bool:

@@ -105,6 +105,7 @@ class SampleMover:
         self._peers, self._between = peers, (source.layout, target.layout)
         self._source = None if source.engine is None else Source(source.engine, self.rank)
         self._target = None if target.engine is None else Target(target.engine, self.rank, kv)
+        self._device = next(end.engine.state.model.device for end in (source, target) if end.engine is not None)
         self._kv: HeldKV = kv
         self._bucket_bytes = bucket_bytes
         self._ahead: _Ahead | None = None
@@ -160,7 +161,8 @@ class SampleMover:
         assert plan.traffic.num_messages < _TAGS_AHEAD, f"{plan.traffic.num_messages} messages of one move"
         first = _AHEAD_TAG + number % _MOVES_AHEAD * _TAGS_AHEAD
         channel = Channel(self._peers.group, self._peers.timeout_s, first)
-        ahead.move = BackgroundMove(moving(plan, self.rank, ahead.buffers, channel, name=_NAME), _NAME)
+        work = moving(plan, self.rank, ahead.buffers, channel, name=_NAME)
+        ahead.move = BackgroundMove(work, _NAME, self._device)
 
     def enter(self) -> MoveReport | None:
         """On ranks of both: wait until what was given is on the other side. Its prompts go on in the target."""

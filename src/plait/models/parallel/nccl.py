@@ -9,12 +9,15 @@ the first use   makes connections, in the call itself: of a group those between 
                 of torch's for it end after minutes: `connect` does it, in an order that all ranks share
 memory          is taken by every connection. A message to each rank of a group connects every two: where a collective
                 does the same, it is taken
+threads         what one posts while another posts a batch of the same group is taken into that batch: see `posting`
 waiting         is for the GPU to do. A wait with a deadline has the CPU look again every few milliseconds until
                 the work is done; the deadline of the group, and the launcher, end what hangs
 """
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import permutations
@@ -23,6 +26,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+_POSTING: defaultdict[Any, threading.Lock] = defaultdict(threading.Lock)
+
+
+def posting(group: Any) -> threading.Lock:
+    """Held while something is posted to a group (None: the default one): threads that move samples do that, too."""
+    return _POSTING[group]
 
 
 def serves(group: Any) -> bool:

@@ -225,7 +225,8 @@ class Peers(Numbered):
             return Transfer(tensor, lambda: None)
         side = {"send": "group_dst", "recv": "group_src"}[name]
         try:
-            work = call(tensor, group=self.group, tag=tag, **{side: self.of_group(peer)})
+            with nccl.posting(self.group):
+                work = call(tensor, group=self.group, tag=tag, **{side: self.of_group(peer)})
         except RuntimeError as error:
             raise self._failure(whom, action, error) from error
         return Transfer(tensor, lambda: self._wait(work, tensor, whom, action))
@@ -248,7 +249,8 @@ class Peers(Numbered):
         if not operations:
             return
         try:
-            works = dist.batch_isend_irecv(operations)
+            with nccl.posting(self.group):
+                works = dist.batch_isend_irecv(operations)
         except RuntimeError as error:
             raise self._failure("its peers", action, error) from error
         # Backends that coalesce give one work for all.
@@ -272,7 +274,8 @@ class Peers(Numbered):
         whom = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
         size = "" if tensor is None else f" of {_bytes(tensor)} bytes"
         try:
-            work = call()
+            with nccl.posting(self.group):
+                work = call()
         except RuntimeError as error:
             raise self._failure(whom, action, error) from error
         return lambda: self._wait(work, tensor, whom, action + size)
