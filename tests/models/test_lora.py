@@ -42,7 +42,7 @@ from tests.models.oracle import RAGGED, Groups, eager_logprobs, gradients, large
 from tests.models.test_admission import IN_PLACE
 from tests.models.test_scalar_model import gradients as scalar_gradients
 from tests.models.test_scalar_model import hf_scores, scores_of
-from tests.models.tiny import FAMILIES, tiny, tiny_llama, tiny_model, tiny_tokenizer, tiny_with_images
+from tests.models.tiny import FAMILIES, RECURRENT, tiny, tiny_llama, tiny_model, tiny_tokenizer, tiny_with_images
 
 peft = pytest.importorskip("peft")
 
@@ -404,6 +404,18 @@ def test_all_linear_layers_of_mixers_are_adapted() -> None:
     assert len(targets) == 4 + 2 * 5 + 3 * 3
 
 
+@pytest.mark.parametrize("family", ["falcon_h1", "nemotron_h"])
+def test_what_peft_adapts_in_no_model_of_a_family_is_left_out(family: str) -> None:
+    base = tiny_model(family, dtype=torch.float32, weight_scale=0.05)
+    view = stirred(add_lora(base, RANK_4, name="a", seed=0))
+    names = {name.split(".")[-3] for name in view.own.parameters}
+    assert {"in_proj", "q_proj", "k_proj", "v_proj", "o_proj"} <= names
+    assert "out_proj" not in names
+    assert (logprobs_of(view) - logprobs_of(base)).abs().max() > 1e-3
+    with pytest.raises(ModelError, match=r"names among .*in_proj, .*found out_proj"):
+        add_lora(base, LoraSettings(rank=4, target_modules=("out_proj",)), name="b", seed=0)
+
+
 def test_a_parameter_of_three_dims_beside_the_layers_is_no_mixture() -> None:
     """As the probe of gemma3's vision tower, whose layers have the names of the decoder's."""
     tower = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"q_proj": nn.Linear(4, 4)})]), "head": nn.Module()})
@@ -483,7 +495,7 @@ def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    "family", slow_but(["llama", "mixtral"], ["llama", "mixtral", "gpt2", "deepseek_v3", "cohere"])
+    "family", slow_but(["llama", "mixtral"], ["llama", "mixtral", "gpt2", "deepseek_v3", "cohere", *RECURRENT])
 )
 def test_a_saved_adapter_is_the_same_in_peft_and_read_again(family: str, tmp_path: Path) -> None:
     base = tiny_model(family, dtype=torch.float32, weight_scale=0.05)

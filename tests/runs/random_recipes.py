@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tests.runs import random_flows as flows
 from tests.runs.placed_runs import NO_ROLLOUT, Flow
 from tests.runs.test_random_plans import random_plan
 
@@ -33,9 +34,12 @@ TWO_MODELS: dict[str, Any] = {
 }
 WITH_CRITIC = ("ppo", "safe_rlhf")
 REWARDED = ("grpo", "rloo", "reinforce_pp", "remax", *WITH_CRITIC)
-ROLLOUTS = (*REWARDED, "distill")
+BUILT_IN = (*REWARDED, "distill")
+"""Those that draw."""
+ROLLOUTS = (*BUILT_IN, *flows.OF_FILES)
 ON_PAIRS = ("dpo", "kto", "reward_model")
 ALGORITHMS = (*ROLLOUTS, "grpo", "ppo", *ON_PAIRS, "sft")
+SCORED = (*REWARDED, flows.ATTEMPTED, flows.DEMONSTRATED, flows.TOLD, flows.TRACKED)
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,14 @@ TURNS = {
     "sampling.max_response_tokens": 100,
     "sampling.stop_token_ids": [2, *range(3, 300, 6)],
 }
+AHEAD = (
+    {"max_staleness": 1},
+    {"max_staleness": 2},
+    {"max_staleness": 1, "on_update": "recompute", "tokens_per_version": 3},
+    {"max_staleness": 2, "on_update": "keep", "tokens_per_version": 4},
+    {"max_staleness": 2, "on_update": "recompute", "tokens_per_version": 7},
+)
+DREW = {"reward.functions": None}
 WHAT = (
     Draw(1, _one("steps", 2, 3, 4)),
     Draw(1, _one("prompts_per_step", 2, 3, 5, 6)),
@@ -68,15 +80,25 @@ WHAT = (
     Draw(1, _one("sampling.max_response_tokens", 5, 12, 30), ROLLOUTS),
     Draw(0.6, _one("sampling.stop_token_ids", [*range(3, 300, 7)], [*range(3, 300, 30)]), ROLLOUTS),
     Draw(0.3, _one("sampling.temperature", 0.8), ROLLOUTS),
+    Draw(0.3, ({"sampling.top_p": 0.9}, {"sampling.top_k": 20, "sampling.min_p": 0.1}), ROLLOUTS),
     Draw(0.3, ({**TURNS, "turns.most": 2}, {**TURNS, "turns.most": 3}), ROLLOUTS),
-    Draw(0.3, _one("max_staleness", 1, 2), ROLLOUTS),
-    Draw(1, _one("reward.functions", ["PLACE/replies.py:by_ids"]), REWARDED),
-    Draw(0.2, _one("reward.functions", ["PLACE/replies.py:sevens_of_some", "PLACE/replies.py:by_ids"]), REWARDED),
-    Draw(0.3, ({"reward.model": "PLACE/scorer"}, TWO_MODELS), WITH_CRITIC),
-    Draw(0.6, _one("options.mini_batches", 2, 3), ROLLOUTS),
-    Draw(0.4, _one("options.epochs", 2), ROLLOUTS),
+    Draw(0.4, AHEAD, ROLLOUTS),
+    Draw(1, _one("reward.functions", ["PLACE/replies.py:by_ids"]), SCORED),
+    Draw(0.2, _one("reward.functions", ["PLACE/replies.py:sevens_of_some", "PLACE/replies.py:by_ids"]), SCORED),
+    Draw(0.3, ({"reward.model": "PLACE/scorer"}, TWO_MODELS), SCORED),
+    Draw(0.6, _one("options.mini_batches", 2, 3), BUILT_IN),
+    Draw(0.4, _one("options.epochs", 2), BUILT_IN),
     Draw(0.6, _one("options.kl_coef", 0.05), REWARDED),
-    Draw(0.3, _one("options.aggregation", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"), ROLLOUTS),
+    Draw(
+        0.2, ({"options.kl_coef": 0.05, "options.kl_in": "reward"},), ("grpo", "rloo", "reinforce_pp", "remax", "ppo")
+    ),
+    Draw(0.3, _one("options.critic_warmup_steps", 1), WITH_CRITIC),
+    Draw(0.3, ({"options.kl_coef": 0.05, "options.target_kl": 0.1, "options.kl_horizon": 50},), ("ppo",)),
+    Draw(0.3, _one("options.reward_norm", "std", "mean-std"), ("ppo",)),
+    Draw(0.3, (*_one("options.missing_eos_penalty", 0.5), {"options.whiten_rewards": True}), ("ppo",)),
+    Draw(0.3, _one("options.credit", "turn"), WITH_CRITIC),
+    Draw(0.3, _one("options.multi_objective_aggregation", "normalize_then_sum"), ("grpo",)),
+    Draw(0.3, _one("options.aggregation", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"), BUILT_IN),
     Draw(0.3, _one("options.entropy_coef", 0.02), REWARDED),
     Draw(0.2, _one("options.dual_clip", 3.0), REWARDED),
     Draw(0.4, (*_one("options.correction", "icepop", "seq_mask"), {"options.old_logprobs": "engine"}), REWARDED),
@@ -85,14 +107,32 @@ WHAT = (
     Draw(0.3, ({"options.dynamic_sampling": True, "options.max_sampling_rounds": 3},), ("grpo",)),
     Draw(0.3, _one("options.overlong_buffer_tokens", 4), ("grpo",)),
     Draw(0.5, _one("options.group_baseline", True), ("reinforce_pp",)),
+    Draw(0.3, ({"options.ptx_coef": 0.3, "pretraining.source": "PLACE/examples.jsonl"},), REWARDED),
     Draw(1, ({"options.ptx_coef": 0.5, "options.cost_window": 8},), ("safe_rlhf",)),
-    Draw(1, ({"reference.model": "PLACE/teacher", "reward.functions": None},), ("distill",)),
-    Draw(0.7, _one("options.top_k", 3, 8, 300), ("distill",)),
-    Draw(0.7, _one("options.beta", 0, 0.3), ("distill",)),
+    Draw(1, ({"reference.model": "PLACE/teacher", **DREW},), ("distill",)),
+    Draw(0.7, _one("options.top_k", 3, 8, 300), ("distill", flows.TOLD, flows.SHOWN)),
+    Draw(0.7, _one("options.beta", 0, 0.3), ("distill", flows.TOLD, flows.SHOWN)),
+    Draw(1, ({"data.source": "PLACE/rows.jsonl"},), flows.OF_FILES),
+    Draw(1, (DREW,), (flows.JUDGED, flows.SHOWN)),
+    Draw(0.5, _one("options.own", True), (flows.JUDGED,)),
+    Draw(0.5, _one("options.verdicts", 2), (flows.JUDGED,)),
+    Draw(0.3, _one("judge.model", "PLACE/teacher"), (flows.JUDGED,)),
+    Draw(0.5, _one("options.with_next", True), (flows.ATTEMPTED,)),
+    Draw(1, ({"pretraining.source": "PLACE/rows.jsonl"},), (flows.DEMONSTRATED,)),
+    Draw(0.3, ({"options.mix": "luffy"},), (flows.DEMONSTRATED,)),
+    Draw(0.5, _one("options.weights", "one", "entropy"), (flows.DEMONSTRATED,)),
+    Draw(0.5, _one("options.live", True), (flows.TOLD, flows.SHOWN)),
+    Draw(1, _one("options.success", 0.5), (flows.TOLD,)),
+    Draw(1, _one("options.advantage", "maxrl", "pass_at_k", "best", "tracked"), (flows.TRACKED,)),
+    Draw(0.5, _one("options.covariant", 0.1), (flows.TRACKED,)),
+    Draw(0.4, _one("options.mini_batches", 2), (flows.JUDGED, flows.DEMONSTRATED, flows.TOLD, flows.TRACKED)),
     Draw(0.5, _one("options.loss_type", "ipo", "hinge"), ("dpo",)),
     Draw(0.5, _one("options.mini_batches", 2), (*ON_PAIRS, "sft")),
+    Draw(0.35, _one("model", *(f"PLACE/{name}" for name in flows.FAMILIES))),
+    Draw(0.5, _one("optimizer.router_aux_loss_coef", 0.02)),
+    Draw(0.6, _one("sampling.router_replay", True), ROLLOUTS),
     Draw(0.25, _one("lora.rank", 1, 4)),
-    Draw(0.2, _one("reference.sync_every", 2), ("dpo", "kto")),
+    Draw(0.2, _one("reference.sync_every", 2), ("dpo", "kto", *BUILT_IN, flows.JUDGED)),
     Draw(0.4, ({"evaluation.items": 3, "evaluation.every": 1}, {"evaluation.items": 3})),
     Draw(0.3, ({"optimizer.schedule": "cosine", "optimizer.warmup_steps": 1},)),
     Draw(0.3, _one("optimizer.weight_decay", 0.1)),
@@ -121,26 +161,94 @@ class Drawn:
     flow: Flow
     ways: dict[str, Any]
     plan: str | dict[str, str]
+    ends: int | None
+    """Its process is killed when so many steps are recorded; None: it is not."""
+    then: str | dict[str, str]
+    """The plan that it goes on with."""
 
 
-def random_recipe(seed: int) -> Drawn:
-    """A recipe, and a way to run it. PLACE in a value stands for the folder of runs that are compared."""
+def random_recipe(seed: int, *, fits: bool = True) -> Drawn:
+    """A recipe, and a way to run it. PLACE in a value stands for the folder of runs that are compared.
+
+    Args:
+        fits: whether its keys go together; else whatever comes, which may be refused.
+    """
     chance = random.Random(f"recipe {seed}")
     algorithm = chance.choice(ALGORITHMS)
     what, how = ({k: v for draw in draws for k, v in draw.drawn(chance, algorithm).items()} for draws in (WHAT, HOW))
-    if "turns.reply" in what:
-        what |= TURNS
-        how = {key: value for key, value in how.items() if key not in ("fusion", "rebalance")}
-    if "lora.rank" in what:
-        what.pop("reference.sync_every", None)
     if algorithm not in ROLLOUTS:
         what |= NO_ROLLOUT | {"data.source": f"PLACE/{'examples' if algorithm == 'sft' else 'pairs'}.jsonl"}
-    plan = _plan(chance, _calls(algorithm, what))
-    if not isinstance(plan, str) and any(" pp2" in text for call, text in plan.items() if call.endswith(".train")):
+    if fits:
+        _leave_what_goes_together(algorithm, what, how)
+    plan, then = (_plan(chance, algorithm, what) for _ in range(2))
+    if fits and any(_stages(one) for one in (plan, then)):
         how.pop("optimizer.shard_gradients", None)
+    ends = chance.randrange(1, what["steps"]) if chance.random() < 0.4 else None
     options = {key.removeprefix("options."): value for key, value in what.items() if key.startswith("options.")}
     keys = {key: value for key, value in what.items() if not key.startswith("options.")}
-    return Drawn((algorithm, keys | {"options": options}), how, plan)
+    return Drawn((algorithm, keys | {"options": options}), how, plan, ends, then)
+
+
+def _leave_what_goes_together(algorithm: str, what: dict[str, Any], how: dict[str, Any]) -> None:
+    """Takes away what is refused beside something else."""
+    if "turns.reply" in what:
+        what |= TURNS
+        _without(how, "fusion", "rebalance")
+    if "lora.rank" in what or "ref.logprobs" not in _calls(algorithm, what):
+        _without(what, "reference.sync_every")
+    if algorithm in (flows.JUDGED, flows.ATTEMPTED, "remax"):  # they generate more than once
+        _without(what, "on_update", "tokens_per_version")
+    if "on_update" in what:
+        _without(how, "fusion", "rebalance")
+        _without(what, "options.dynamic_sampling", "options.max_sampling_rounds")
+    if what.get("on_update") == "keep":
+        _without(how, "sampling.kv_tokens")
+    _leave_what_goes_with_options(algorithm, what)
+    _leave_what_a_model_can(algorithm, what, how)
+
+
+def _leave_what_goes_with_options(algorithm: str, what: dict[str, Any]) -> None:
+    if "options.own" in what:
+        _without(what, "judge.model")
+    if what.get("options.mix") == "luffy":
+        _without(what, "evaluation.items", "evaluation.every", "options.weights")
+    if what.get("options.advantage") == "tracked":
+        what["samples_per_prompt"] = None
+    if algorithm not in WITH_CRITIC:
+        _without(what, "critic.model")
+    if what.get("options.credit") == "turn" or "options.whiten_rewards" in what:
+        _without(what, "options.reward_norm")
+    if len(what.get("reward.functions") or ()) + len(what.get("reward.model", ())) < 2:
+        _without(what, "options.multi_objective_aggregation")
+    if "options.multi_objective_aggregation" in what:
+        _without(what, "options.kl_in", "options.dynamic_sampling", "options.max_sampling_rounds")
+    if "options.ptx_coef" in what and what.get("options.mini_batches", 1) > what["prompts_per_step"]:
+        what["options.mini_batches"] = 2
+
+
+def _leave_what_a_model_can(algorithm: str, what: dict[str, Any], how: dict[str, Any]) -> None:
+    family = str(what.get("model", "")).removeprefix("PLACE/")
+    several_draw = algorithm == flows.ATTEMPTED or (algorithm == flows.JUDGED and "options.own" not in what)
+    if family not in flows.EXPERTS or several_draw:
+        _without(what, "sampling.router_replay")
+    if family not in flows.BALANCED:
+        _without(what, "optimizer.router_aux_loss_coef")
+    if family in flows.KEEP_STATE:
+        _without(how, "sampling.speculation", "sampling.draft_model", "sampling.prefix_cache_tokens", "rebalance")
+        if what.get("on_update") == "keep":
+            what["on_update"] = "recompute"
+    if family in ("olmo_hybrid", "qwen3_next", *set(flows.EXPERTS).difference(flows.BALANCED)):
+        _without(how, "sequence_parallel")
+
+
+def _without(keys: dict[str, Any], *names: str) -> None:
+    for name in names:
+        keys.pop(name, None)
+
+
+def _stages(plan: str | dict[str, str]) -> bool:
+    """Whether a call of the plan trains in stages."""
+    return not isinstance(plan, str) and any(" pp2" in text for call, text in plan.items() if call.endswith(".train"))
 
 
 def _calls(algorithm: str, what: dict[str, Any]) -> Sequence[str]:
@@ -153,14 +261,26 @@ def _calls(algorithm: str, what: dict[str, Any]) -> Sequence[str]:
         calls += ["cost_critic.train", "cost_critic.values"]
     if algorithm in ("dpo", "kto", "safe_rlhf") or "options.kl_coef" in what:
         calls.append("ref.logprobs")
-    if algorithm == "distill":
+    if algorithm == "distill" or (algorithm in (flows.TOLD, flows.SHOWN) and "options.live" not in what):
         calls.append("ref.top_logprobs")
+    if algorithm == flows.JUDGED and "options.own" not in what:
+        calls.append("judge.generate")
+    calls += flows.CALLS.get(algorithm, ())
     if "reward.model" in what:
         calls += ["reward.score", "reward_2.score"][: 2 if what["reward.model"] == TWO_MODELS["reward.model"] else 1]
     return calls
 
 
-def _plan(chance: random.Random, calls: Sequence[str]) -> str | dict[str, str]:
+def _plan(chance: random.Random, algorithm: str, what: dict[str, Any]) -> str | dict[str, str]:
+    calls = tuple(_calls(algorithm, what))
+    roles = {call.partition(".")[0] for call in calls}
     if chance.random() < 0.35:
-        return chance.choice(("colocated 2", "split 2", "standalone 3") if len(calls) > 1 else ("colocated 2",))
-    return random_plan(tuple(calls), chance.choice((1, 2, 2, 3)), str(chance.random()))
+        named = ["colocated 2", *(["split 2"] if len(roles) > 1 else [])]
+        return chance.choice(
+            [*named, "standalone 3"] if 1 < len(roles) <= 3 and algorithm not in WITH_CRITIC else named
+        )
+    keeps_state = str(what.get("model", "")).removeprefix("PLACE/") in flows.KEEP_STATE
+    plan = random_plan(calls, chance.choice((1, 2, 2) if keeps_state else (1, 2, 2, 3)), str(chance.random()))
+    if keeps_state or "on_update" in what:
+        plan = {call: text for call, text in plan.items() if not call.endswith(" prefill")}
+    return plan

@@ -1,46 +1,105 @@
-"""Recipes of any options, run in any way: the same as by one plain process. The test's id is the seed of both, and they
-are printed where it fails. float64, as in `test_placements`."""
+"""Recipes of any options, run in any way, killed and resumed on another plan: the same as by one plain process. The
+test's id is the seed of all, and they are printed where it fails. float64, as in `test_placements`."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from plait.errors import UserError
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from plait.runtime.prepare import prepare
 from tests.cases import slow_but
+from tests.forked import forked
 from tests.models.tiny import save_tiny
 from tests.runs.placed_runs import where
 from tests.runs.plans import assert_equal_runs
-from tests.runs.random_recipes import ALGORITHMS, HOW, REPLIES, ROLLOUTS, WHAT, random_recipe
+from tests.runs.random_flows import fill_more, make_family
+from tests.runs.random_recipes import ALGORITHMS, HOW, REPLIES, ROLLOUTS, WHAT, Drawn, random_recipe
+from tests.runs.test_on_update import wait_until
+from tests.runs.test_resume import kill
 
-SEEDS = range(24)
-QUICK = (4,)
+Way = Callable[[Drawn, str, Any], Recipe]
+SEEDS = (*range(30), 352)
+QUICK = (15, 352)
+"""On one rank each, the first of them killed."""
+UNFIT = range(60)
+QUICK_UNFIT = range(6)
+
+
+@pytest.fixture
+def way(place: Path, placed: Callable[..., Recipe]) -> Way:
+    """`way(drawn, name, plan)`: the recipe in the way that was drawn with it, on a plan; None: plainly."""
+    (place / "replies.py").write_text(REPLIES)
+    fill_more(place)
+    if not (place / "draft").exists():
+        save_tiny(place / "draft")
+
+    def make(drawn: Drawn, name: str, plan: Any) -> Recipe:
+        algorithm, keys = drawn.flow
+        make_family(place, keys)
+        if drawn.ends is not None:  # of both: with `on_update` keep a checkpoint has keys and values computed again
+            keys = keys | {"checkpoint.every": 1}
+        if plan is None:
+            ways = {"sampling.speculation": "off"} if algorithm in ROLLOUTS else {}
+            return placed(algorithm, name, **keys, **ways)
+        return placed(algorithm, name, **keys, **drawn.ways, **where(place, f"plan-{name}", plan))
+
+    return make
 
 
 @pytest.mark.parametrize("seed", slow_but(QUICK, SEEDS))
-def test_no_way_to_run_a_recipe_changes_what_it_comes_to(seed: int, place: Path, placed: Callable[..., Recipe]) -> None:
-    (place / "replies.py").write_text(REPLIES)
-    if not (place / "draft").exists():
-        save_tiny(place / "draft")
+def test_no_way_to_run_a_recipe_changes_what_it_comes_to(seed: int, way: Way) -> None:
     drawn = random_recipe(seed)
-    (algorithm, keys), plainly = drawn.flow, {"sampling.speculation": "off"}
     print(drawn)
-    plain = placed(algorithm, f"plain-{seed}", **keys, **(plainly if algorithm in ROLLOUTS else {}))
-    other = placed(algorithm, f"other-{seed}", **keys, **drawn.ways, **where(place, f"plan-{seed}", drawn.plan))
+    plain, other = way(drawn, f"plain-{seed}", None), way(drawn, f"other-{seed}", drawn.plan)
     run(plain)
-    run(other)
+    if drawn.ends is None:
+        run(other)
+    else:
+        ended_in_step(other, drawn.ends)
+        run(way(drawn, f"other-{seed}", drawn.then), resume=True)
     # Adam makes of the rounding of a gradient that is almost nothing, which goes by who adds what, 1e-7 of an update.
     assert_equal_runs(other.run_dir, plain.run_dir, tolerance=1e-7)
 
 
+def ended_in_step(recipe: Recipe, steps: int) -> None:
+    """Run, and kill it when so many steps are recorded, wherever it is by then."""
+    running, rows = forked(lambda: run(recipe)), recipe.run_dir / "metrics.jsonl"
+    wait_until(lambda: rows.is_file() and len(rows.read_text().splitlines()) >= steps)
+    kill(running)
+
+
+@pytest.mark.parametrize("seed", slow_but(QUICK_UNFIT, UNFIT))
+def test_what_does_not_go_together_is_refused_before_work_by_a_key(seed: int, way: Way) -> None:
+    drawn = random_recipe(seed, fits=False)
+    print(drawn)
+    keys = {*drawn.flow[1], *drawn.ways, *(f"options.{key}" for key in drawn.flow[1]["options"]), "plan"}
+    keys |= {key.partition(".")[0] for key in keys}
+    for name, plan in ((f"unfit-{seed}", drawn.plan), (f"unfit-plain-{seed}", None)):
+        if said := refusal(way(drawn, name, plan)):
+            assert keys.intersection(re.findall(r"`([a-z_.]+)`", said)), f"it names none of what was drawn: {said}"
+
+
+def refusal(recipe: Recipe) -> str:
+    try:
+        prepare(recipe)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
 def test_every_key_is_drawn_in_the_end() -> None:
-    drawn = [random_recipe(seed) for seed in range(400)]
+    drawn = [random_recipe(seed) for seed in range(600)]
     assert drawn[:20] == [random_recipe(seed) for seed in range(20)], "a seed says all"
     assert {one.flow[0] for one in drawn} == set(ALGORITHMS)
     keys = {key for one in drawn for key in (*one.flow[1], *one.ways)}
     keys |= {f"options.{key}" for one in drawn for key in one.flow[1]["options"]}
     assert {key for draw in (*WHAT, *HOW) for values in draw.among for key in values} <= keys
-    assert {type(one.plan) for one in drawn} == {str, dict}
+    assert {type(one.plan) for one in drawn} == {type(one.then) for one in drawn} == {str, dict}
+    assert any(one.ends is not None and one.plan != one.then for one in drawn)

@@ -101,6 +101,19 @@ def test_turns(experts: MakeRecipe, tmp_path: Path) -> None:
         assert row["actor/routed_otherwise"] > 0
 
 
+def test_greedy_samples_that_are_trained_on(experts: MakeRecipe, tmp_path: Path) -> None:
+    (tmp_path / "flow.py").write_text(
+        "def flow(prompts, actor, reward):\n"
+        "    samples = actor.generate(prompts, greedy=True)\n"
+        "    actor.train(samples, loss=loss, mini_batches=2, advantages=reward.score(samples))\n\n\n"
+        "def loss(batch, advantages):\n"
+        "    return batch.aggregate(-advantages * batch.logprobs, 'token-mean')\n"
+    )
+    recipe = experts(**UPDATES | {"algorithm": f"{tmp_path}/flow.py:flow", "options": {}, "steps": 1})
+    assert run(recipe).finished
+    assert logged(recipe)[0]["actor/routed_otherwise"] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("on_update", ["keep", "recompute"])
 def test_prompts_that_begin_alike_and_were_read_by_several_versions(

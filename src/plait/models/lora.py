@@ -161,7 +161,8 @@ def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
 
     Peft reads the names of an MLP's layers, in a model with a mixture of experts, as those of the experts, which are
     no linear layers in Transformers: such a model is adapted outside its MLPs, those of dense layers too. It also takes
-    a number, as layers in a list have for a name, for that of a decoder layer: these are left out.
+    a number, as layers in a list have for a name, for that of a decoder layer: these are left out. So is what peft
+    adapts in no model of a family.
 
     Raises:
         ModelError: a name of the settings is none of a linear layer.
@@ -172,6 +173,7 @@ def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
     stacked = (name for name, param in of_layers if param.ndim == 3 and id(param) not in convolved)
     mixtures = tuple(set(map(_mixture_of, stacked)))
     left_out = {at.rpartition(".")[2] for at in layers if at.startswith(mixtures)} | EXPERTS if mixtures else set()
+    left_out |= _REFUSED_BY_PEFT.get(getattr(getattr(decoder, "config", None), "model_type", ""), set())
     names = {name for at in layers if not (name := at.rpartition(".")[2]).isdigit()} - left_out
     targets = names if settings.target_modules == "all-linear" else set(settings.target_modules)
     if unknown := sorted(targets - names):
@@ -182,6 +184,10 @@ def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
     if not targets:
         raise ModelError("lora.target_modules: expected at least one name, found none")
     return {at: layer for at, layer in layers.items() if at.rpartition(".")[2] in targets}
+
+
+_REFUSED_BY_PEFT = {"falcon_h1": {"out_proj"}, "nemotron_h": {"out_proj"}}
+"""Family → linear layers of Mamba-2: kernels of Transformers compute with their weights, past an adapter."""
 
 
 def _mixture_of(experts: str) -> str:

@@ -172,9 +172,10 @@ class Rollout:
     def _asked(self, node: Node, state: StepState, growing: PartialRollout) -> AskedRollout:
         """What the engine is asked for the prompts of `growing`: with which parameters, and by which noise."""
         asked = self._recipe.sampling
-        kept = {"keeps_support": asked.filters, "keeps_experts": asked.router_replay}
-        how = {"temperature": 0.0} if node.generation.greedy else kept
-        sampling = asked.sampling(max_tokens=node.generation.limit(asked.max_response_tokens), **how)
+        limit, greedy = node.generation.limit(asked.max_response_tokens), node.generation.greedy
+        replays = asked.router_replay and (not greedy or node in self._flow.trained_on)
+        how = {"temperature": 0.0} if greedy else {"keeps_support": asked.filters}
+        sampling = asked.sampling(max_tokens=limit, keeps_experts=replays, **how)
         rollout = state.step * len(self._rollouts) + self._rollouts.index(node.id)
         return AskedRollout(node, state, growing, sampling, NoiseKey(self._recipe.seed, rollout))
 
