@@ -28,12 +28,9 @@ def model_shape(name: str) -> ModelShape:
     config = read_config(name)
     if is_stated(name):
         return ModelShape.from_config(config, name)
-    from plait.models.admission import check_config  # imports torch and transformers, which takes seconds
-    from plait.models.foreseen import check_layers
+    from plait.models.foreseen import check_foreseen  # imports torch and transformers, which takes seconds
 
-    shape = ModelShape.from_config(check_config(config, name), name)
-    check_layers(config, name)
-    return shape
+    return ModelShape.from_config(check_foreseen(config, name), name)
 
 
 @dataclass(frozen=True)

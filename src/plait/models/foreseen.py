@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 
 from plait.errors import ModelError
-from plait.models.admission import check_batch, refusal
+from plait.models.admission import check_batch, check_config, refusal
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.recurrent import Mixer
 from plait.models.files.pretrained import new_module
@@ -43,6 +43,13 @@ class _Asked(LayerCalls):
         """See `RecurrentContext.mix`: [T, H] → [T, H]."""
         self.mixed.append(layer)
         return torch.empty_like(hidden_TH)
+
+
+def check_foreseen(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """All that is checked before there are weights; returns and raises as `admission.check_config`."""
+    fields = check_config(config, name)
+    check_layers(config, name)
+    return fields
 
 
 def check_layers(config: Mapping[str, Any], name: str) -> None:

@@ -129,6 +129,11 @@ class Reading:
         """What the numbers are, in a word, by which samples of a prompt are weighed against each other."""
         return "grades" if self.is_set("compares_grades") else "rewards"
 
+    @property
+    def key_of_compared(self) -> str:
+        """The key that says where these come from."""
+        return "algorithm" if self.is_set("compares_grades") else "reward.functions"
+
     def first(self, name: str) -> float | None:
         value = self.baseline.get(name)
         return value if isinstance(value, int | float) else None

@@ -123,7 +123,7 @@ def dead_groups(reading: Reading) -> Sign | None:
         share,
         f"{share:.0%} of the groups have equal {reading.compared} and teach nothing: prompts too hard or too easy, or "
         f"{reading.compared} that do not tell responses apart",
-        _key_of_compared(reading),
+        reading.key_of_compared,
     )
 
 
@@ -142,12 +142,8 @@ def _no_advantages(reading: Reading) -> Sign:
     first = reading.first(FIRST_DEAD_GROUPS)
     is_luck = first is not None and first < 1 and not _third_in_a_row(reading)
     severity = Severity.WARNING if is_luck or beside else Severity.ERROR
-    key = "algorithm" if mean is None else _key_of_compared(reading)
+    key = "algorithm" if mean is None else reading.key_of_compared
     return Sign(severity, 1.0, sentence, key, badness=NO_ADVANTAGES)
-
-
-def _key_of_compared(reading: Reading) -> str:
-    return "algorithm" if reading.is_set("compares_grades") else "reward.functions"
 
 
 def _third_in_a_row(reading: Reading) -> bool:

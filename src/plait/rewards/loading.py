@@ -18,7 +18,7 @@ from plait.user_code import IMPORT_LIMIT_S, UserCode, importing
 _sources: dict[str, bytes] = {}
 """What files of the user's held when they were imported, by the names of their modules."""
 _MOST_FUNCTIONS = 6
-"""Of a file that are named where the one is not there that was asked for."""
+"""Most functions of a file that are named where the one is not there that was asked for."""
 
 
 def split_path(path: str, *, key: str) -> tuple[str, str]:
