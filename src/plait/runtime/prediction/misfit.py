@@ -3,10 +3,14 @@ in one."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from plait.errors import ConfigError
-from plait.planner.plan_search import SearchResult, State
-from plait.runtime.prediction.planning import Planning
 from plait.runtime.prediction.remedies import gib, remedies
+
+if TYPE_CHECKING:
+    from plait.planner.plan_search import SearchResult, State
+    from plait.runtime.prediction.planning import Planning
 
 
 def check_processes(planning: Planning) -> None:
