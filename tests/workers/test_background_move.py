@@ -66,7 +66,7 @@ class Stream:
 
 def test_on_a_gpu_it_is_through_when_its_stream_is(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Stream] = []
-    monkeypatch.setattr(background_move, "_Aside", lambda device: made.append(Stream(device)) or made[-1])
+    monkeypatch.setattr(background_move, "Aside", lambda device: made.append(Stream(device)) or made[-1])
     may_end, report = threading.Event(), MoveReport(0, {}, {}, 0, (), 0)
     move = BackgroundMove(moving(may_end, report), "samples", torch.device("cuda", 0))
     may_end.set()

@@ -38,7 +38,7 @@ class BackgroundMove:
         self._work, self._name = work, name
         self._report: MoveReport | None = None
         self._error: Exception | None = None
-        self._aside = _Aside(device) if device.type == "cuda" else None
+        self._aside = Aside(device) if device.type == "cuda" else None
         self._thread = threading.Thread(target=self._run, name=f"plait-{name}", daemon=True)
         self._thread.start()
 
@@ -84,7 +84,7 @@ class BackgroundMove:
             self._error = error
 
 
-class _Aside:
+class Aside:
     """The stream of moves of a GPU, as one of them uses it: behind what the GPU was asked for when it began."""
 
     def __init__(self, device: torch.device) -> None:
