@@ -47,7 +47,6 @@ def decoder_parameters(
         outputs: of a scalar model's head, which is replicated; None: a language model.
     """
     dense = dense or {}
-    whole, gate_up = experts_stay_whole(intermediate, hidden), (experts, 2 * intermediate, hidden)
     query, group = Heads(heads, kv_heads), Heads(heads, kv_heads, shared=True)
     rows = 0 if cut_vocabulary else None
     embedding, tied = "model.embed_tokens.weight", tied and outputs is None
@@ -62,11 +61,8 @@ def decoder_parameters(
         ]
         width = dense.get(layer, 0) or intermediate
         if experts and layer not in dense:
-            params += [
-                Param(f"{at}.mlp.gate.weight", (experts, hidden), layer),
-                Param(f"{at}.mlp.experts.gate_up_proj", gate_up, layer, 0 if whole else 1, 1 if whole else 2),
-                Param(f"{at}.mlp.experts.down_proj", (experts, hidden, intermediate), layer, 0 if whole else 2),
-            ]
+            params.append(Param(f"{at}.mlp.gate.weight", (experts, hidden), layer))
+            params += _experts(f"{at}.mlp.experts", layer, (experts, hidden, intermediate))
         else:
             params += [
                 Param(f"{at}.mlp.gate_proj.weight", (width, hidden), layer, 0),
@@ -83,3 +79,12 @@ def decoder_parameters(
     if tied:
         return Parameters(tuple(params), {"lm_head.weight": embedding})
     return Parameters((*params, Param("lm_head.weight", (vocabulary, hidden), cut=0, ends="last")))
+
+
+def _experts(at: str, layer: int, shape: tuple[int, int, int]) -> tuple[Param, Param]:
+    """shape: (experts, hidden size, width of one)"""
+    experts, hidden, width = shape
+    joined = (experts, 2 * width, hidden)
+    if experts_stay_whole(width, hidden):
+        return Param(f"{at}.gate_up_proj", joined, layer, 0), Param(f"{at}.down_proj", shape, layer, 0)
+    return Param(f"{at}.gate_up_proj", joined, layer, 1, sections=2), Param(f"{at}.down_proj", shape, layer, 2)

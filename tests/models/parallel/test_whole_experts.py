@@ -93,13 +93,14 @@ def test_what_a_gpu_generates_by_asks_for_no_number(family: str) -> None:
 def test_sums_are_made_in_float32() -> None:
     """1 and twice 2^-8 of three experts, in bfloat16, which has 8 bits: one after another the small ones would be lost;
     their sum is 1 + 2^-7."""
-    layer = torch.nn.Module()
-    layer._is_expert_parallel = False  # type: ignore[assignment]
-    own = OwnExperts(layer, 0, 3)
     given = torch.tensor([[1.0], [2**-8], [2**-8]], dtype=torch.bfloat16)
-    own._computed = lambda hidden, numbers, weights: given[numbers[:, 0]]  # type: ignore[method-assign]
+
+    class Given(torch.nn.Module):
+        def forward(self, hidden: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+            return given[numbers[:, 0]]
+
     one = torch.ones(1, 1, dtype=torch.bfloat16)
-    out = own(one, torch.arange(3)[None], torch.ones(1, 3, dtype=torch.bfloat16))
+    out = OwnExperts(Given(), 0, 3).by_pairs(one, torch.arange(3)[None], torch.ones(1, 3, dtype=torch.bfloat16))
     assert out.item() == 1 + 2**-7
     assert (given[0] + given[1] + given[2]).item() == 1.0
 

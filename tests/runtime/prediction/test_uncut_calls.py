@@ -31,7 +31,7 @@ MakeRecipe = Callable[..., Recipe]
 LENGTHS = SampleLengths(Lengths.fixed(8), Lengths.fixed(6))
 REFUSED = (
     r"actor\.train has tp 2, but `sequence_parallel` is true and Qwen3MoeForCausalLM has `model\.layers\.\*\.mlp\."
-    r"experts` \(moe_tp_experts\) between .* set `sequence_parallel` to false, or tp to 1"
+    r"experts` \(ep_dispatch_experts\) between .* set `sequence_parallel` to false, or tp to 1"
 )
 
 
