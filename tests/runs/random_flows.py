@@ -132,4 +132,4 @@ def make_family(place: Path, keys: dict[str, Any]) -> None:
     """The model of a recipe, where that is one of `FAMILIES`."""
     name = str(keys.get("model", "")).removeprefix("PLACE/")
     if name in FAMILIES and not (place / name).exists():
-        save_tiny(place / name, family=name, **({"weight_scale": 0.05} if name in KEEP_STATE else {}))
+        save_tiny(place / name, family=name, weight_scale=0.05 if name in KEEP_STATE else 0.2)

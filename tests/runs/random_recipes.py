@@ -89,9 +89,7 @@ WHAT = (
     Draw(0.6, _one("options.mini_batches", 2, 3), BUILT_IN),
     Draw(0.4, _one("options.epochs", 2), BUILT_IN),
     Draw(0.6, _one("options.kl_coef", 0.05), REWARDED),
-    Draw(
-        0.2, ({"options.kl_coef": 0.05, "options.kl_in": "reward"},), ("grpo", "rloo", "reinforce_pp", "remax", "ppo")
-    ),
+    Draw(0.2, ({"options.kl_coef": 0.05, "options.kl_in": "reward"},), ("grpo", "rloo", "reinforce_pp", "ppo")),
     Draw(0.3, _one("options.critic_warmup_steps", 1), WITH_CRITIC),
     Draw(0.3, ({"options.kl_coef": 0.05, "options.target_kl": 0.1, "options.kl_horizon": 50},), ("ppo",)),
     Draw(0.3, _one("options.reward_norm", "std", "mean-std"), ("ppo",)),
@@ -222,6 +220,7 @@ def _leave_what_goes_with_options(algorithm: str, what: dict[str, Any]) -> None:
         _without(what, "options.multi_objective_aggregation")
     if "options.multi_objective_aggregation" in what:
         _without(what, "options.kl_in", "options.dynamic_sampling", "options.max_sampling_rounds")
+        _without(what, "options.overlong_buffer_tokens")
     if "options.ptx_coef" in what and what.get("options.mini_batches", 1) > what["prompts_per_step"]:
         what["options.mini_batches"] = 2
 
