@@ -72,8 +72,8 @@ def test_cut_dims_come_from_the_familys_plan() -> None:
         "self_attn.q_norm.weight": (None, 1),
         "self_attn.k_norm.weight": (None, 1),
         "mlp.gate.weight": (None, 1),
-        "mlp.experts.gate_up_proj": (1, 2),
-        "mlp.experts.down_proj": (2, 1),
+        "mlp.experts.gate_up_proj": (0, 1),
+        "mlp.experts.down_proj": (0, 1),
         "input_layernorm.weight": (None, 1),
         "post_attention_layernorm.weight": (None, 1),
     }

@@ -155,14 +155,14 @@ def kill_in_step(recipe: Recipe, step: int) -> None:
     """Run until the middle of the training of a step, from 0, which is the last of it."""
 
     def until_then() -> None:
-        training = Calls.training
+        over = Calls.over
 
         def dying(self: Calls, node: Any, state: Any) -> Any:
             if state.step == step:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return training(self, node, state)
+            return over(self, node, state)
 
-        Calls.training = dying  # type: ignore[method-assign]
+        Calls.over = dying  # type: ignore[method-assign]
         run(recipe)
 
     assert exit_code_of(forked(until_then)) == -signal.SIGKILL

@@ -205,8 +205,8 @@ class Progress:
         prefix = STAGE_SECONDS
         stages = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
         stages.pop("step", None)
-        if any(seconds >= _SHOWN_S for seconds in stages.values()):  # what takes no time is no stage to watch
-            stages = {name: seconds for name, seconds in stages.items() if seconds >= _SHOWN_S}
+        least = min(_SHOWN_S, max(stages.values(), default=0.0))  # what takes no time is no stage to watch
+        stages = {name: seconds for name, seconds in stages.items() if seconds >= least}
         return ", ".join(f"{name} {float(value):.1f}" for name, value in stages.items())
 
     def _left_text(self) -> str:
