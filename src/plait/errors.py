@@ -31,7 +31,11 @@ class UserError(PlaitError, ValueError):
 
 
 class ConfigError(UserError):
-    """A key is unknown, missing, or holds a value that does not fit."""
+    """A key is unknown, missing, or holds a value that does not fit; of several such keys, an argument for each, which
+    the command line prints on a line of its own."""
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.args))
 
 
 class DataError(UserError):

@@ -54,6 +54,9 @@ def test_what_a_recipe_says(make_recipe: Callable[..., Recipe], tmp_path: Path) 
     assert facts["steps"] == "2 of 3 prompts x 4 samples"
     assert facts["device"] == "cpu, float32"
     assert recipe_facts(make_recipe(), resume=True)["run_dir"].endswith(" (to be continued)")
+    for epochs, said in ((1, "1 epoch takes"), (2.5, "2.5 epochs take")):
+        of_epochs = make_recipe().model_copy(update={"epochs": epochs})
+        assert recipe_facts(of_epochs)["steps"].startswith(f"as many as {said}, of 3 prompts")
     given = make_recipe(algorithm="sft", options={}, devices=2, plan="split")
     assert recipe_facts(given)["steps"] == "2 of 3 examples"
     for algorithm, options, rows in (

@@ -95,17 +95,15 @@ def test_exit_code_2_and_one_line(argv: list[str], message: str) -> None:
         (["eval"], "give a recipe: `plait eval RECIPE [--key value …]`"),
         (["train", "r.yaml", "--resum"], "unknown option `--resum`; did you mean `--resume`?"),
         (["train", "r.yaml", "--nodez", "2"], "unknown option `--nodez`; did you mean `--node`?\n"),
-        (["plan", "r.yaml", "--clustr", "x", "--stepz", "1"], "`--cluster`?; unknown key `stepz`; did you mean"),
         (["eval", "r.yaml", "--jsn"], "unknown option `--jsn`; did you mean `--json`?"),
         (["export", "x" * 300, "--out", "o"], "its recipe.yaml cannot be read (File name too long)"),
         (["train", "nowhere.yaml"], "recipe `nowhere.yaml` does not exist"),
         (["train", "lr=1e-5.yaml"], "recipe `lr=1e-5.yaml` does not exist"),
         (["train", "runs/lr=1e-5/r"], "recipe `runs/lr=1e-5/r` does not exist"),
         (
-            ["train", "algorithm.adv_estimator=grpo", "+data.train_batch_size=8"],
+            ["train", "algorithm.adv_estimator=grpo"],
             "expected `--key value`, found `algorithm.adv_estimator=grpo`: verl's is `algorithm` here",
         ),
-        (["train", "algorithm.adv_estimator=grpo", "+data.train_batch_size=8"], "verl's is `prompts_per_step` here"),
         (
             ["plan", "algorithm.adv_estimator=grpo"],
             "expected `--key value`, found `algorithm.adv_estimator=grpo`: verl's",
@@ -126,6 +124,30 @@ def test_the_argument_and_the_remedy_are_named(
     assert printed.err.startswith("error: ")
     assert message in printed.err
     assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "lines"),
+    [
+        (
+            ["plan", "r.yaml", "--clustr", "x", "--stepz", "1"],
+            ["unknown option `--clustr`; did you mean `--cluster`?", "unknown key `stepz`; did you mean `steps`?"],
+        ),
+        (
+            ["train", "data.max_response_length=8", "+data.train_batch_size=8"],
+            [
+                "expected `--key value`, found `data.max_response_length=8`: verl's is `sampling.max_response_tokens` "
+                "here (docs/coming-from-verl.md)",
+                "expected `--key value`, found `+data.train_batch_size=8`: verl's is `prompts_per_step` here "
+                "(docs/coming-from-verl.md)",
+            ],
+        ),
+    ],
+    ids=["misspelt", "of verl"],
+)
+def test_each_wrong_key_has_a_line(argv: list[str], lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    assert capsys.readouterr().err.splitlines() == [f"error: {line}" for line in lines]
 
 
 def spoil(how: str, **options: object) -> subprocess.CompletedProcess[str]:

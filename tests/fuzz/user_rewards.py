@@ -54,10 +54,10 @@ FAILS: dict[str, tuple[str, str]] = (
     | {
         f"returns {value}": (trl(f"return {value}"), said)
         for value, said in {
-            "None": "returned NoneType None, expected a list of 3 numbers",
-            "1.0": "returned float 1.0, expected a list of 3 numbers",
-            "'abc'": "returned str 'abc', expected a list of 3 numbers",
-            "b'abc'": "expected a list of 3 numbers",
+            "None": "returned NoneType None, expected a list with a number for each of 3 samples",
+            "1.0": "returned float 1.0, expected a list with a number for each of 3 samples",
+            "'abc'": "returned str 'abc', expected a list with a number for each of 3 samples",
+            "b'abc'": "expected a list with a number for each of 3 samples",
             "{0: 1.0, 1: 1.0, 2: 1.0}": "returned dict",
             "{1.0, 2.0, 3.0}": "returned set",
             "(x for x in range(3))": "returned generator",

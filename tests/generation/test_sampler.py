@@ -228,6 +228,18 @@ def test_greedy_takes_the_lowest_id_among_equals_also_beside_sampled_rows() -> N
         assert logprobs[0].item() == pytest.approx(3 - math.log(48 + 2 * math.exp(3)), abs=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["compiled", "plain"])
+def test_log_probs_of_greedy_rows_are_at_the_temperature_that_is_asked_for(dtype: torch.dtype) -> None:
+    """log softmax((0, ln 4, ln 2) / T): at T = 0.5 the shares are 1 : 16 : 4, at T = 1 they are 1 : 4 : 2."""
+    logits = torch.tensor([[1, 4, 2]], dtype=dtype).log().expand(4, -1)
+    greedy = [Sampling(temperature=0.0, greedy_logprobs_at=0.5), Sampling(temperature=0.0)]
+    beside = [Sampling(temperature=0.0, greedy_logprobs_at=0.5), Sampling(temperature=2.0, top_k=1)]
+    tokens, logprobs = sample(logits, noise_of(torch.arange(4)), rows_of(*greedy, *beside, vocab_size=3))
+    assert tokens.tolist() == [1, 1, 1, 1]
+    shares = [16 / 21, 4 / 7, 16 / 21, 2 / (1 + 2 + math.sqrt(2))]
+    assert logprobs.exp().tolist() == pytest.approx(shares, abs=1e-6)
+
+
 def test_broken_logits_show_in_the_logprob_and_break_nothing_else() -> None:
     logits = torch.randn(4, 100, generator=torch.Generator().manual_seed(0))
     logits[1, 3] = torch.nan

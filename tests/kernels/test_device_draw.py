@@ -103,7 +103,12 @@ def test_it_draws_what_the_plain_one_draws(
     both(logits, keys, rows_of(asked, len(ASKED), vocabulary))
 
 
-@pytest.mark.parametrize("asked", [ASKED[2:3], [ASKED[0], ASKED[2]], ASKED[4:5]], ids=str)
+AT_ANOTHER = Sampling(temperature=0.0, greedy_logprobs_at=0.7)
+
+
+@pytest.mark.parametrize(
+    "asked", [ASKED[2:3], [ASKED[0], ASKED[2]], ASKED[4:5], [AT_ANOTHER], [ASKED[4], AT_ANOTHER]], ids=str
+)
 def test_rows_that_are_greedy_sampled_or_filtered(device: ModuleType, asked: list[Sampling]) -> None:
     both(*drawn(4, 300, 1.0, torch.bfloat16), rows_of(asked, 4, 300))
 

@@ -68,7 +68,13 @@ class StandIn:
             uid = len(self._wanted)
             self._wanted[uid] = one
             sampling = Sampling(
-                one.temperature * self._heat, one.top_k, one.top_p, one.limit, one.stop_token_ids, one.stop
+                one.temperature * self._heat,
+                one.top_k,
+                one.top_p,
+                one.limit,
+                one.stop_token_ids,
+                one.stop,
+                greedy_logprobs_at=one.greedy_logprobs_at * self._heat,
             )
             prompt = Prompt(uid, "", one.prompt_ids)
             begun = (begun_before(one, prompt),) if one.begun_ids else ()

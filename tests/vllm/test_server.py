@@ -93,12 +93,12 @@ def test_a_sample_goes_on_behind_what_it_has(
     tiny_tokenizer().save_pretrained(tmp_path)
     engine = asked["made"] = Drawing(N, 20)
     server = VllmServer(None, Loading(str(tmp_path), "float32", 64, 8, 64, 1 << 20, "cpu"))  # pyright: ignore[reportArgumentType]
-    wanted = Wanted((3, 1), (5, 6), begun_ids, turn_start, 9, (2,), ("an",), 77, 0.5, 4, 0.9)
+    wanted = Wanted((3, 1), (5, 6), begun_ids, turn_start, 9, (2,), ("an",), 77, 0.5, 1.0, 4, 0.9)
     [ended] = server.step([wanted])
     [(name, prompt, params)] = engine.asked
     assert prompt == {"prompt_token_ids": [5, 6, *begun_ids]}
     assert params.max_tokens == 9 - len(begun_ids)
-    told = {"noise_key": 77, "temperature": 0.5, "top_k": 4, "top_p": 0.9, "num_begun": len(begun_ids)}
-    assert params.extra_args == told
+    told = {"noise_key": 77, "temperature": 0.5, "greedy_logprobs_at": 1.0, "top_k": 4, "top_p": 0.9}
+    assert params.extra_args == told | {"num_begun": len(begun_ids)}
     assert ended == Ended((3, 1), (N,) if stopped else (N, 20), (-1.0,) * (1 if stopped else 2), stopped)
     assert engine.aborted == ([name] if stopped else [])

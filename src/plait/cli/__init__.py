@@ -15,7 +15,7 @@ import sys
 from typing import TextIO
 
 from plait.cli.leaving import leave_behind
-from plait.errors import PlaitError, UserError
+from plait.errors import ConfigError, PlaitError, UserError
 from plait.observe.screen import one_line, outliving, say
 from plait.stop_signals import STOP_SIGNALS, interrupt
 
@@ -89,7 +89,6 @@ def _dispatch(argv: list[str]) -> int:
 
     from plait.cli.app import app
     from plait.cli.help import asked_for, print_help
-    from plait.errors import ConfigError
     from plait.paths import working_folder
 
     _check(argv)
@@ -108,8 +107,6 @@ def _dispatch(argv: list[str]) -> int:
 
 def _check(argv: list[str]) -> None:
     """Raises ConfigError where an argument is no text that could be shown or looked up."""
-    from plait.errors import ConfigError
-
     for word in argv:
         if "\0" in word or any(0xD800 <= ord(c) < 0xE000 for c in word):
             raise ConfigError(f"the argument {word[:80]!a} is not UTF-8, or holds a NUL character; give a text")
@@ -123,7 +120,8 @@ def _nobody_reads() -> bool:
 
 
 def _fail(error: Exception, code: int) -> int:
-    say(f"error: {_shortened(one_line(str(error)))}", file=sys.stderr)
+    for said in error.args if isinstance(error, ConfigError) else (error,):
+        say(f"error: {_shortened(one_line(str(said)))}", file=sys.stderr)
     _show_frames(error)
     return code
 

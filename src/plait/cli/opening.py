@@ -44,7 +44,8 @@ def header(title: str, facts: Mapping[str, str], columns: int) -> list[str]:
 
 def recipe_facts(recipe: Recipe, *, resume: bool = False) -> dict[str, str]:
     """What a run of one stage will do, in the words of its recipe."""
-    count = str(recipe.steps) if recipe.epochs is None else f"as many as {recipe.epochs:g} epochs take,"
+    take = "takes" if recipe.epochs == 1 else "take"
+    count = str(recipe.steps) if recipe.epochs is None else f"as many as {_length(recipe)} {take},"
     rows = _rows(recipe)
     batch = f"{count} of {recipe.prompts_per_step} {rows.noun}"
     says = recipe.samples_per_prompt != type(recipe).model_fields["samples_per_prompt"].default
@@ -79,7 +80,9 @@ def device_text(recipe: Recipe) -> str:
 
 
 def _length(recipe: Recipe) -> str:
-    return f"{recipe.steps} steps" if recipe.epochs is None else f"{recipe.epochs:g} epochs"
+    if recipe.epochs is None:
+        return "1 step" if recipe.steps == 1 else f"{recipe.steps} steps"
+    return "1 epoch" if recipe.epochs == 1 else f"{recipe.epochs:g} epochs"
 
 
 def stages_facts(stages: Stages) -> dict[str, str]:

@@ -185,8 +185,8 @@ class Sample:
     token_ids: tuple[int, ...]
     """What was drawn of the response, its stop tokens included; no token of the prompt, or of a reply."""
     logprobs: tuple[float, ...]
-    """Log-probs of the sampled tokens under softmax(logits / temperature), from the forward that sampled them; where
-    `supports` says so, over what it was drawn from."""
+    """Log-probs of the sampled tokens under softmax(logits / temperature), greedy ones' too, from the forward that
+    sampled them; where `supports` says so, over what it was drawn from."""
     text: str
     """The response without special tokens, replies included."""
     finish_reason: FinishReason

@@ -57,8 +57,9 @@ class Role:
         max_tokens: int | None = None,
     ) -> Generated:
         """Sample responses, to the prompts of the step or to those that were made of samples (`prompts_from`).
-        `samples_per_prompt=None` takes the recipe's number; `greedy` decodes at temperature 0; `max_tokens` bounds
-        responses below the recipe's `sampling.max_response_tokens`.
+        `samples_per_prompt=None` takes the recipe's number; `greedy` takes the likeliest tokens (their log-probs
+        are at the sampling temperature all the same); `max_tokens` bounds responses below the recipe's
+        `sampling.max_response_tokens`.
 
         `resample` draws further prompts until enough groups are kept; the step then holds other prompts than those of
         another `generate` call.

@@ -38,7 +38,7 @@ class SamplingRows:
     """The sampling parameters of the rows of one batch. `None` says that no row asks for it."""
 
     temperature_B1: Tensor | None
-    """float64; 1 where the row is greedy."""
+    """float64; what logits are divided by (`Sampling.divisor`), greedy rows' too."""
     greedy_B: Tensor | None
     """bool."""
     top_k_B: Tensor | None
@@ -62,7 +62,7 @@ class SamplingRows:
     @classmethod
     def of(cls, samplings: Sequence[SampledBy], vocab_size: int, device: torch.device) -> SamplingRows:
         greedy = [s.temperature == 0 for s in samplings]
-        temperature = [s.temperature or 1.0 for s in samplings]
+        temperature = [s.divisor for s in samplings]
         # Filters never remove the most probable token, so a greedy row needs none.
         top_k = [s.top_k if 0 < s.top_k < vocab_size and s.temperature else vocab_size for s in samplings]
         top_p = [s.top_p if s.temperature else 1.0 for s in samplings]
@@ -102,8 +102,7 @@ def sample(
 
     Returns:
         token_ids_B (int64), and logprobs_B in the dtype of computation: log softmax(logits / temperature) of the drawn
-        tokens over the whole vocabulary, unfiltered; temperature 1 for greedy rows. NaN where a row's logits hold NaN
-        or +infinity.
+        tokens over the whole vocabulary, unfiltered. NaN where a row's logits hold NaN or +infinity.
     """
     if rows.min_p_B is not None:
         scaled_BV, kept_BV = _filtered(logits_BV, rows)

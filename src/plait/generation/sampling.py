@@ -52,6 +52,8 @@ class Sampling:
     that. Nothing is kept where greedy."""
     keeps_experts: bool = False
     """A sample has with it which experts its tokens went to (`Sample.experts`). Only of an engine that keeps them."""
+    greedy_logprobs_at: float = 1.0
+    """The temperature of log-probs where greedy: of a flow's rollout the sampling temperature, as the trainer's are."""
 
     def __post_init__(self) -> None:
         for key, check in (("temperature", check_temperature), ("stop", check_stop)):
@@ -64,9 +66,15 @@ class Sampling:
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", 0 <= self.min_p < 1, "at least 0 (0 keeps all) and below 1"),
             ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            ("greedy_logprobs_at", self.greedy_logprobs_at >= MIN_TEMPERATURE, f"at least {MIN_TEMPERATURE}"),
         ):
             if not holds:
                 raise ConfigError(f"{key}: expected {expected}, found {getattr(self, key)}")
+
+    @property
+    def divisor(self) -> float:
+        """What logits are divided by: the temperature of the log-probs."""
+        return self.temperature or self.greedy_logprobs_at
 
     @property
     def keeps(self) -> bool:

@@ -67,7 +67,7 @@ class SamplingSettings(Settings):
     temperature: Annotated[float, AfterValidator(check_temperature)] = Field(
         default=1.0,
         ge=0,
-        description="divides the logits before the softmax, in sampling and training alike; 0: greedy",
+        description="divides the logits before the softmax, in sampling and training alike",
     )
     top_p: float = Field(
         default=1.0, gt=0, le=1, description="sample from the fewest most probable tokens whose mass reaches it; 1: all"

@@ -50,9 +50,9 @@ def parse_overrides(
         try:
             pairs.append(_override(queue, flags, stages))
         except ConfigError as error:
-            wrong.append(str(error))
+            wrong += error.args
     if wrong:
-        raise ConfigError("; ".join(wrong))
+        raise ConfigError(*wrong)
     return pairs
 
 

@@ -94,11 +94,11 @@ def recipe_of(tree: Mapping[str, Any]) -> Recipe:
         ConfigError: a key is unknown or missing, or a value does not fit.
     """
     if unknown := list(_unknown(tree, Recipe)):
-        raise ConfigError("; ".join(unknown))
+        raise ConfigError(*unknown)
     try:
         return Recipe.model_validate(_checked(tree, Recipe))
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
+        raise ConfigError(*_explain(error)) from None
 
 
 def read_tree(path: Path, what: str = "recipe") -> dict[str, Any]:
@@ -183,7 +183,8 @@ def _checked(tree: Mapping[str, Any], model: type[BaseModel], prefix: str = "") 
     return checked
 
 
-def _explain(error: ValidationError, *section: str) -> str:
+def _explain(error: ValidationError, *section: str) -> list[str]:
+    """What to say of each key that does not fit."""
     lines = []
     for detail in error.errors():
         key = ".".join((*section, *map(str, detail["loc"])))
@@ -202,7 +203,7 @@ def _explain(error: ValidationError, *section: str) -> str:
             expected = detail["msg"][:1].lower() + detail["msg"][1:]
             expected = "expected a list" if detail["type"] == "tuple_type" else expected
             lines.append(f"key `{key}`: {expected}, found {shown(found)}{answer_value(key, found)}")
-    return "; ".join(lines)
+    return lines
 
 
 def _miscounted(key: str, number: int, found: Any) -> str:
@@ -244,11 +245,11 @@ def validate_options(
     names = option_names(cls)
     said_of = lambda key, name: answer(key) or elsewhere(name) or _said_of_own(name) or nearest(name, names, "options.")
     if unknown := [(f"options.{name}", name) for name in options if names and name not in names]:
-        raise ConfigError("; ".join(f"unknown key `{key}`{said_of(key, name)}" for key, name in unknown))
+        raise ConfigError(*(f"unknown key `{key}`{said_of(key, name)}" for key, name in unknown))
     try:
         checked = TypeAdapter(cls).validate_python(dict(options))
     except ValidationError as error:
-        raise ConfigError(_explain(error, "options")) from None
+        raise ConfigError(*_explain(error, "options")) from None
     if isinstance(checked, Settings) and not lets_be:
         check_read("options", checked)
     return checked

@@ -57,7 +57,8 @@ def check_scores(result: Any, turns: Sequence[int]) -> dict[str, Any]:
     """
     count = len(turns)
     if isinstance(result, str | bytes | dict) or not hasattr(result, "__len__") or not hasattr(result, "__getitem__"):
-        return {"error": f"returned {_kind(result)}, expected a list of {count} numbers", "miscounted": True}
+        wanted = "one number for one sample" if count == 1 else f"a number for each of {count} samples"
+        return {"error": f"returned {_kind(result)}, expected a list with {wanted}", "miscounted": True}
     if len(result) != count:
         return {"error": f"returned {len(result)} scores for {count} samples", "miscounted": True}
     scores: list[float | None] = [None] * count

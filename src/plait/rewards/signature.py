@@ -52,11 +52,13 @@ COLUMNS_OF = {
 """Columns that fill a parameter, the first that the data have; any other parameter is filled by the column of its name.
 verl's data keep the ground truth as `reward_model.ground_truth`."""
 
-THREE_FORMS = """a reward has one of three forms, known by the names of its parameters:
-  TRL       f(prompts, completions, completion_ids, **columns) -> [number or None, ...]
-  verl      compute_score(data_source, solution_str, ground_truth, extra_info=None) -> number or {"score": number, ...}
-  OpenRLHF  reward_func(queries, prompts, labels) -> {"rewards": [...], "scores": [...], "extra_logs": {...}} or [...]
-"""
+THREE_FORMS = (
+    "a reward has one of three forms, known by the names of its parameters: TRL's "
+    "`f(prompts, completions, completion_ids, **columns) -> [number or None, ...]`; verl's "
+    '`compute_score(data_source, solution_str, ground_truth, extra_info=None) -> number or {"score": number, ...}`; '
+    'OpenRLHF\'s `reward_func(queries, prompts, labels) -> {"rewards": [...], "scores": [...], "extra_logs": {...}} or '
+    "[...]`"
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def signature_of(name: str, call: Callable[..., Any]) -> Signature:
     if not forms and (takes_all or "turns" in names) and not unnamed:
         forms = [Form.TRL]
     if len(forms) != 1 or unnamed:
-        raise ConfigError(f"`{name}({_shown(parameters)})` {_complaint(forms, unnamed)}; {THREE_FORMS}".rstrip())
+        raise ConfigError(f"`{name}({_shown(parameters)})` {_complaint(forms, unnamed)}; {THREE_FORMS}")
     required = tuple(p.name for p in named if p.default is p.empty)
     return Signature(forms[0], tuple(names), required, takes_all, is_coroutine(call))
 

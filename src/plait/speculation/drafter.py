@@ -26,6 +26,9 @@ class SampledBy(Protocol):
     def temperature(self) -> float: ...
 
     @property
+    def divisor(self) -> float: ...
+
+    @property
     def top_k(self) -> int: ...
 
     @property

@@ -287,6 +287,7 @@ def _wanted(response: Response) -> Wanted:
         stop=() if is_replayed else sampling.stop,
         noise_key=response.noise_key,
         temperature=sampling.temperature,
+        greedy_logprobs_at=sampling.greedy_logprobs_at,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
     )

@@ -30,6 +30,7 @@ class Draws:
 
     noise_key: int
     temperature: float
+    greedy_logprobs_at: float
     top_k: int
     top_p: float
     num_begun: int
@@ -38,6 +39,11 @@ class Draws:
     """Its tokens since: vLLM's own list, which grows."""
     min_p: ClassVar[float] = 0.0
     keeps: ClassVar[bool] = False
+
+    @property
+    def divisor(self) -> float:
+        """See `generation.sampling.Sampling`."""
+        return self.temperature or self.greedy_logprobs_at
 
     @property
     def place(self) -> int:

@@ -40,6 +40,7 @@ class Wanted:
     noise_key: int
     """See `generation.response.Response`."""
     temperature: float
+    greedy_logprobs_at: float
     top_k: int
     top_p: float
 

@@ -134,6 +134,7 @@ class VllmServer:
             extra_args={
                 "noise_key": wanted.noise_key,
                 "temperature": wanted.temperature,
+                "greedy_logprobs_at": wanted.greedy_logprobs_at,
                 "top_k": wanted.top_k,
                 "top_p": wanted.top_p,
                 "num_begun": len(wanted.begun_ids),

@@ -33,8 +33,7 @@ class Patient:
         return {name: role.model for name, role in self.roles.items() if role.model is not None}
 
     def rollouts(self, state: StepState) -> list[tuple[Node, Rows]]:
-        """What roles that are trained have sampled in a step that has ended, to be trained on. Without greedy rollouts:
-        the doctor compares log-probs at the temperature of the run, and theirs are of temperature 1; without what a
-        frozen role has sampled, whose log-probs and versions are no other role's."""
-        nodes = [node for node in self.flow.trained_on if node.kind is CallKind.GENERATE and not node.generation.greedy]
+        """What roles that are trained have sampled in a step that has ended, to be trained on. Without what a frozen
+        role has sampled, whose log-probs and versions are no other role's."""
+        nodes = [node for node in self.flow.trained_on if node.kind is CallKind.GENERATE]
         return [(node, state.generated[node.id]) for node in nodes if node.role in self.flow.trained_roles]

@@ -174,7 +174,9 @@ class Rollout:
         asked = self._recipe.sampling
         limit, greedy = node.generation.limit(asked.max_response_tokens), node.generation.greedy
         replays = asked.router_replay and (not greedy or node in self._flow.trained_on)
-        how = {"temperature": 0.0} if greedy else {"keeps_support": asked.filters}
+        how: dict[str, object] = {"keeps_support": asked.filters}
+        if greedy:
+            how = {"temperature": 0.0, "greedy_logprobs_at": asked.temperature}
         sampling = asked.sampling(max_tokens=limit, keeps_experts=replays, **how)
         rollout = state.step * len(self._rollouts) + self._rollouts.index(node.id)
         return AskedRollout(node, state, growing, sampling, NoiseKey(self._recipe.seed, rollout))
