@@ -23,7 +23,7 @@ _sources: dict[str, bytes] = {}
 _MOST_FUNCTIONS = 6
 """Most functions of a file that are named where the one is not there that was asked for."""
 _MAKES_NAMES = re.compile(
-    rb"import\s*\(?\s*\*|\b(global|globals|locals|vars|exec|setattr|__dict__|__getattr__|modules)\b"
+    r"import\s*\(?\s*\*|\b(global|globals|locals|vars|exec|setattr|__dict__|__getattr__|modules)\b"
 )
 """Where this stands in a file, it may have names that only who runs it sees."""
 
@@ -64,7 +64,7 @@ def check_defined(path: str, *, key: str) -> None:
     if not module_name.endswith(".py"):
         return
     try:
-        source = Path(module_name).read_bytes()
+        source = Path(module_name).read_text(encoding="utf-8-sig")
         made = symtable.symtable(source, module_name, "exec").get_symbols()
     except (SyntaxError, ValueError, OSError):
         return  # whoever runs it is told
