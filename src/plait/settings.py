@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Le
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from plait.json_text import is_unicode
 
@@ -136,8 +136,15 @@ def word_or_number(
 def what_is_refused(error: ValidationError) -> str:
     """The first key that does not fit, and why."""
     first = error.errors()[0]
-    key, why = ".".join(map(str, first["loc"])), f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+    key, why = ".".join(map(str, first["loc"])), said_of_value(first)
     return f"`{key}`: {why}" if key else why
+
+
+def said_of_value(detail: ErrorDetails) -> str:
+    """What a value does not fit, or what was expected in its place, in words for a person."""
+    if (expected := _EXPECTED.get(detail["type"])) is not None:
+        return f"expected {expected}"
+    return detail["msg"][:1].lower() + detail["msg"][1:]
 
 
 def _refusal(expected: str) -> PydanticCustomError:
@@ -151,3 +158,13 @@ _SWITCHES = ("yes", "no", "on", "off", "true", "false")
 """Texts that a key of true or false takes too."""
 
 _WORDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+_EXPECTED = {
+    **dict.fromkeys(("bool_type", "bool_parsing"), _WORDS[bool]),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), _WORDS[int]),
+    **dict.fromkeys(("float_type", "float_parsing"), _WORDS[float]),
+    "string_type": _WORDS[str],
+    "path_type": "a path",
+    "tuple_type": "a list",
+}
+"""Type of an error of pydantic → what takes the place of its own words, which are those of programs."""

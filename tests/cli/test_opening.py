@@ -68,7 +68,9 @@ def test_what_a_recipe_says(make_recipe: Callable[..., Recipe], tmp_path: Path) 
     beside = recipe_facts(make_recipe(options={"ptx_coef": 0.1}, pretraining={"source": "texts.jsonl"}))
     assert (beside["data"], beside["pretraining"]) == (facts["data"], "texts.jsonl")
     own = make_recipe(algorithm="own.py:flow", samples_per_prompt=8)
-    assert recipe_facts(own)["steps"] == "2 of 3 prompts", "the flow may state another number"
+    assert recipe_facts(own)["steps"] == "2 of 3 rows", "the flow says of what, and may state a number of samples"
+    own = make_recipe(algorithm="own.py:flow", samples_per_prompt=4)
+    assert recipe_facts(own)["steps"] == "2 of 3 rows x 4 samples"
     assert recipe_facts(given)["device"] == "cpu, 2 processes, float32, plan split"
 
 
@@ -128,6 +130,21 @@ def test_what_an_algorithm_cannot_do_is_told_before_torch_is_imported(
         assert main(["train", str(path), *command, f"--{key}", value]) == 2
         assert said in (line := capsys.readouterr().err)
         assert key in line
+
+
+@pytest.mark.parametrize("command", [(), ("--dry-run",)])
+def test_a_function_that_a_file_does_not_have_is_told_before_torch_is_imported(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch, command
+) -> None:
+    (tmp_path / "mine.py").write_text("def scored(completions, **_):\n    return [0.0 for _ in completions]\n")
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(make_recipe().model_dump(mode="json")))
+    for module in ("plait.runtime.api", "plait.cli.dry_run"):
+        monkeypatch.setitem(sys.modules, module, None)  # an import fails
+    named = f"{tmp_path}/mine.py:scores"
+    assert main(["train", str(path), *command, "--reward.functions", named]) == 2
+    assert "`reward.functions`: `" in (line := capsys.readouterr().err)
+    assert "has no `scores`; did you mean `scored`?" in line
 
 
 def test_a_run_folder_that_is_taken_is_told_before_torch_is_imported(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers.utils.logging import warning_once
 
 from plait.cost.estimate import model_shape
 from plait.errors import ModelError
@@ -30,6 +32,21 @@ def test_a_family_is_refused_in_the_words_of_the_self_check(family: str) -> None
     with pytest.raises(ModelError) as without:
         check_layers(tiny_config(family, **overrides).to_dict(), "it")
     assert str(without.value) == str(with_weights.value)
+
+
+def test_transformers_tells_of_missing_kernels_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and not of what is asked before there are weights."""
+    said: list[str] = []
+    listening = logging.Handler()
+    monkeypatch.setattr(listening, "emit", lambda record: said.append(record.getMessage()))
+    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [listening])
+    warning_once.cache_clear()
+    # A number of its own: what was asked of other tests is known.
+    check_layers(tiny_config("falcon_h1", vocab_size=133).to_dict(), "it")
+    assert said == []
+    from_module(tiny("falcon_h1", dtype=torch.float32), None, "float32", name="it")
+    assert any("is falling back" in text for text in said)
+    assert len(set(said)) == len(said)
 
 
 ADMITTED: list[tuple[str, dict[str, Any]]] = [*((family, {}) for family in (*FAMILIES, *RECURRENT)), *IN_PLACE.items()]

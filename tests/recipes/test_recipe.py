@@ -132,6 +132,12 @@ def test_stop_token_ids_reach_the_request() -> None:
         ([("judge.modle", "m")], "`judge.modle`; did you mean `judge.model`?"),  # TRL has a `judge`, too
         ([("temperature", 1)], "TRL's is `sampling.temperature` here"),
         ([("steps", "many")], "key `steps`: expected a whole number, found 'many'"),
+        ([("steps", None)], "key `steps`: expected a whole number, found null"),
+        ([("steps", 1.5)], r"key `steps`: expected a whole number, found 1\.5"),
+        ([("optimizer.learning_rate", None)], "key `optimizer.learning_rate`: expected a number, found null"),
+        ([("overwrite", None)], "key `overwrite`: expected true or false, found null"),
+        ([("model", None)], "key `model`: expected a text, found null"),
+        ([("run_dir", None)], "key `run_dir`: expected a path, found null"),
         ([("steps", 0)], "key `steps`: input should be greater than or equal to 1, found 0"),
         ([("stalled_after_s", -1)], "key `stalled_after_s`: input should be greater than or equal to 0, found -1"),
         ([("freeze_after_s", 0.5)], "key `freeze_after_s`: input should be greater than or equal to 1, found 0.5"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait.errors import ConfigError
-from plait.rewards.loading import load_function
+from plait.rewards.loading import check_defined, load_function
 
 
 @pytest.fixture(autouse=True)
@@ -117,3 +117,36 @@ def test_a_module_that_is_a_file_here_is_told_as_one(tmp_path: Path, monkeypatch
         load_function("my_lib.scores_of_mine.right")
     with pytest.raises(ConfigError, match=r"no module `my_lib` for `my_lib\.scores_of_hers\.right`$"):
         load_function("my_lib.scores_of_hers.right")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(completions): return 0.0",
+        "if True:\n    from math import floor as f",
+        "try:\n    import fast as f\nexcept ImportError:\n    f = None",
+        "for f in (len, max):\n    pass",
+        "class f:\n    @staticmethod\n    def g(completions): return 0.0",
+        "from math import *",
+        "globals()['f'] = len",
+        "def make():\n    global f\n    f = len\nmake()",
+        "def __getattr__(name): return len",
+        "def f(:",
+        "\0",
+    ],
+)
+def test_a_file_that_may_have_a_name_is_left_to_who_runs_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    check_defined(f"{tmp_path}/mine.py:f", key="reward.functions")
+
+
+def test_a_name_that_nothing_in_a_file_makes_is_told_in_the_words_of_who_runs_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("FEW = 1\ndef scored(completions):\n    inner = 0\n    return inner\n")
+    for name, said in (("scores", "did you mean `scored`"), ("inner", "its functions: scored"), ("f.g", "has no `f`")):
+        refused = []
+        for seen in (check_defined, load_function):
+            with pytest.raises(ConfigError, match=said) as error:
+                seen(f"{tmp_path}/mine.py:{name}", key="reward.functions")
+            refused.append(str(error.value))
+        assert refused[0] == refused[1]
+    check_defined("some.module:f", key="reward.functions")  # which may be made when it is imported

@@ -17,6 +17,7 @@ from plait.cli.generate_options import (
 from plait.cli.opening import opening, title_of
 from plait.errors import ConfigError, DataError, RunError, UserError
 from plait.observe.screen import say
+from plait.settings import said_of_value
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -160,7 +161,7 @@ def _engine(options: Options) -> SamplingSettings:
     except ValidationError as error:
         detail = error.errors()[0]
         option = str(detail["loc"][0]).replace("_", "-")
-        raise ConfigError(f"--{option}: {detail['msg']}, found {detail['input']!r}") from None
+        raise ConfigError(f"--{option}: {said_of_value(detail)}, found {detail['input']!r}") from None
 
 
 def _history(options: Options) -> list[Path]:

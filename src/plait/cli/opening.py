@@ -47,10 +47,10 @@ def recipe_facts(recipe: Recipe, *, resume: bool = False) -> dict[str, str]:
     take = "takes" if recipe.epochs == 1 else "take"
     count = str(recipe.steps) if recipe.epochs is None else f"as many as {_length(recipe)} {take},"
     rows = _rows(recipe)
-    batch = f"{count} of {recipe.prompts_per_step} {rows.noun}"
+    batch = f"{count} of {recipe.prompts_per_step} {'rows' if rows is None else rows.noun}"
     says = recipe.samples_per_prompt != type(recipe).model_fields["samples_per_prompt"].default
-    if rows == "prompts" and (says or recipe.algorithm.isidentifier()):
-        batch += f" x {recipe.samples_per_prompt} samples"  # a flow in a file may state another number
+    if rows == "prompts" or (rows is None and says):
+        batch += f" x {recipe.samples_per_prompt} samples"
     how = {True: "to be continued", False: "to be replaced" if recipe.overwrite and recipe.run_dir.exists() else ""}
     remark = f" ({how[resume]})" if how[resume] else ""
     return {
@@ -64,12 +64,12 @@ def recipe_facts(recipe: Recipe, *, resume: bool = False) -> dict[str, str]:
     }
 
 
-def _rows(recipe: Recipe) -> RowKind:
-    """What rows of the data are; of a flow in a file, which is not read before torch, most likely prompts."""
-    from plait.data.formats import RowKind
+def _rows(recipe: Recipe) -> RowKind | None:
+    """What rows of the data are; None: nobody knows, of a flow in a file, which is not read before torch. That may
+    state a number of samples of its own, too."""
     from plait.recipes.algorithm import BUILT_IN, rows_of, traced_flow
 
-    return rows_of(traced_flow(recipe.letting_be())) if recipe.algorithm in BUILT_IN else RowKind.PROMPTS
+    return rows_of(traced_flow(recipe.letting_be())) if recipe.algorithm in BUILT_IN else None
 
 
 def device_text(recipe: Recipe) -> str:

@@ -12,7 +12,7 @@ from plait.cost.hardware import DEVICES, GIB, GIGA, TERA, Device, Link, Software
 from plait.errors import ConfigError
 from plait.recipes.keys import nearest, shown
 from plait.schedule.plan import MOST_RANKS
-from plait.settings import Settings
+from plait.settings import Settings, said_of_value
 
 Keys = TypeVar("Keys", bound=Settings)
 
@@ -230,8 +230,7 @@ def _explained(error: ValidationError, section: str) -> str:
     if missing:
         words = ("key", "is") if len(missing) == 1 else ("keys", "are")
         return f"{words[0]} {_listed(missing)} {words[1]} missing (docs/predictions.md)"
-    said = details[0]["msg"]
-    return f"key `{keys[0]}`: {said[:1].lower()}{said[1:]}, found {shown(details[0]['input'])}"
+    return f"key `{keys[0]}`: {said_of_value(details[0])}, found {shown(details[0]['input'])}"
 
 
 def _listed(keys: Sequence[str]) -> str:

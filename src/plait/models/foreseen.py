@@ -8,13 +8,15 @@ read it; and whether its head runs. It does not tell numbers: whether they are r
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING
+from transformers.utils import logging
 
 from plait.errors import ModelError
 from plait.models.admission import check_batch, check_config, refusal
@@ -25,6 +27,7 @@ from plait.models.head import family_head
 from plait.models.language_loading import without_weights
 from plait.models.layer_calls import LayerCalls
 from plait.models.mixer_proof import forgetful_mixer
+from plait.models.scalar_loading import without_reports
 
 META = torch.device("meta")
 DTYPE = torch.bfloat16
@@ -71,12 +74,22 @@ def check_layers(config: Mapping[str, Any], name: str) -> None:
 def _cause(text: str) -> str | None:
     """Why the self-check would refuse a `config.json`; None: nothing is known against it, or it asks for a number."""
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), _unsaid():
             return _fault(_read(text))
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError) as error:
         if isinstance(error, ModelError):
             raise
         return None
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """Transformers tells later, of what is computed with weights, which kernels are not installed: it says it once."""
+    try:
+        with without_reports():
+            yield
+    finally:
+        logging.warning_once.cache_clear()
 
 
 def _fault(config: Any) -> str | None:

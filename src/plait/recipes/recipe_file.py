@@ -28,7 +28,7 @@ from plait.recipes.keys import (
 )
 from plait.recipes.other_names import answer, answer_value
 from plait.recipes.recipe import Recipe, check_read
-from plait.settings import Settings
+from plait.settings import Settings, said_of_value
 from plait.yaml_text import parse
 
 NOTHING_SAID: Final = object()
@@ -200,9 +200,7 @@ def _explain(error: ValidationError, *section: str) -> list[str]:
         elif isinstance(cause := detail.get("ctx", {}).get("error"), ValueError):
             lines.append(f"key `{key}`: {cause}" if key else str(cause))  # which says what was found, and where
         else:
-            expected = detail["msg"][:1].lower() + detail["msg"][1:]
-            expected = "expected a list" if detail["type"] == "tuple_type" else expected
-            lines.append(f"key `{key}`: {expected}, found {shown(found)}{answer_value(key, found)}")
+            lines.append(f"key `{key}`: {said_of_value(detail)}, found {shown(found)}{answer_value(key, found)}")
     return lines
 
 

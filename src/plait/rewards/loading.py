@@ -7,7 +7,10 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
+import symtable
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +22,10 @@ _sources: dict[str, bytes] = {}
 """What files of the user's held when they were imported, by the names of their modules."""
 _MOST_FUNCTIONS = 6
 """Most functions of a file that are named where the one is not there that was asked for."""
+_MAKES_NAMES = re.compile(
+    r"import\s*\(?\s*\*|\b(global|globals|locals|vars|exec|setattr|__dict__|__getattr__|modules)\b"
+)
+"""Where this stands in a file, it may have names that only who runs it sees."""
 
 
 def split_path(path: str, *, key: str) -> tuple[str, str]:
@@ -45,6 +52,27 @@ def split_path(path: str, *, key: str) -> tuple[str, str]:
     elif not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError(f"`{key}`: `{module}` is neither a Python file nor a module name")
     return module, name
+
+
+def check_defined(path: str, *, key: str) -> None:
+    """See that a function of the user's is there, as far as its file tells without being run.
+
+    Raises:
+        ConfigError: as of `split_path`; or nothing in the file makes that name.
+    """
+    module_name, name = split_path(path, key=key)
+    if not module_name.endswith(".py"):
+        return
+    try:
+        source = Path(module_name).read_text(encoding="utf-8-sig")
+        made = symtable.symtable(source, module_name, "exec").get_symbols()
+    except (SyntaxError, ValueError, OSError):
+        return  # whoever runs it is told
+    names = {symbol.get_name() for symbol in made if symbol.is_assigned() or symbol.is_imported()}
+    first = name.partition(".")[0]
+    if first not in names and _MAKES_NAMES.search(source) is None:
+        functions = [s.get_name() for s in made if s.is_namespace() and s.get_name()[:1] != "_"]
+        raise _has_no(first, module_name, key, names, functions)
 
 
 def load_function(path: str, *, key: str = "reward.functions") -> Any:
@@ -77,9 +105,7 @@ def _loaded(module_name: str, name: str, path: str, key: str) -> Any:
     needs_object = False
     for part in name.split("."):
         if not hasattr(value, part):
-            close = difflib.get_close_matches(part, [entry for entry in dir(value) if not entry.startswith("_")], n=1)
-            hint = f"; did you mean `{close[0]}`?" if close else _said_of_functions(value)
-            raise ConfigError(f"`{key}`: `{module_name}` has no `{part}`{hint}")
+            raise _has_no(part, module_name, key, dir(value), _functions_of(value))
         needs_object = isinstance(value, type) and inspect.isfunction(inspect.getattr_static(value, part, None))
         value = getattr(value, part)
     if not callable(value):
@@ -90,13 +116,20 @@ def _loaded(module_name: str, name: str, path: str, key: str) -> Any:
     return value
 
 
-def _said_of_functions(module: Any) -> str:
-    """Which functions a module has of its own, the first of them; empty: none."""
+def _has_no(part: str, module_name: str, key: str, names: Iterable[str], functions: Sequence[str]) -> ConfigError:
+    """That a module has no such name, with the nearest that it has, or else the first of its own functions."""
+    close = difflib.get_close_matches(part, [name for name in names if not name.startswith("_")], n=1)
+    listed = f"; its functions: {', '.join(functions[:_MOST_FUNCTIONS])}" if functions else ""
+    hint = f"; did you mean `{close[0]}`?" if close else listed
+    return ConfigError(f"`{key}`: `{module_name}` has no `{part}`{hint}")
+
+
+def _functions_of(module: Any) -> list[str]:
+    """Names of the functions that a module has of its own."""
     if not isinstance(module, ModuleType):
-        return ""
+        return []
     functions = {name: value for name, value in vars(module).items() if inspect.isfunction(value)}
-    own = [name for name, value in functions.items() if value.__module__ == module.__name__ and name[:1] != "_"]
-    return f"; its functions: {', '.join(own[:_MOST_FUNCTIONS])}" if own else ""
+    return [name for name, value in functions.items() if value.__module__ == module.__name__ and name[:1] != "_"]
 
 
 def load_file(path: Path) -> ModuleType:

@@ -43,6 +43,7 @@ from plait.runtime.inputs.text_lengths import lengths_in
 from plait.runtime.inputs.tokenizers import check_draft_model, check_ids, check_reach, check_roles, load_tokenizer
 from plait.runtime.prediction.choosing import auto_plan, check_room
 from plait.runtime.prediction.fusing import with_order
+from plait.runtime.prediction.kept_plans import of_flow
 from plait.runtime.prediction.network import THIS_ONE, Machines
 from plait.runtime.prediction.run_planning import costs_of_run, planning_for_run, settled_by_costs
 from plait.runtime.prediction.spending import held_positions, is_searched, settled, spending
@@ -73,7 +74,7 @@ def prepare(
     """
     outlined = outline(recipe, to_come=to_come, trains=trains)
     check_device(recipe)
-    recipe, models, shapes, plan = outlined.recipe, outlined.models, outlined.shapes, kept.plan
+    recipe, models, shapes, plan = outlined.recipe, outlined.models, outlined.shapes, of_flow(kept.plan, outlined)
     if plan is None and not is_searched(recipe):
         plan = resolve_plan(recipe, outlined.flow, models, shapes, nodes=machines.count)
     _check_engine(recipe, plan)

@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from plait.cost.placement import resolve_plan
 from plait.errors import DataError
 from plait.recipes.recipe import Recipe
+from plait.runtime.api import run
 from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.inputs.prepared import NOTHING_KEPT, Kept
-from plait.runtime.prediction.kept_plans import kept_for
+from plait.runtime.prediction.kept_plans import kept_for, of_flow
+from plait.runtime.prepare import outline
 from plait.schedule.plan import Placement, Plan
+from tests.runs.profiles import keep_made_up_profile
 
 FOUND = Plan("auto", 2, (Placement("actor.train", "train", (0, 1), dp=2),))
 """The plan of a search for two devices of one machine."""
@@ -62,3 +66,47 @@ def test_a_plan_that_cannot_be_read_is_an_error_only_where_it_would_be_followed(
     with pytest.raises(DataError):
         kept_for(recipe, 1, begun)
     assert kept_for(recipe.model_copy(update={"plan": "split"}), 1, begun) == NOTHING_KEPT
+
+
+def test_a_plan_of_other_calls_than_the_flow_has_is_found_anew(
+    make_recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reference is there with `kl_coef`."""
+    alone, referred = (outline(make_recipe(options={"kl_coef": coef})) for coef in (0.0, 0.1))
+    plan = resolve_plan(alone.recipe, alone.flow, alone.models, alone.shapes)
+    assert of_flow(None, alone) is None
+    assert of_flow(plan, alone) is plan
+    assert capsys.readouterr().err == ""
+    assert of_flow(plan, referred) is None
+    assert "other calls than the plan that was found before (ref.logprobs)" in capsys.readouterr().err
+
+
+FLOW = """
+from plait.dataflow import Role, Prompts, per_group
+
+def flow(prompts: Prompts, actor: Role, ref: Role) -> None:
+    samples = actor.generate(prompts)
+    numbers = actor.logprobs(samples)
+    actor.train(samples, loss=loss, weights=per_group(weighed, numbers, name="weights"))
+
+def weighed(numbers):
+    return [each.mean() for each in numbers]
+
+def loss(batch, weights):
+    return batch.aggregate(-weights * batch.logprobs, "token-mean")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_run_whose_flow_has_another_call_goes_on(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(FLOW)
+    own = {"algorithm": f"{file}:flow", "options": {}, "reward.functions": []}
+    recipe = make_recipe(**own, devices=2, plan="auto", steps=1)
+    keep_made_up_profile(recipe)
+    run(recipe)
+    file.write_text(FLOW.replace("numbers = actor.logprobs", "numbers = ref.logprobs"))
+    assert run(recipe.model_copy(update={"steps": 2}), resume=True).step == 2
+    calls = {p.call for p in Plan.load(Path(recipe.run_dir) / "plan.json").placements}
+    assert calls == {"actor.generate", "ref.logprobs", "actor.train"}

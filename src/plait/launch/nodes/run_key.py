@@ -49,30 +49,33 @@ def leaders_key(folder: Path, environ: Mapping[str, str]) -> Iterator[bytes]:
         return
     path, text = folder / FILE, secrets.token_hex(32)
     _remove_stale(path)
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        _lock(file, path)
+    with contextlib.ExitStack() as stack:
+        file = _taken(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stack)
+        stack.callback(path.unlink, missing_ok=True)
         os.write(file, text.encode())
         os.fsync(file)
         yield hashlib.sha256(text.encode()).digest()
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(file)
 
 
 def _remove_stale(path: Path) -> None:
     """Remove the file of a leader that is there no more. Raises ConfigError where it is there."""
-    with contextlib.suppress(FileNotFoundError):
-        file = os.open(path, os.O_WRONLY)
-        try:
-            if not _lock(file, path):
-                raise ConfigError(
-                    f"another command leads a run in this folder, and has its key in {path}; end it, wait for it, or "
-                    "give another `run_dir`"
-                )
-            path.unlink()
-        finally:
-            os.close(file)
+    with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
+        _taken(path, os.O_WRONLY, stack)
+        path.unlink()
+
+
+def _taken(path: Path, flags: int, stack: contextlib.ExitStack) -> int:
+    """The file, opened and locked until the stack ends. Raises ConfigError where another leader has it, as one that
+    begins at the same time may."""
+    with contextlib.suppress(FileExistsError):
+        file = os.open(path, flags, 0o600)
+        stack.callback(os.close, file)
+        if _lock(file, path):
+            return file
+    raise ConfigError(
+        f"another command leads a run in this folder, and has its key in {path}; end it, wait for it, or give another "
+        "`run_dir`"
+    )
 
 
 def _lock(file: int, path: Path) -> bool:

@@ -32,7 +32,7 @@ from plait.observe.screen import say
 from plait.recipes.checks import prompt_limit
 from plait.recipes.recipe import Recipe
 from plait.recipes.trust import code_of
-from plait.rewards.loading import split_path
+from plait.rewards.loading import check_defined
 
 
 class RunData(NamedTuple):
@@ -212,17 +212,17 @@ def _in_keys_of(section: str) -> Iterator[None]:
 
 
 def check_files(recipe: Recipe) -> None:
-    """See that the files of data and of functions that a recipe names are there, before anything is loaded. Of a model
+    """See that the files of data and the functions that a recipe names are there, before anything is loaded. Of a model
     that is not there (`known_shapes`) a dry run reads neither.
 
     Raises:
-        ConfigError, DataError: one is not, or the path of a function has no form of one.
+        ConfigError, DataError: one is not, as far as files tell, or the path of a function has no form of one.
     """
     if is_shape(recipe.model):
         return
     for key, functions in code_of(recipe).items():
         for path in functions:
-            split_path(path, key=key)
+            check_defined(path, key=key)
     for section, settings in (("data", recipe.data), ("pretraining", recipe.pretraining)):
         if settings is not None:
             with _in_keys_of(section):

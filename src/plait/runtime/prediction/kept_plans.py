@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from plait.cost.placement import num_devices
+import sys
+
+from plait.cost.placement import num_devices, planned_models
 from plait.errors import DataError
+from plait.observe.screen import say
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.run_files import RunFiles
-from plait.runtime.inputs.prepared import Kept
+from plait.runtime.inputs.prepared import Kept, Outline
 from plait.runtime.prediction.spending import is_searched
-from plait.schedule.named_plans import AUTO
+from plait.schedule.completion import EVALUATE
+from plait.schedule.named_plans import AUTO, model_calls
 from plait.schedule.plan import Plan
 
 
@@ -25,6 +29,20 @@ def kept_for(recipe: Recipe, nodes: int, begun: RunFiles | None, planned: Plan |
     stored = None if begun is None else _stored(begun, recipe)
     fitting = (plan for plan in (stored, planned) if plan is not None and _fits(plan, recipe, nodes))
     return Kept(next(fitting, None), planned if stored is None else stored)
+
+
+def of_flow(plan: Plan | None, run: Outline) -> Plan | None:
+    """A plan that was found before, where it places the calls of the run's flow, and no others; else None, which is
+    said, and a plan is found anew: the file of the flow has changed since."""
+    if plan is None:
+        return None
+    placed = {p.call for p in plan.placements} - {EVALUATE}
+    calls = {node.call for node in model_calls(run.flow, planned_models(run.models, run.shapes))}
+    if placed == calls:
+        return plan
+    others = ", ".join(sorted(placed ^ calls))
+    say(f"the flow has other calls than the plan that was found before ({others}): one is found anew", file=sys.stderr)
+    return None
 
 
 def _fits(plan: Plan, recipe: Recipe, nodes: int) -> bool:
