@@ -46,6 +46,23 @@ def test_a_fault_is_raised_where_it_is_waited_for() -> None:
     assert move.is_done
 
 
+def test_a_fault_of_the_last_moment_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread ends when its deadline has passed, before anything looks whether it has."""
+    may_end = threading.Event()
+    move = BackgroundMove(moving(may_end, RunError("rank 1 is gone")), "samples", CPU)
+    thread, join = move._thread, move._thread.join
+
+    def is_alive() -> bool:
+        may_end.set()
+        join(10.0)
+        return False
+
+    monkeypatch.setattr(thread, "join", lambda seconds: None)
+    monkeypatch.setattr(thread, "is_alive", is_alive)
+    with pytest.raises(RunError, match="rank 1 is gone"):
+        move.finish(0.0)
+
+
 class Stream:
     """In the place of a GPU's stream, which is not through when the thread has asked for all."""
 
