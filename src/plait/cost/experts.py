@@ -77,8 +77,8 @@ def passing_elements(shape: ModelShape, tp: int) -> float:
     """Numbers of a pair of a token and an expert at the fullest moment of a forward without a backward, on a GPU.
 
     Every rank has rows of all pairs, those of other ranks too where experts are whole, as it asks for no number
-    (`parallel.whole_experts`). Either what entered and what the expert gives, that weighed and once more in the order of
-    tokens; or what entered, gate and up, their product and the activated gate. Masks are not counted, 2 % of it.
+    (`parallel.whole_experts`). Either what entered and what the expert gives, that weighed and once more in the order
+    of tokens; or what entered, gate and up, their product and the activated gate. Masks are not counted, 2 % of it.
     """
     inner = shape.expert_intermediate / (1 if are_whole(shape) else tp)
     return max(4 * shape.hidden, shape.hidden + 4 * inner)
