@@ -65,6 +65,6 @@ def step_bytes(shape: ModelShape, dtype: str, step: LargestStep, sizes: Parallel
 
 
 def _pairs_bytes(shape: ModelShape, width: int, tp: int) -> int:
-    """Of a token in a layer of experts, where it has one."""
+    """Bytes of all experts that a token goes to, in a layer of a mixture; 0 of other models."""
     pairs = shape.experts_per_token if shape.expert_layers else 0
     return round(width * pairs * passing_elements(shape, tp))
