@@ -8,7 +8,7 @@ from math import log, sqrt
 import numpy as np
 import pytest
 
-from plait.cost.experts import SPREAD, are_whole, fullest, pair_bytes, reached
+from plait.cost.experts import SPREAD, are_whole, fullest, pair_bytes, passing_elements, reached
 from plait.cost.model_work import ModelWork
 from tests.cost.test_model_costs import SHAPE
 
@@ -74,6 +74,15 @@ def test_what_pairs_keep_as_was_found() -> None:
     cut = replace(whole, expert_intermediate=4096)
     assert pair_bytes(cut, 2, 8, fused=True) + 2 * 3 * 8 * 512 == of_columns + 2 * 8 * 4 * (512 - 96)
     assert of_columns == pytest.approx(71890, rel=0.01)
+
+
+def test_what_passes_without_a_backward_by_hand() -> None:
+    """Of hidden size 64: four times that of a pair, or that once and four times its columns; whole experts have all of
+    theirs on every rank. Of two experts of 32 columns, 3 * 2 * 32 / tp are in `layer_bytes`."""
+    assert [passing_elements(NARROW, tp) for tp in (1, 2, 8)] == [256, 256, 256]
+    assert [passing_elements(WIDE, tp) for tp in (1, 2, 8)] == [64 + 4 * 128, 64 + 4 * 64, 256]
+    passing = [pair_bytes(NARROW, 2, tp, fused=True, by_masks=True) for tp in (1, 2)]
+    assert passing == [2 * 2 * (256 - 3 * 32), 2 * 2 * (256 - 3 * 16)]
 
 
 def test_the_share_of_a_layer_on_the_fullest_rank() -> None:

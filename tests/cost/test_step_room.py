@@ -33,6 +33,14 @@ def test_prompts_take_most_in_a_layer() -> None:
     assert most(1, Parallelism(1, 1, 3)) == 3 * [tokens * 2 * (4 * H + 4 * MLP)]
 
 
+def test_of_a_mixture_every_rank_has_all_pairs() -> None:
+    """Four experts of 96 columns for each token: their hidden states four times, on each of two ranks as on one."""
+    experts = {"experts": 16, "experts_per_token": 4, "expert_intermediate": 96, "expert_layers": 30}
+    mixture, step = replace(SHAPE, intermediate=0, **experts), LargestStep(PROMPTS, 0, filters=False)
+    for tp in (1, 2):
+        assert step_bytes(mixture, "bfloat16", step, Parallelism(1, tp)) == (PROMPTS * 2 * (4 * H + 4 * 4 * H),)
+
+
 @pytest.mark.parametrize(
     ("rows", "filters", "of_number"),
     [

@@ -46,6 +46,25 @@ def test_a_fault_is_raised_where_it_is_waited_for() -> None:
     assert move.is_done
 
 
+def test_a_fault_of_the_last_moment_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread ends when its deadline has passed, before anything looks whether it has."""
+    may_end = threading.Event()
+
+    class Late(threading.Thread):
+        def join(self, timeout: float | None = None) -> None:
+            assert not may_end.is_set()
+
+        def is_alive(self) -> bool:
+            may_end.set()
+            super().join(10.0)
+            return False
+
+    monkeypatch.setattr(threading, "Thread", Late)
+    move = BackgroundMove(moving(may_end, RunError("rank 1 is gone")), "samples", CPU)
+    with pytest.raises(RunError, match="rank 1 is gone"):
+        move.finish(0.0)
+
+
 class Stream:
     """In the place of a GPU's stream, which is not through when the thread has asked for all."""
 

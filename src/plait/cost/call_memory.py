@@ -179,6 +179,7 @@ def micro_batch_bytes(
             tp=sizes.tp,
             splits_tokens=mode == "train" and recipe.sequence_parallel,
             by_kernel=recipe.device == "cuda",
+            by_masks=recipe.device == "cuda" and mode != "train",
             balanced=mode == "train" and is_balanced(model.role, recipe),
         ),
         recipe.lora if mode == "train" else NO_LORA,

@@ -56,14 +56,29 @@ def reached(shape: ModelShape, tokens: Tokens, tp: int) -> Tokens:
     return least
 
 
-def pair_bytes(shape: ModelShape, width: int, tp: int, *, fused: bool) -> int:
+def pair_bytes(shape: ModelShape, width: int, tp: int, *, fused: bool, by_masks: bool = False) -> int:
     """Bytes of a token in a layer of experts that the fullest of `tp` ranks keeps for the backward, beyond what
     `working_memory.layer_bytes` says, which divides the inner elements of a token evenly.
 
     Of each pair of a token and an expert: what enters and what the expert gives, and four times its inner elements, as
     experts are computed by the family's own code. Of experts that are cut by columns, every rank has all pairs.
+
+    Args:
+        by_masks: in a forward without a backward, on a GPU (`passing_elements`).
     """
     pairs, share = shape.experts_per_token * shape.expert_layers / shape.layers, fullest(shape, tp)
+    evenly = (3 if fused else 4) * shape.expert_intermediate / tp
     ends = 2 * shape.hidden * (share if are_whole(shape) else 1.0)
-    inner = shape.expert_intermediate * (4 * share - (3 if fused else 4) / tp)
-    return round(width * pairs * (ends + inner))
+    elements = passing_elements(shape, tp) if by_masks else ends + 4 * shape.expert_intermediate * share
+    return round(width * pairs * (elements - evenly))
+
+
+def passing_elements(shape: ModelShape, tp: int) -> float:
+    """Numbers of a pair of a token and an expert at the fullest moment of a forward without a backward, on a GPU.
+
+    Every rank has rows of all pairs, those of other ranks too where experts are whole, as it asks for no number
+    (`parallel.whole_experts`). Either what entered and what the expert gives, that weighed and once more in the order
+    of tokens; or what entered, gate and up, their product and the activated gate. Masks are not counted, 2 % of it.
+    """
+    inner = shape.expert_intermediate / (1 if are_whole(shape) else tp)
+    return max(4 * shape.hidden, shape.hidden + 4 * inner)

@@ -106,6 +106,7 @@ def forward_memory(
                 tp=sizes.tp,
                 splits_tokens=train and workload.sequence_parallel,
                 by_kernel=workload.device == "cuda",
+                by_masks=workload.device == "cuda" and not train,
                 balanced=train and beside.balanced,
             ),
             workload.lora if train else NO_LORA,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plait.cost.experts import passing_elements
 from plait.layout.mesh import Parallelism
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
@@ -51,7 +52,8 @@ def step_bytes(shape: ModelShape, dtype: str, step: LargestStep, sizes: Parallel
     states = width * shape.hidden
     attention = 3 * shape.heads * shape.head_dim + 4 * shape.kv_heads * shape.head_dim
     # The embedding, the layer's input, the residual and its norm; gate, up, the activated gate and their product.
-    layer = step.tokens * (4 * states + width * max(4 * shape.active_intermediate, attention) // tp)
+    within = max(width * max(4 * shape.active_intermediate, attention) // tp, _pairs_bytes(shape, width, tp))
+    layer = step.tokens * (4 * states + within)
     # As they are computed, and once more beside those of samples that start, or against which they are held. With them
     # either what ranks of tp gather them from, or what draws, or what compares.
     gathered = (width + width // tp) * step.rows if tp > 1 else 0
@@ -60,3 +62,9 @@ def step_bytes(shape: ModelShape, dtype: str, step: LargestStep, sizes: Parallel
     numbers = 2 * width * step.rows + max(gathered, drawing, compared)
     head = step.tokens * states + shape.vocabulary * numbers
     return (*(layer,) * (sizes.pp - 1), max(layer, head))
+
+
+def _pairs_bytes(shape: ModelShape, width: int, tp: int) -> int:
+    """Bytes of all experts that a token goes to, in a layer of a mixture; 0 of other models."""
+    pairs = shape.experts_per_token if shape.expert_layers else 0
+    return round(width * pairs * passing_elements(shape, tp))

@@ -98,6 +98,7 @@ class Blocks:
     tp:            ranks that divide them
     splits_tokens: what enters a block, norms and residuals are divided over tp, too (`sequence_parallel`)
     by_kernel:     attention is one kernel, as on GPUs (`flash_plan`, `flex_plan`), which keeps no weights
+    by_masks:      of a forward without a backward, on a GPU (`experts.passing_elements`)
     balanced:      logits of routers are kept for a loss of theirs (`optimizer.router_aux_loss_coef`), by each rank of
                    tp all of them, of a block that is computed again as well
     """
@@ -108,6 +109,7 @@ class Blocks:
     tp: int = 1
     splits_tokens: bool = False
     by_kernel: bool = False
+    by_masks: bool = False
     balanced: bool = False
 
 
@@ -156,7 +158,7 @@ def activation_bytes(shape: ModelShape, batch: LargestBatch, blocks: Blocks, low
     between, within = layer_bytes(shape, blocks.width, fused=blocks.fused, by_kernel=blocks.by_kernel)
     ways = blocks.tp if blocks.splits_tokens else 1
     kept = between // ways + within // blocks.tp + blocks.width * low // shape.layers
-    kept += pair_bytes(shape, blocks.width, blocks.tp, fused=blocks.fused)
+    kept += pair_bytes(shape, blocks.width, blocks.tp, fused=blocks.fused, by_masks=blocks.by_masks)
     count = 1 if blocks.checkpointed else shape.layers
     inputs = _inputs(shape, blocks) if blocks.checkpointed else 0
     kept_scores = 0 if blocks.by_kernel else min(KEPT_SCORES, shape.heads * batch.scores)

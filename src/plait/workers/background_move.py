@@ -57,11 +57,11 @@ class BackgroundMove:
         """
         until = time.monotonic() + seconds
         self._thread.join(seconds)
-        if self._error is not None:
-            raise self._error
-        while not self.is_done and (left_s := until - time.monotonic()) > 0:
+        while not (is_done := self.is_done) and (left_s := until - time.monotonic()) > 0:
             time.sleep(min(LOOK_S, left_s))
-        return self.is_done
+        if self._error is not None:  # looked at last: the thread may have ended since
+            raise self._error
+        return is_done
 
     def finish(self, deadline_s: float) -> MoveReport:
         """Until it is through. What this thread asks the device for from now on finds what has come.

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.step3p7.modeling_step3p7 import Step3p7Experts
 
 from plait.models.parallel.whole_experts import OwnExperts, keep_experts, whole_experts
 from plait.models.scalar_loading import scalar_of
 from tests.models.tiny import tiny, tiny_model
+from tests.reallocation.live_memory import LiveMemory
 
 CUTS = [(0, 2, 4), (0, 1, 3, 4), (0, 4)]
 TOKENS = 7
@@ -88,6 +91,38 @@ def test_what_a_gpu_generates_by_asks_for_no_number(family: str) -> None:
             asked_TH = part(hidden_TH, chosen_TK, weights_TK)
         assert torch.allclose(found_TH, expected_TH, rtol=1e-5, atol=1e-6)
         assert torch.allclose(asked_TH, expected_TH, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [96, 256])
+@pytest.mark.parametrize("bounds", [(0, 4), (0, 2), (3, 4)], ids=str)
+def test_what_passes_without_a_backward_is_as_large_on_every_rank(bounds: tuple[int, int], width: int) -> None:
+    """Rows of all pairs, as forecasts have it (`cost.experts.passing_elements`), and masks: of a hidden size of 256,
+    1,024 numbers of a pair where experts have 96 columns, 1,280 where they have 256."""
+    experts = experts_of("qwen3_moe", dtype=torch.bfloat16, hidden_size=256, moe_intermediate_size=width)
+    draw = torch.Generator().manual_seed(0)
+    hidden_TH = torch.randn(128, 256, dtype=torch.bfloat16, generator=draw)
+    chosen_TK = torch.rand(128, 4, generator=draw).argsort(-1)[:, :2]
+    weights_TK = torch.rand(128, 2, dtype=torch.bfloat16, generator=draw)
+    part = part_of(experts, *bounds)
+    part._is_expert_parallel = True
+    given = {"hidden": hidden_TH, "chosen": chosen_TK, "weights": weights_TK, **part.state_dict()}
+    with torch.no_grad(), LiveMemory(given) as live:
+        part(hidden_TH, chosen_TK, weights_TK)
+    expected = 128 * 2 * 2 * max(4 * 256, 256 + 4 * width)
+    assert expected <= live.peak_bytes <= 1.03 * expected
+
+
+def test_a_family_without_grouped_products_asks_for_numbers() -> None:
+    """On a GPU, too: Step-3.7 has a loop over experts, and no configuration beside them."""
+    sizes = {"num_local_experts": 4, "hidden_size": 32, "moe_intermediate_size": 24, "hidden_act": "silu"}
+    experts = Step3p7Experts(SimpleNamespace(**sizes)).double()
+    for number, param in enumerate(experts.parameters()):
+        torch.nn.init.normal_(param, generator=torch.Generator().manual_seed(number))
+    parts = [part_of(experts, *bounds) for bounds in ((0, 3), (3, 4))]
+    for part in parts:
+        part._is_expert_parallel = True
+    with torch.no_grad():
+        near(sum(part(*routed()) for part in parts), experts(*routed()))
 
 
 def test_sums_are_made_in_float32() -> None:

@@ -57,7 +57,7 @@ class Enter:
 
 @dataclass(eq=False)
 class EnterExperts:
-    """Routing weights weigh this rank's part of every expert alone, so their gradients are parts too."""
+    """Routing weights weigh what this rank has of the experts alone, so their gradients are parts too."""
 
     copies: Copies
 

@@ -61,10 +61,9 @@ class OwnExperts:
 
     def __call__(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
         hidden_TH, chosen_TK, weights_TK = (*args, *kwargs.values())
-        asks = not self.layer._is_expert_parallel or self.layer.config._experts_implementation == "eager"
-        if asks or torch.is_grad_enabled():
-            return self.by_pairs(hidden_TH, chosen_TK, weights_TK)
-        return self.by_masks(hidden_TH, chosen_TK, weights_TK)
+        if self.layer._is_expert_parallel and _are_grouped(self.layer) and not torch.is_grad_enabled():
+            return self.by_masks(hidden_TH, chosen_TK, weights_TK)
+        return self.by_pairs(hidden_TH, chosen_TK, weights_TK)
 
     def by_pairs(self, hidden_TH: Tensor, chosen_TK: Tensor, weights_TK: Tensor) -> Tensor:
         """[T, H] of int64 numbers of experts and their weights. What a token's experts add is summed up in their order,
@@ -92,3 +91,10 @@ class OwnExperts:
 
     def _computed(self, hidden: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
         return type(self.layer).forward(self.layer, hidden, numbers, weights)
+
+
+def _are_grouped(layer: Any) -> bool:
+    """Whether products of all experts are made at once. Some families (Step-3.7) have a loop alone, and no
+    configuration that says so."""
+    config = getattr(layer, "config", None)
+    return config is not None and config._experts_implementation != "eager"
