@@ -26,9 +26,10 @@ from tests.runs.test_on_update import wait_until
 from tests.runs.test_resume import kill
 
 Way = Callable[[Drawn, str, Any], Recipe]
-SEEDS = (*range(30), 696, 760)
-QUICK = (696, 760)
-"""On one rank each. The first is killed; the second has tools, turns and stop strings."""
+SEEDS = (*range(30), 696, 760, 1387)
+"""The last but one has tools, turns and stop strings."""
+QUICK = (696, 1387)
+"""On one rank each. The first is killed; the second has turns and stop strings."""
 UNFIT = range(60)
 QUICK_UNFIT = range(6)
 
