@@ -50,7 +50,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "shared": ("deepseek_v3", {"sampling.router_replay": True, **PART}, {"sampling.max_running": 3}),
 }
 """Name → family, keys of what is trained, and keys that change nothing. Of five experts ranks have uneven numbers."""
-FIVE = {"num_experts": 5, "num_local_experts": 5, "n_routed_experts": 5}
+FIVE: dict[str, Any] = {"num_experts": 5, "num_local_experts": 5, "n_routed_experts": 5}
 SEEDS_OF_MIXTURES = {2: 2, 4: 2}
 SEEDS_OF = {1: 1, 2: 2, 4: 2}
 """Ranks → seeds of each flow."""
