@@ -79,7 +79,7 @@ def tokens_of(run_dir: Path) -> dict[str, list[tuple[str, list[int], str]]]:
 
 
 def assert_equal_runs(found: Path, expected: Path, tolerance: float = 1e-9) -> None:
-    """Identical tokens; every metric and every weight within `tolerance`."""
+    """Identical tokens; every metric and every weight within `tolerance`. A metric without a number is so in both."""
     assert tokens_of(found) == tokens_of(expected)
     mine, theirs = metrics_of(found), metrics_of(expected)
     assert [row.keys() for row in mine] == [row.keys() for row in theirs]
@@ -87,7 +87,7 @@ def assert_equal_runs(found: Path, expected: Path, tolerance: float = 1e-9) -> N
         (int(row["step"]), name): (row[name], other[name])
         for row, other in zip(mine, theirs, strict=True)
         for name in row
-        if not abs(row[name] - other[name]) <= tolerance * max(1.0, abs(other[name]))
+        if row[name] != pytest.approx(other[name], rel=tolerance, abs=tolerance, nan_ok=True)
     }
     assert not far, far
     weights, others = (load_file(_final(folder)) for folder in (found, expected))

@@ -4,10 +4,11 @@ losses of two rollouts in one step, beside the examples that do more."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.models.tiny import save_tiny
+from tests.models.tiny import save_tiny, tiny_tokenizer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FLOWS = """
@@ -98,6 +99,7 @@ JUDGED, ATTEMPTED = "PLACE/newer.py:judged", "PLACE/newer.py:attempted"
 DEMONSTRATED = f"{EXAMPLES}/demonstrated.py:demonstrated"
 TOLD, SHOWN = (f"{EXAMPLES}/self_distillation.py:{name}" for name in ("sdpo", "sdft"))
 TRACKED = f"{EXAMPLES}/newer_advantages.py:newer"
+"""Without its `covariant`: a penalty |log ρ| begins at ρ = 1, where the sign of its gradient is that of rounding."""
 OF_FILES = (JUDGED, ATTEMPTED, DEMONSTRATED, TOLD, SHOWN, TRACKED)
 
 CALLS: dict[str, tuple[str, ...]] = {
@@ -117,6 +119,17 @@ KEEP_STATE = ("qwen3_5_text", "qwen3_next", "olmo_hybrid", "bamba", "falcon_h1",
 KEEP_STATE += ("nemotron_h", "lfm2_moe")
 FAMILIES = (*dict.fromkeys((*EXPERTS, *KEEP_STATE, "gemma2", "qwen3")),)
 
+_MESSAGES = (
+    "{% for tool in tools or [] %}<|im_start|>tools\n{{ tool.name }}{{ mark }}END{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% for call in message.tool_calls or [] %}{{ call.name }}({{ call.arguments.numbers }}){% endfor %}"
+    "{{ message.content }}END{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TEMPLATES = {name: _MESSAGES.replace("END", end) for name, end in (("closed", "<|im_end|>\n"), ("open", ""))}
+"""Chat templates that write tools, and what calls them; in the second a turn ends where the next one opens."""
+WITH_TOOLS = tuple(f"{family}-{template}" for family in ("qwen3", "qwen3_moe") for template in TEMPLATES)
+"""Models with such a template."""
+
 
 def fill_more(place: Path) -> None:
     """What the recipes name beyond `placed_runs.fill`; models are made as they are drawn."""
@@ -126,10 +139,30 @@ def fill_more(place: Path) -> None:
         for i in range(12)
     ]
     (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "calls.jsonl").write_text("".join(json.dumps(_with_calls(i)) + "\n" for i in range(12)))
 
 
-def make_family(place: Path, keys: dict[str, Any]) -> None:
-    """The model of a recipe, where that is one of `FAMILIES`."""
-    name = str(keys.get("model", "")).removeprefix("PLACE/")
-    if name in FAMILIES and not (place / name).exists():
-        save_tiny(place / name, family=name, weight_scale=0.05 if name in KEEP_STATE else 0.2)
+def _with_calls(i: int) -> dict[str, Any]:
+    """A row of data that says which tools there are; in every other one they have been called."""
+    asked = {"role": "user", "content": f"what is {i} plus 4?"}
+    call = {"name": "sum", "arguments": json.dumps({"numbers": [i, 4]})}
+    called = {"role": "assistant", "content": "", "tool_calls": [call]}
+    told = [called, {"role": "tool", "content": f"it is {i + 4}"}] if i % 2 else []
+    return {"prompt": [asked, *told], "tools": [{"name": name} for name in ("sum", "less")[: 1 + i % 3 % 2]]}
+
+
+def family_of(keys: Mapping[str, Any]) -> str:
+    """Of the model of a recipe; empty where that is none of these."""
+    return str(keys.get("model", "")).removeprefix("PLACE/").partition("-")[0]
+
+
+def make_family(place: Path, keys: Mapping[str, Any]) -> None:
+    """The model of a recipe, where that is of one of `FAMILIES`."""
+    family, name = family_of(keys), str(keys.get("model", "")).removeprefix("PLACE/")
+    if family not in FAMILIES or (place / name).exists():
+        return
+    save_tiny(place / name, family=family, weight_scale=0.05 if family in KEEP_STATE else 0.2)
+    if template := TEMPLATES.get(name.partition("-")[2]):
+        tokenizer = tiny_tokenizer()
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(place / name)

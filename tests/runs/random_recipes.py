@@ -71,6 +71,11 @@ AHEAD = (
     {"max_staleness": 2, "on_update": "keep", "tokens_per_version": 4},
     {"max_staleness": 2, "on_update": "recompute", "tokens_per_version": 7},
 )
+CALLS = tuple(
+    {"model": f"PLACE/{name}", "data.source": "PLACE/calls.jsonl", "data.chat_template_kwargs": {"mark": mark}}
+    for name in flows.WITH_TOOLS
+    for mark in ("!", "")
+)
 DREW = {"reward.functions": None}
 WHAT = (
     Draw(1, _one("steps", 2, 3, 4)),
@@ -122,11 +127,12 @@ WHAT = (
     Draw(0.5, _one("options.live", True), (flows.TOLD, flows.SHOWN)),
     Draw(1, _one("options.success", 0.5), (flows.TOLD,)),
     Draw(1, _one("options.advantage", "maxrl", "pass_at_k", "best", "tracked"), (flows.TRACKED,)),
-    Draw(0.5, _one("options.covariant", 0.1), (flows.TRACKED,)),
     Draw(0.4, _one("options.mini_batches", 2), (flows.JUDGED, flows.DEMONSTRATED, flows.TOLD, flows.TRACKED)),
     Draw(0.5, _one("options.loss_type", "ipo", "hinge"), ("dpo",)),
     Draw(0.5, _one("options.mini_batches", 2), (*ON_PAIRS, "sft")),
     Draw(0.35, _one("model", *(f"PLACE/{name}" for name in flows.FAMILIES))),
+    Draw(0.25, CALLS, (*BUILT_IN, flows.JUDGED, flows.ATTEMPTED)),
+    Draw(0.3, _one("sampling.stop", ["7"], ["e", "12", "\n"]), ROLLOUTS),
     Draw(0.5, _one("optimizer.router_aux_loss_coef", 0.02)),
     Draw(0.6, _one("sampling.router_replay", True), ROLLOUTS),
     Draw(0.25, _one("lora.rank", 1, 4)),
@@ -226,7 +232,7 @@ def _leave_what_goes_with_options(algorithm: str, what: dict[str, Any]) -> None:
 
 
 def _leave_what_a_model_can(algorithm: str, what: dict[str, Any], how: dict[str, Any]) -> None:
-    family = str(what.get("model", "")).removeprefix("PLACE/")
+    family = flows.family_of(what)
     several_draw = algorithm == flows.ATTEMPTED or (algorithm == flows.JUDGED and "options.own" not in what)
     if family not in flows.EXPERTS or several_draw:
         _without(what, "sampling.router_replay")
@@ -236,7 +242,7 @@ def _leave_what_a_model_can(algorithm: str, what: dict[str, Any], how: dict[str,
         _without(how, "sampling.speculation", "sampling.draft_model", "sampling.prefix_cache_tokens", "rebalance")
         if what.get("on_update") == "keep":
             what["on_update"] = "recompute"
-    if family in ("olmo_hybrid", "qwen3_next", *set(flows.EXPERTS).difference(flows.BALANCED)):
+    if family in ("olmo_hybrid", *flows.EXPERTS):
         _without(how, "sequence_parallel")
 
 
@@ -278,7 +284,7 @@ def _plan(chance: random.Random, algorithm: str, what: dict[str, Any]) -> str | 
         return chance.choice(
             [*named, "standalone 3"] if 1 < len(roles) <= 3 and algorithm not in WITH_CRITIC else named
         )
-    keeps_state = str(what.get("model", "")).removeprefix("PLACE/") in flows.KEEP_STATE
+    keeps_state = flows.family_of(what) in flows.KEEP_STATE
     plan = random_plan(calls, chance.choice((1, 2, 2) if keeps_state else (1, 2, 2, 3)), str(chance.random()))
     if keeps_state or "on_update" in what:
         plan = {call: text for call, text in plan.items() if not call.endswith(" prefill")}

@@ -3,14 +3,17 @@ plan is printed where it fails. float64, as in `test_placements`."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from tests.models.tiny import save_tiny
 from tests.runs.placed_runs import GRPO, OWN, PPO, SAFE, Flow, where
 from tests.runs.plans import assert_equal_runs
 
@@ -36,6 +39,19 @@ FLOWS: dict[str, tuple[Flow, tuple[str, ...]]] = {
         ("actor.generate", "actor.train", "actor.logprobs", "ref.logprobs", "critic.train", "critic.values"),
     ),
 }
+MIXTURE = ("actor.generate", "actor.train", "ref.logprobs")
+ROUTED = {"sampling.router_replay": True, "optimizer.router_aux_loss_coef": 0.1}
+PART = {"sampling.top_p": 0.9, "sampling.min_p": 0.1}
+MIXTURES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "narrow": ("qwen3_moe", {**ROUTED, **PART}, {"sampling.speculation": 2, "rebalance": "auto"}),
+    "adapters": ("qwen3_moe", {"lora.rank": 2, "sampling.router_replay": True}, {"sampling.decode_groups": 3}),
+    "wide": ("mixtral", {**ROUTED, **PART}, {"sampling.speculation": 2, "sampling.decode_groups": 3}),
+    "sinks": ("gpt_oss", ROUTED, {"rebalance": "auto"}),
+    "shared": ("deepseek_v3", {"sampling.router_replay": True, **PART}, {"sampling.max_running": 3}),
+}
+"""Name → family, keys of what is trained, and keys that change nothing. Of five experts ranks have uneven numbers."""
+FIVE: dict[str, Any] = {"num_experts": 5, "num_local_experts": 5, "n_routed_experts": 5}
+SEEDS_OF_MIXTURES = {2: 2, 4: 2}
 SEEDS_OF = {1: 1, 2: 2, 4: 2}
 """Ranks → seeds of each flow."""
 
@@ -115,6 +131,40 @@ def test_a_random_plan_changes_nothing(
     recipe = placed(algorithm, name, steps=STEPS, **keys, **where(place, name, plan))
     run(recipe)
     assert_equal_runs(recipe.run_dir, reference(algorithm, steps=STEPS, **keys))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "seed"),
+    [(name, ranks, seed) for name in MIXTURES for ranks, seeds in SEEDS_OF_MIXTURES.items() for seed in range(seeds)],
+)
+def test_a_random_plan_of_a_mixture_changes_nothing(
+    name: str,
+    num_ranks: int,
+    seed: int,
+    place: Path,
+    placed: Callable[..., Recipe],
+    reference: Callable[..., Path],
+) -> None:
+    """Each plan divides experts over ranks that have the same tokens."""
+    plan = plan_with_tp(MIXTURE, num_ranks, f"{name}-{num_ranks}-{seed}")
+    print(plan)
+    family, what, how = MIXTURES[name]
+    model = place / f"five-{family}"
+    if not model.exists():
+        save_tiny(model, family=family, weight_scale=0.05, **FIVE)
+    keys = GRPO[1] | what | {"model": str(model), "steps": STEPS}
+    run_dir = f"{name}-{num_ranks}-{seed}"
+    recipe = placed("grpo", run_dir, **keys, **how, **where(place, run_dir, plan))
+    run(recipe)
+    assert_equal_runs(recipe.run_dir, reference("grpo", **keys))
+
+
+def plan_with_tp(calls: tuple[str, ...], num_ranks: int, seed: str) -> dict[str, str]:
+    """The first random plan with tp where the policy is trained or generates."""
+    plans = (random_plan(calls, num_ranks, f"{seed}-{number}") for number in itertools.count())
+    has_tp = lambda text: "tp1" not in text.partition("|")[0]
+    return next(plan for plan in plans if has_tp(plan["actor.train"]) or has_tp(plan["actor.generate"]))
 
 
 def test_plans_are_reproducible_and_differ() -> None:

@@ -3,6 +3,7 @@ test's id is the seed of all, and they are printed where it fails. float64, as i
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +26,10 @@ from tests.runs.test_on_update import wait_until
 from tests.runs.test_resume import kill
 
 Way = Callable[[Drawn, str, Any], Recipe]
-SEEDS = (*range(30), 352)
-QUICK = (15, 352)
-"""On one rank each, the first of them killed."""
+SEEDS = (*range(30), 696, 760, 1387)
+"""The last but one has tools, turns and stop strings."""
+QUICK = (696, 1387)
+"""On one rank each. The first is killed; the second has turns and stop strings."""
 UNFIT = range(60)
 QUICK_UNFIT = range(6)
 
@@ -69,10 +71,13 @@ def test_no_way_to_run_a_recipe_changes_what_it_comes_to(seed: int, way: Way) ->
 
 
 def ended_in_step(recipe: Recipe, steps: int) -> None:
-    """Run, and kill it when so many steps are recorded, wherever it is by then."""
+    """Run, and kill it when so many steps are recorded, wherever it is by then. Where it ends before that it has
+    failed."""
     running, rows = forked(lambda: run(recipe)), recipe.run_dir / "metrics.jsonl"
-    wait_until(lambda: rows.is_file() and len(rows.read_text().splitlines()) >= steps)
+    recorded = lambda: rows.is_file() and len(rows.read_text().splitlines()) >= steps
+    wait_until(lambda: recorded() or os.waitid(os.P_PID, running, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
     kill(running)
+    assert recorded(), f"it ended before it had recorded {steps} steps; its error is in what was captured of stderr"
 
 
 @pytest.mark.parametrize("seed", slow_but(QUICK_UNFIT, UNFIT))

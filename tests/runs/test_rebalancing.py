@@ -14,6 +14,7 @@ from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from tests.cases import slow_but
+from tests.models.tiny import save_tiny
 from tests.runs.plan_files import write_plan
 from tests.runs.plans import assert_equal_columns, assert_equal_runs
 
@@ -44,11 +45,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     "speculation": {"sampling.speculation": 3},
     "samples wait": {"sampling.max_running": 4},
     "from a part": {"sampling.top_p": 0.9},
+    "mixture": {"sampling.router_replay": True, "sampling.top_p": 0.9},
 }
 
 
 CASES = [
     *(("dp2", change) for change in CHANGES),
+    ("tp2 beside one", "mixture"),
     ("leader last", "plain"),
     *((plan, change) for plan in ("tp2 beside one", "prompts apart") for change in ("plain", "speculation")),
 ]
@@ -66,6 +69,9 @@ def test_moves_change_nothing(make_recipe: Callable[..., Recipe], tmp_path: Path
     """The moves of the second step are given as decisions that a run before had made: half of the samples go over
     when 20 are left, the bulk of them ahead, and others come back when 12 are, of which some are computed again."""
     keys = KEYS | CHANGES[change]
+    if change == "mixture":
+        model = save_tiny(tmp_path / "experts", family="qwen3_moe", num_experts=5, weight_scale=0.05)
+        keys |= {"model": str(model)}
     one = make_recipe(**(keys | {"steps": 2}), run_dir=str(tmp_path / "one"))
     run(one)
     keys |= {"rebalance": "auto", "plan": str(write_plan(tmp_path, "plan", PLANS[plan]))}
