@@ -33,7 +33,7 @@ def helper(samples):
             ["in flow", "    helper(samples)", "in helper", "samples + 1"],
         ),
         ("def flow(:\n", "flow.py:1: SyntaxError: invalid syntax", ["    def flow(:"]),
-        ("raise SystemExit(0)\n", "flow.py:1: SystemExit: 0", ["    raise SystemExit(0)"]),
+        ("raise SystemExit(0)\n" + FLOW, "flow.py:1: SystemExit: 0", ["    raise SystemExit(0)"]),
     ],
 )
 def test_the_users_own_lines_and_exit_code_2(
