@@ -32,6 +32,9 @@ def test_what_was_said_is_said_again_with_the_summary(tmp_path: Path, capsys: py
     )
     assert table[-1].split()[:5] == ["truncation", "warning", "2", "4", "1"]
     assert run(capsys, "doctor", begun(tmp_path / "sound", 0.1, 0.2))[1] == "steps: 2; the doctor found nothing\n"
+    assert (
+        run(capsys, "doctor", begun(tmp_path / "broken_off"))[1] == "no step has ended that the doctor could look at\n"
+    )
 
 
 def test_a_folder_without_a_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

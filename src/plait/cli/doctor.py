@@ -45,7 +45,10 @@ def _say_findings(folder: Path) -> None:
     for finding in seen.read(files.doctor):
         say(str(finding))
     count = len(read_steps(files.metrics)) if os.path.isfile(files.metrics) else 0
-    say(f"\n{summary}" if (summary := seen.summary_text()) else f"steps: {count}; the doctor found nothing")
+    nothing = (
+        f"steps: {count}; the doctor found nothing" if count else "no step has ended that the doctor could look at"
+    )
+    say(f"\n{summary}" if (summary := seen.summary_text()) else nothing)
 
 
 def _say_engines() -> None:
