@@ -68,6 +68,7 @@ TOGETHER: dict[str, tuple[Flow, dict[str, str]]] = {
     "adapted-tp2": (ADAPTED, TP2),
     "kept-tp2": (KEPT, TP2),
     "routed-pp2": (ALONE["routed"], PP2),
+    "routed-tp2": (ALONE["routed"], TP2),
     "qwen3_5_text-tp2": (ALONE["qwen3_5_text"], TP2),
     "bamba-pp2": (ALONE["bamba"], PP2),
     "summed-pp2": (SUMMED, PP2),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +88,14 @@ def test_what_does_not_go_together_is_refused_before_work_by_a_key(seed: int, wa
     keys = {*drawn.flow[1], *drawn.ways, *(f"options.{key}" for key in drawn.flow[1]["options"]), "plan"}
     keys |= {key.partition(".")[0] for key in keys}
     for name, plan in ((f"unfit-{seed}", drawn.plan), (f"unfit-plain-{seed}", None)):
-        if said := refusal(way(drawn, name, plan)):
+        if said := refusal(partial(way, drawn, name, plan)):
             assert keys.intersection(re.findall(r"`([a-z_.]+)`", said)), f"it names none of what was drawn: {said}"
 
 
-def refusal(recipe: Recipe) -> str:
+def refusal(make: Callable[[], Recipe]) -> str:
+    """What a recipe is refused with as it is read, or as its run is prepared; empty: it is not."""
     try:
-        prepare(recipe)
+        prepare(make())
     except UserError as error:
         return str(error)
     return ""
