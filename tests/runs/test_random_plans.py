@@ -7,7 +7,7 @@ import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -111,26 +111,33 @@ def _options(chance: random.Random, call: str, staged: bool) -> str:
     return "".join(f" {word}" for word in words)
 
 
+class OnPlan(Protocol):
+    def __call__(self, name: str, flow: Flow, plan: dict[str, str], **how: Any) -> None: ...
+
+
+@pytest.fixture
+def changes_nothing(place: Path, placed: Callable[..., Recipe], reference: Callable[..., Path]) -> OnPlan:
+    """`changes_nothing(name, (algorithm, keys), plan, **how)`: a run by the plan is that of one process."""
+
+    def compare(name: str, flow: Flow, plan: dict[str, str], **how: Any) -> None:
+        print(plan)
+        algorithm, keys = flow
+        recipe = placed(algorithm, name, steps=STEPS, **keys, **how, **where(place, name, plan))
+        run(recipe)
+        assert_equal_runs(recipe.run_dir, reference(algorithm, steps=STEPS, **keys))
+
+    return compare
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flow", "num_ranks", "seed"),
     [(flow, ranks, seed) for flow in FLOWS for ranks, seeds in SEEDS_OF.items() for seed in range(seeds)],
 )
-def test_a_random_plan_changes_nothing(
-    flow: str,
-    num_ranks: int,
-    seed: int,
-    place: Path,
-    placed: Callable[..., Recipe],
-    reference: Callable[..., Path],
-) -> None:
-    (algorithm, keys), calls = FLOWS[flow]
-    plan = random_plan(calls, num_ranks, f"{flow}-{num_ranks}-{seed}")
-    print(plan)
+def test_a_random_plan_changes_nothing(flow: str, num_ranks: int, seed: int, changes_nothing: OnPlan) -> None:
+    runs, calls = FLOWS[flow]
     name = f"{flow}-{num_ranks}-{seed}"
-    recipe = placed(algorithm, name, steps=STEPS, **keys, **where(place, name, plan))
-    run(recipe)
-    assert_equal_runs(recipe.run_dir, reference(algorithm, steps=STEPS, **keys))
+    changes_nothing(name, runs, random_plan(calls, num_ranks, name))
 
 
 @pytest.mark.slow
@@ -139,25 +146,16 @@ def test_a_random_plan_changes_nothing(
     [(name, ranks, seed) for name in MIXTURES for ranks, seeds in SEEDS_OF_MIXTURES.items() for seed in range(seeds)],
 )
 def test_a_random_plan_of_a_mixture_changes_nothing(
-    name: str,
-    num_ranks: int,
-    seed: int,
-    place: Path,
-    placed: Callable[..., Recipe],
-    reference: Callable[..., Path],
+    name: str, num_ranks: int, seed: int, place: Path, changes_nothing: OnPlan
 ) -> None:
     """Each plan divides experts over ranks that have the same tokens."""
-    plan = plan_with_tp(MIXTURE, num_ranks, f"{name}-{num_ranks}-{seed}")
-    print(plan)
     family, what, how = MIXTURES[name]
     model = place / f"five-{family}"
     if not model.exists():
         save_tiny(model, family=family, weight_scale=0.05, **FIVE)
-    keys = GRPO[1] | what | {"model": str(model), "steps": STEPS}
-    run_dir = f"{name}-{num_ranks}-{seed}"
-    recipe = placed("grpo", run_dir, **keys, **how, **where(place, run_dir, plan))
-    run(recipe)
-    assert_equal_runs(recipe.run_dir, reference("grpo", **keys))
+    run_name = f"{name}-{num_ranks}-{seed}"
+    keys = GRPO[1] | what | {"model": str(model)}
+    changes_nothing(run_name, ("grpo", keys), plan_with_tp(MIXTURE, num_ranks, run_name), **how)
 
 
 def plan_with_tp(calls: tuple[str, ...], num_ranks: int, seed: str) -> dict[str, str]:
