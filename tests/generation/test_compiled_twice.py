@@ -35,8 +35,13 @@ for dtype in (torch.float32, torch.bfloat16):
         logits = compiled.logits(compiled.hidden(ragged([NewTokens(ids[start:stop], start, range(7))], 16), pool))
         said.update(logits.contiguous().view(torch.uint8).numpy().tobytes())
 logits = torch.randn(200, 320, generator=torch.Generator().manual_seed(0)) * 3
-some = dict(top_k_B=torch.tensor([320, 9, 30, 320] * 50), top_p_B=torch.tensor([1.0, 1.0, 0.9, 0.99] * 50).double())
-tokens, logprobs = draw(logits, torch.arange(200), 16, **some)
+columns = dict(
+    temperature_B=torch.tensor([1.0, 0.7] * 100),
+    greedy_B=torch.arange(200) % 5 == 0,
+    top_k_B=torch.tensor([320, 9, 30, 320] * 50),
+    top_p_B=torch.tensor([1.0, 1.0, 0.9, 0.99] * 50).double(),
+)
+tokens, logprobs = draw(logits, torch.arange(200), 16, **columns)
 said.update(tokens.numpy().tobytes() + logprobs.numpy().tobytes())
 print(said.hexdigest())
 """
