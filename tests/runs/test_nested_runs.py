@@ -29,8 +29,9 @@ from plait.dataflow import per_group
 from plait.cost.aliasing import Aliasing
 from plait.workers.rank_state import RankState
 
-nested, moving_all = Aliasing.of, RankState.moving_all
+nested, own, moving_all = Aliasing.of, Aliasing.own_elements, RankState.moving_all
 Aliasing.of = lambda self, role, rank: {} if "APART" in os.environ else nested(self, role, rank)
+Aliasing.own_elements = lambda self, role, rank: {} if "APART" in os.environ else own(self, role, rank)
 
 
 def noted(self, role, numbers):
