@@ -151,10 +151,74 @@ def test_given_completions_count_once() -> None:
 ROLES = ("actor", "ref", "critic", "reward", "cost", "cost_critic")
 
 
-def correction_of(flow: Any, options: dict[str, Any], most: int) -> Corrected | None:
+def test_what_is_left_out_by_hand() -> None:
+    """Three responses of two tokens: the first two have become less likely by 0.3 and by 0.1 nats per token, the third
+    by more, but it was good. With 0.2 the first is left out; denominators count all six tokens."""
+    behind = np.array([0.6, 0.0, 0.0, 0.2, 5.0, 5.0])
+    outputs = Outputs([2, 2, 2], np.full(6, -3.0), sampling_logprobs=-3.0 + behind)
+    advantages = np.array([-1.0, -1.0, -2.0, -2.0, 1.0, 1.0])
+    for threshold, kept in ((0.2, [0, 0, 1, 1, 1, 1]), (0.05, [0, 0, 0, 0, 1, 1]), (0.4, [1] * 6)):
+        loss = partial(policy_loss, **PLAIN, off_policy_mask_threshold=threshold)
+        found = run_loss(loss, outputs, {"advantages": advantages})
+        np.testing.assert_allclose(found.gradients["logprobs"], -advantages * kept / 6, rtol=1e-12)
+        assert found.metrics["actor/off_policy_masked"] == pytest.approx(1 - sum(kept) / 6)
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+def test_what_is_left_out_equals_the_oracle(lengths: list[int], of_tokens: bool, masked: bool, seed: int) -> None:
+    """Of advantages of responses and of tokens, over any split into micro-batches: the surrogate is 0 there, and the KL
+    stays."""
+    rng = np.random.default_rng(seed)
+    total, owners = sum(lengths), np.repeat(np.arange(len(lengths)), lengths)
+    logprobs = -3 + rng.normal(size=total)
+    old, sampling = logprobs + 0.3 * rng.normal(size=total), logprobs + 0.5 * rng.normal(size=total)
+    advantages = rng.normal(size=total) if of_tokens else rng.normal(size=len(lengths))[owners]
+    mask = (rng.uniform(size=total) < 0.8).astype(float) if masked else np.ones(total)
+    ref = logprobs + 0.4 * rng.normal(size=total)
+    kept = np.ones(total)
+    for owner in range(len(lengths)):
+        its = owners == owner
+        behind = float(((sampling - logprobs) * mask)[its].sum() / max(1.0, mask[its].sum()))
+        kept[its & (advantages < 0)] = float(behind <= 0.1)
+    ratio = np.exp(logprobs - old)
+    plain, clipped = ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages
+    values = -np.minimum(plain, clipped) * kept + 0.1 * (logprobs - ref) ** 2 / 2
+    slopes = np.where(clipped < plain, 0.0, -plain) * kept + 0.1 * (logprobs - ref)
+    count = max(1.0, mask.sum())
+    loss = partial(policy_loss, **PLAIN, kl_coef=0.1, kl_estimator=KLEstimator.K2, off_policy_mask_threshold=0.1)
+    columns = {"advantages": advantages, "old_logprobs": old, "ref_logprobs": ref}
+    outputs = Outputs(lengths, logprobs, mask=mask if masked else None, sampling_logprobs=sampling)
+    for cut in range(len(lengths) + 1):
+        found = run_loss(loss, outputs, columns, cut)
+        assert found.loss == pytest.approx(float((mask * values).sum() / count), rel=1e-9, abs=1e-12)
+        np.testing.assert_allclose(found.gradients["logprobs"], mask * slopes / count, rtol=1e-9, atol=1e-12)
+
+
+def test_completions_that_were_given_stay() -> None:
+    outputs = Outputs([2], np.full(2, -30.0), sampling_logprobs=np.full(2, np.nan))
+    loss = partial(policy_loss, **PLAIN, off_policy_mask_threshold=0.1)
+    assert run_loss(loss, outputs, {"advantages": -np.ones(2)}).gradients["logprobs"] == pytest.approx([0.5, 0.5])
+
+
+def keywords_of(flow: Any, options: dict[str, Any], most: int) -> dict[str, Any]:
     traced = trace_algorithm(flow, options, ROLES, max_staleness=most)
     losses = [node.fn for node in traced.of_kind(CallKind.TRAIN) if node.role == "actor"]
-    return losses[0].keywords.get("correction")  # type: ignore[union-attr]
+    return losses[0].keywords  # type: ignore[union-attr]
+
+
+def correction_of(flow: Any, options: dict[str, Any], most: int) -> Corrected | None:
+    return keywords_of(flow, options, most).get("correction")
+
+
+@pytest.mark.parametrize("flow", [grpo, ppo, remax])
+def test_every_policy_may_leave_responses_out(flow: Any) -> None:
+    assert keywords_of(flow, {}, 1)["off_policy_mask_threshold"] is None
+    assert keywords_of(flow, {"off_policy_mask_threshold": 0.02}, 0)["off_policy_mask_threshold"] == 0.02
 
 
 @pytest.mark.parametrize("flow", [grpo, ppo, remax])
@@ -180,6 +244,7 @@ def test_a_flow_without_a_policy_loss_has_none() -> None:
         ({"correction": "icepop", "correction_low": 6.0}, "which are none"),
         ({"correction": "tis", "old_logprobs": "engine"}, "takes the engine's for both"),
         ({"correction": "clip"}, "correction"),
+        ({"off_policy_mask_threshold": 0}, "greater than 0"),
     ],
 )
 def test_what_would_correct_nothing_is_refused(options: Any, keys: dict[str, Any], message: str) -> None:

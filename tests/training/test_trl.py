@@ -104,24 +104,29 @@ def batch() -> Rows:
 
 
 LOSSES = [
-    ("grpo", 0.0, 0.2, True, False, 0.0),
-    ("grpo", 0.04, 0.28, True, False, 0.0),
-    ("grpo", 0.04, 0.2, False, False, 0.0),
-    ("grpo", 0.5, 0.28, True, True, 0.0),
-    ("grpo", 0.5, 0.28, False, True, 0.0),
-    ("dapo", 0.0, 0.28, True, False, 0.0),
-    ("dapo", 0.04, 0.28, False, False, 0.0),
-    ("dapo", 0.5, 0.28, True, True, 0.05),  # its bonus is a mean over tokens, whatever the loss
-    ("dr_grpo", 0.0, 0.2, False, False, 0.0),
-    ("dr_grpo", 0.04, 0.28, True, False, 0.0),
+    ("grpo", 0.0, 0.2, True, False, 0.0, None),
+    ("grpo", 0.04, 0.28, True, False, 0.0, None),
+    ("grpo", 0.04, 0.2, False, False, 0.0, None),
+    ("grpo", 0.5, 0.28, True, True, 0.0, None),
+    ("grpo", 0.5, 0.28, False, True, 0.0, None),
+    ("dapo", 0.0, 0.28, True, False, 0.0, None),
+    ("dapo", 0.04, 0.28, False, False, 0.0, None),
+    ("dapo", 0.5, 0.28, True, True, 0.05, None),  # its bonus is a mean over tokens, whatever the loss
+    ("dr_grpo", 0.0, 0.2, False, False, 0.0, None),
+    ("dr_grpo", 0.04, 0.28, True, False, 0.0, None),
+    ("dapo", 0.04, 0.28, True, False, 0.0, 0.7),
+    ("grpo", 0.04, 0.2, False, False, 0.0, 0.7),
 ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize(
-    ("loss_type", "beta", "epsilon_high", "old", "weigh_kl", "entropy_coef"), slow_but(LOSSES[1::2], LOSSES)
+    ("loss_type", "beta", "epsilon_high", "old", "weigh_kl", "entropy_coef", "masked_above"),
+    slow_but(LOSSES[1::2], LOSSES),
 )
-def test_loss_and_gradients_equal_trl(make_trl, dtype, loss_type, beta, epsilon_high, old, weigh_kl, entropy_coef):
+def test_loss_and_gradients_equal_trl(
+    make_trl, dtype, loss_type, beta, epsilon_high, old, weigh_kl, entropy_coef, masked_above
+):
     rows = batch()
     trl = make_trl(
         dtype,
@@ -131,6 +136,7 @@ def test_loss_and_gradients_equal_trl(make_trl, dtype, loss_type, beta, epsilon_
         epsilon=0.2,
         epsilon_high=epsilon_high,
         entropy_coef=entropy_coef,
+        off_policy_mask_threshold=masked_above,
     )
     trainer = make_trainer(tiny_model(FAMILY, dtype=dtype), temperature=TEMPERATURE, micro_batch_tokens=50)
     options = GRPOOptions(
@@ -141,13 +147,17 @@ def test_loss_and_gradients_equal_trl(make_trl, dtype, loss_type, beta, epsilon_
         kl_estimator="k3",
         weigh_kl_by_ratio=weigh_kl,
         entropy_coef=entropy_coef,
+        off_policy_mask_threshold=masked_above,
     )
     columns = {"advantages": ADVANTAGES}
     columns |= {"old_logprobs": OLD} if old else {}
     columns |= {"ref_logprobs": REF} if beta else {}
     loss = loss_of(grpo, options)
     with ExactFloat64():
-        expected = trl._compute_loss(trl.model, trl_inputs(rows, dtype, old=old, ref=beta > 0))
+        inputs = trl_inputs(rows, dtype, old=old, ref=beta > 0)
+        if masked_above is not None:
+            inputs["sampling_per_token_logps"] = padded(np.split(rows.sampling_logprobs, rows.offsets[1:-1]), dtype)
+        expected = trl._compute_loss(trl.model, inputs)
         expected.backward()
         _, metrics = run_all(train(trainer, rows, columns, loss))
 
@@ -155,6 +165,8 @@ def test_loss_and_gradients_equal_trl(make_trl, dtype, loss_type, beta, epsilon_
     assert metrics["actor/loss"] == pytest.approx(expected.item(), rel=0, abs=1e-6)
     if old:
         assert 0.05 < metrics["actor/pg_clipfrac"] < 0.95, "the clip is part of the comparison"
+    if masked_above is not None:
+        assert 0.05 < metrics["actor/off_policy_masked"] < 0.95, "the mask is part of the comparison"
     theirs = {name: param.grad for name, param in trl.model.named_parameters()}
     largest = max(grad.abs().max().item() for grad in theirs.values())
     assert 0.1 < largest < 1

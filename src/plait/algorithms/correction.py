@@ -1,4 +1,5 @@
-"""What samples of other weights than those that a step begins with count in its policy loss.
+"""What samples of other weights than those that a step begins with count in its policy loss, and which of them do not
+count any more as it goes on.
 
 There are three policies then: the one that drew the samples (its log-probs are what the engine recorded), the one that
 the step begins with (old: the trainer's), and the one that is trained. The clipped surrogate keeps the third near the
@@ -49,6 +50,9 @@ BOUNDS: dict[Correction, tuple[float | None, float]] = {
 class _Batch(Protocol):
     """What is asked of a `losses.LossBatch`."""
 
+    @property
+    def logprobs(self) -> Tensor: ...
+
     sampling_logprobs: Tensor
     mask: Tensor
 
@@ -93,3 +97,24 @@ class Corrected:
         batch.log("actor/correction_weight", found_R)
         batch.log("actor/correction_cut", 1 - inside_R.to(weights_R.dtype))
         return found_R
+
+
+def off_policy_kept(batch: _Batch, advantages_R: Tensor, threshold: float) -> Tensor:
+    """[R], constant: 0 at tokens of a negative advantage in responses that the trained policy has left behind, else 1;
+    logs the share that is left out.
+
+    Left behind is a response whose mean over trained tokens of log π_sampling − log π exceeds the threshold: a policy
+    learns little from pushing further down what it would not say any more, and such steps are unstable (off-policy
+    sequence masking: DeepSeek-V3.2, arXiv 2512.02556, §3.1). π_sampling is what the engine recorded, so that updates
+    of this step, older weights and an engine that rounds differently all count. A completion that was given was drawn
+    by nobody: it stays.
+
+    Args:
+        advantages_R: [R].
+        threshold: nats per token.
+    """
+    behind_R = (batch.sampling_logprobs - batch.logprobs.detach()).nan_to_num(0.0)
+    mean_R = batch.sequence_sum(behind_R) / batch.sequence_sum(batch.mask).clamp(min=1)
+    kept_R = ((advantages_R >= 0) | (mean_R <= threshold)).to(mean_R.dtype)
+    batch.log("actor/off_policy_masked", 1 - kept_R)
+    return kept_R

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from plait.algorithms.correction import Corrected
+from plait.algorithms.correction import Corrected, off_policy_kept
 
 Tensor = Any
 """A torch tensor; this floor does not import torch."""
@@ -192,6 +192,7 @@ def policy_loss(
     weigh_kl: bool = False,
     entropy_coef: float = 0.0,
     correction: Corrected | None = None,
+    off_policy_mask_threshold: float | None = None,
 ) -> Tensor:
     """Aggregate of the clipped surrogate plus kl_coef · KL to the reference less entropy_coef · entropy; logs what is
     watched of them.
@@ -209,6 +210,8 @@ def policy_loss(
         entropy_coef: weight of the entropy [R] of the distributions that tokens are drawn from; 0 costs nothing.
         correction: multiplies the surrogate, and a KL that is weighed, by a constant for samples of other weights than
             the old policy's; denominators count all tokens. None: they are the old policy's.
+        off_policy_mask_threshold: see `off_policy_kept`; what it leaves out still counts in denominators, and has its
+            KL and entropy. None: nothing is left out.
     """
     old_R = batch.logprobs.detach() if old_logprobs is None else old_logprobs
     loss_R, ratio_R, clipped_R = clipped_surrogate(
@@ -217,6 +220,8 @@ def policy_loss(
     if correction is not None:
         weights_R = correction.weights(batch, old_R)
         loss_R, ratio_R = loss_R * weights_R, ratio_R * weights_R
+    if off_policy_mask_threshold is not None:
+        loss_R = loss_R * off_policy_kept(batch, advantages, off_policy_mask_threshold)
     batch.log("actor/pg_loss", loss_R)
     batch.log("actor/pg_clipfrac", clipped_R)
     batch.log("actor/ppo_kl", kl_estimate(old_R, batch.logprobs.detach(), KLEstimator.K3))

@@ -73,6 +73,12 @@ class PolicyOptions(UpdateOptions):
     correction_high: float | None = Field(
         default=None, gt=0, description="largest weight of `correction`; null: the field's"
     )
+    off_policy_mask_threshold: float | None = Field(
+        default=None,
+        gt=0,
+        description="responses of negative advantage count no more once the policy finds them less likely than when "
+        "they were drawn, by more than this per token, in nats; null: all count",
+    )
 
     def check_read(self) -> None:
         self._check_switch("kl_coef", "`options.kl_coef` above 0", "kl_estimator")

@@ -165,6 +165,7 @@ def train_policy(
             weigh_kl=weigh_kl,
             entropy_coef=options.entropy_coef,
             correction=options.corrected,
+            off_policy_mask_threshold=options.off_policy_mask_threshold,
         ),
         mini_batches=options.mini_batches,
         epochs=options.epochs,
