@@ -24,6 +24,7 @@ from plait.schedule.completion import complete
 from plait.schedule.named_plans import AUTO, NAMES, PlannedModel, named_plan
 from plait.schedule.placements import placements_of
 from plait.schedule.plan import Plan
+from plait.schedule.training_order import is_by_rule
 
 PARAMETERS_SHARE = 0.6
 """The share of a device's memory that weights and optimizer state may take before a named plan cuts the models; the
@@ -202,15 +203,18 @@ def _check_adapters(recipe: Recipe, plan: Plan, label: str) -> None:
 
 
 def _check_sharded(recipe: Recipe, plan: Plan, label: str) -> None:
-    """Raises ConfigError, which begins with `label`, where a completed plan trains a model in stages whose gradients
-    are to be divided."""
+    """Raises ConfigError, which begins with `label`, where a completed plan trains a role together with others whose
+    gradients are to be divided: copies of it would wait for each other in an order that was not made for it."""
     for placement in plan.placements:
         role = placement.role
-        if placement.mode == "train" and placement.pp > 1 and optimizer_of(role, recipe).shard_gradients:
+        if placement.mode != "train" or not optimizer_of(role, recipe).shard_gradients or placement.dp == 1:
+            continue
+        together = [p.role for p in plan.placements if p.mode == "train" and p.schedule == placement.schedule]
+        if not is_by_rule(placement.schedule) and len({*together}) > 1:
             raise ConfigError(
-                f"{label}: {placement.call} has pp {placement.pp}, but gradients are divided (`shard_gradients` of the "
-                f"optimizer of {role}) for models in one stage alone; set pp to 1 (tp may be more), or "
-                "`shard_gradients` to false"
+                f"{label}: {placement.call} follows the schedule `{placement.schedule}` together with other roles, but "
+                f"its gradients are divided (`shard_gradients` of the optimizer of {role}), for roles that train by "
+                "themselves alone; leave `schedule` out, or set `shard_gradients` to false"
             )
 
 
