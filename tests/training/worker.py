@@ -313,7 +313,7 @@ class Worker:
         return found[0], False, ""
 
     def together(
-        self, schedule: Schedule, ranks: Mapping[str, str], slow: int = -1, prompts: int = 7
+        self, schedule: Schedule, ranks: Mapping[str, str], slow: int = -1, prompts: int = 7, divides: bool = False
     ) -> tuple[list[str], Mapping[str, float], Mapping[str, float], list[str]] | None:
         """An actor and a critic in the pipelines of a schedule, two mini-batches in two epochs, one of which the critic
         alone has: together, and one after the other. Actions of the first pair of mini-batches here, metrics together
@@ -322,6 +322,7 @@ class Worker:
         Args:
             ranks: of `actor` and `critic`, as `"0,1 pp2"`.
             slow: a rank that sleeps before every forward and backward.
+            divides: gradients are divided over dp.
         """
         placements = {}
         for role, text in ranks.items():
@@ -345,7 +346,8 @@ class Worker:
                 team = teams[role]
                 assert team is not None, "all of the schedule's ranks have a part of both"
                 model, count = self.part(case, "biased", "float32", team), order.num_micro_batches[role]
-                found[role] = trainer_of(case, model, team, micro_batches=count, micro_batch_tokens=1000)
+                how = {"micro_batches": count, "micro_batch_tokens": 1000, "shard_gradients": divides}
+                found[role] = trainer_of(case, model, team, **how)
             return found
 
         alone, both = trainers(), trainers()

@@ -22,9 +22,8 @@ from plait.recipes.recurrent_checks import check_prompts
 from plait.recipes.role_models import RoleModel, optimizer_of
 from plait.schedule.completion import complete
 from plait.schedule.named_plans import AUTO, NAMES, PlannedModel, named_plan
-from plait.schedule.placements import placements_of
+from plait.schedule.placements import orders_of, placements_of, to_be_found
 from plait.schedule.plan import Plan
-from plait.schedule.training_order import is_by_rule
 
 PARAMETERS_SHARE = 0.6
 """The share of a device's memory that weights and optimizer state may take before a named plan cuts the models; the
@@ -203,18 +202,23 @@ def _check_adapters(recipe: Recipe, plan: Plan, label: str) -> None:
 
 
 def _check_sharded(recipe: Recipe, plan: Plan, label: str) -> None:
-    """Raises ConfigError, which begins with `label`, where a completed plan trains a role together with others whose
-    gradients are to be divided: copies of it would wait for each other in an order that was not made for it."""
+    """Raises ConfigError, which begins with `label`, where gradients of a role are to be divided whose copies are in
+    one order with those of another role: they could wait for each other in a circle."""
+    waiting = to_be_found(plan)
     for placement in plan.placements:
         role = placement.role
-        if placement.mode != "train" or not optimizer_of(role, recipe).shard_gradients or placement.dp == 1:
+        if placement.mode != "train" or not optimizer_of(role, recipe).shard_gradients:
             continue
-        together = [p.role for p in plan.placements if p.mode == "train" and p.schedule == placement.schedule]
-        if not is_by_rule(placement.schedule) and len({*together}) > 1:
+        copies, together = 1, orders_of(plan, placement)[1]
+        if together is not None:
+            copies = together.num_copies(role)
+        elif role in waiting:
+            copies = max(p.pp for p in waiting.values()) // placement.pp
+        if copies > 1:
             raise ConfigError(
-                f"{label}: {placement.call} follows the schedule `{placement.schedule}` together with other roles, but "
-                f"its gradients are divided (`shard_gradients` of the optimizer of {role}), for roles that train by "
-                "themselves alone; leave `schedule` out, or set `shard_gradients` to false"
+                f"{label}: {placement.call} has {copies} copies in the schedule `{placement.schedule}`, but its "
+                f"gradients are divided (`shard_gradients` of the optimizer of {role}), for which a schedule has one; "
+                "leave `schedule` out, give all roles that follow it as many stages, or set `shard_gradients` to false"
             )
 
 

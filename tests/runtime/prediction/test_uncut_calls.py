@@ -30,14 +30,20 @@ from tests.runs.plan_files import write_plan
 MakeRecipe = Callable[..., Recipe]
 LENGTHS = SampleLengths(Lengths.fixed(8), Lengths.fixed(6))
 REFUSED = (
-    r"actor\.train has tp 2, but `sequence_parallel` is true and Qwen3MoeForCausalLM has `model\.layers\.\*\.mlp\."
-    r"experts` \(ep_dispatch_experts\) between .* set `sequence_parallel` to false, or tp to 1"
+    r"actor\.train has tp 2, but `sequence_parallel` is true and Gemma4ForCausalLM has `model\.layers\.\*\.experts` in "
+    r"its layers themselves, .* set `sequence_parallel` to false, or tp to 1"
 )
+
+
+BESIDE = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
+"""Of Gemma 4, whose experts stand in the layer itself, beside router and MLP."""
 
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "mixture", family="qwen3_moe"))
+    path = tmp_path_factory.mktemp("models") / "mixture.json"
+    path.write_text(json.dumps(tiny_config("gemma4_text", **BESIDE).to_dict()))
+    return str(path)
 
 
 def planning_of(recipe: Recipe) -> Planning:
@@ -114,22 +120,24 @@ def test_layers_with_mamba_2_are_planned_by_their_configuration_alone(
         ("lfm2", ""),
         ("bamba", ""),
         ("falcon_h1", ""),
-        ("nemotron_h", "NemotronHForCausalLM has `model.layers.*."),
-        ("olmo_hybrid", "OlmoHybridForCausalLM has `model.layers.*.self_attn.q_proj`"),
+        ("nemotron_h", ""),
+        ("olmo_hybrid", ""),
         ("gemma2", ""),
-        ("mixtral", "MixtralForCausalLM has `model.layers.*."),
-        ("deepseek_v2", "DeepseekV2ForCausalLM has `model.layers.*."),
+        ("mixtral", ""),
+        ("deepseek_v2", ""),
+        ("gemma4_text", "Gemma4ForCausalLM has `model.layers.*.experts`"),
     ],
 )
 def test_families_are_known_before_they_are_read(tmp_path: Path, family: str, why: str) -> None:
     """By the file `config.json` alone, too; one that says no family is not known."""
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(tiny_config(family).to_dict()))
+    config = tiny_config(family, **(BESIDE if family == "gemma4_text" else {})).to_dict()
+    path.write_text(json.dumps(config))
     assert needs_all_tokens(RoleModel("actor", str(path), False, True, "model")).startswith(why)
     assert bool(needs_all_tokens(RoleModel("actor", str(path), False, True, "model"))) == bool(why)
     scalar = RoleModel("critic", str(path), True, True, "critic.model")
     assert bool(needs_all_tokens(scalar)) == bool(why)
-    path.write_text(json.dumps({**tiny_config(family).to_dict(), "model_type": "unheard_of"}))
+    path.write_text(json.dumps({**config, "model_type": "unheard_of"}))
     assert needs_all_tokens(RoleModel("actor", str(path), False, True, "model")) == ""
 
 
