@@ -25,9 +25,9 @@ def test_runs_on_their_way_count_where_gradients_are_divided(rows: int, rooms: i
     keys = {"followed": False, "sharded": True}
     for rank in (0, 1):
         assert optimizer_bytes(parameters, both, rank, "bfloat16", **keys) == elements // 2 * 16 + rooms
-    assert state_bytes(elements, elements, 2, "bfloat16", **keys) == elements // 2 * 16 + rooms
+    assert state_bytes((elements, elements), 2, "bfloat16", **keys) == elements // 2 * 16 + rooms
     assert optimizer_bytes(parameters, alone, 0, "bfloat16", **keys) == elements * 16
-    assert state_bytes(elements, elements, 1, "bfloat16", **keys) == elements * 16
+    assert state_bytes((elements, elements), 1, "bfloat16", **keys) == elements * 16
     whole = {"followed": False, "sharded": False}
     assert optimizer_bytes(parameters, both, 0, "bfloat16", **whole) == elements // 2 * 12 + elements * 4
 
@@ -46,6 +46,6 @@ def test_the_last_stage_sums_a_tied_embedding_for_those_that_update_it() -> None
     expected = {(0, 0): 16 * 3072, (0, 1): 16 * 3072, (1, 0): 16 * 512 + 4 * 3072, (1, 1): 16 * 512 + 4 * 1024}
     assert updated == {rank: expected[place] + rooms[place[0]] for rank, place in at.items()}
     (first,), (last,) = elements_by_stage(parameters, Parallelism(2, 1, 2))
-    assert state_bytes(*first, 2, "bfloat16", **keys) == max(updated[rank] for rank in at if at[rank][0] == 0)
+    assert state_bytes(first, 2, "bfloat16", **keys) == max(updated[rank] for rank in at if at[rank][0] == 0)
     most = max(updated[rank] for rank in at if at[rank][0] == 1)
-    assert state_bytes(*last, 2, "bfloat16", **keys, first=first[0]) == most
+    assert state_bytes(last, 2, "bfloat16", **keys, first=first[0]) == most

@@ -40,16 +40,17 @@ def _tied(parameters: Parameters, sizes: Parallelism, at: Coordinates) -> int:
     return sum(stop - start for owner, start, stop in pieces if owner == at.dp)
 
 
-def state_bytes(elements: int, once: int, dp: int, dtype: str, *, followed: bool, sharded: bool, first: int = 0) -> int:
+def state_bytes(held: tuple[int, int], dp: int, dtype: str, *, followed: bool, sharded: bool, first: int = 0) -> int:
     """As `optimizer_bytes`, of the dp rank with most.
 
     Args:
-        elements: of the rank's weights; once: of those whose masters are there.
+        held: elements of the rank's weights; of those whose masters are there.
         dp: ranks that share the masters.
         first: elements of the first stage, where this is the last one: of what both hold, each place along dp sums at
             most what it updates there.
     """
     per = parameter_bytes(dtype, trained=True, followed=followed)
+    elements, once = held
     most = _longest(once, dp)
     is_divided = sharded and dp > 1
     tied = min(elements - once, _longest(first, dp))

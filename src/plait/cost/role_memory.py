@@ -62,8 +62,8 @@ class RoleMemory:
             elif trained:
                 how = {"followed": followed, "sharded": sharded, "first": first if stage else 0}
                 held = [
-                    num_bytes + state_bytes(count, once, sizes.dp, dtype, **how)
-                    for num_bytes, (count, once) in zip(held, parts, strict=True)
+                    num_bytes + state_bytes(part, sizes.dp, dtype, **how)
+                    for num_bytes, part in zip(held, parts, strict=True)
                 ]
             largest.append(max(held))
         return tuple(largest)

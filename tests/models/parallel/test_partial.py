@@ -213,7 +213,8 @@ WITH_ALL = [
     ("mixtral", sizes(tp=3), {"num_local_experts": 3}),
     ("qwen2_moe", sizes(tp=2), {}),
     ("deepseek_v3", sizes(tp=2), {}),
-    ("gpt_oss", sizes(tp=2), {}),
+    ("gpt_oss", sizes(tp=2), {"intermediate_size": 32}),
+    ("gpt_oss", sizes(tp=2, pp=2), {}),
 ]
 
 
@@ -221,7 +222,8 @@ WITH_ALL = [
 def test_modules_that_need_all_tokens_get_them(
     four: Workers, family: str, shape: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    """Routers, shared experts with a gate, projections of latent attention, an attention that ranks hold whole."""
+    """Routers, shared experts with a gate, projections of latent attention, an attention that ranks hold whole, and
+    whole layers."""
     judge(four.ask("compare", family, shape | PARTED, **options), family)
 
 
@@ -440,6 +442,9 @@ ADAPTED = [
     pytest.param("llama", sizes(tp=2), {"dtype": "bfloat16"}, id="bfloat16"),
     pytest.param("llama", sizes(tp=4) | PARTED, {}, id="parted tokens"),
     pytest.param("starcoder2", sizes(tp=2) | PARTED, {}, id="parted tokens, biases", marks=pytest.mark.slow),
+    pytest.param("deepseek_v3", sizes(tp=2) | PARTED, {}, id="parted, latent attention", marks=pytest.mark.slow),
+    pytest.param("qwen2_moe", sizes(tp=2, pp=2) | PARTED, {}, id="parted, shared experts", marks=pytest.mark.slow),
+    pytest.param("olmo_hybrid", sizes(tp=2) | PARTED, {}, id="parted, gathered heads", marks=pytest.mark.slow),
     pytest.param("llama", sizes(pp=2, stages=(1, 2)), {"num_hidden_layers": 3}, id="stages"),
     pytest.param("qwen2", sizes(tp=2, pp=2) | PARTED, {"scalar": True}, id="both, a scalar model, parted tokens"),
     pytest.param("gpt_neox", sizes(tp=2, pp=2), {"copied": True}, id="both, a copy", marks=pytest.mark.slow),

@@ -21,7 +21,7 @@ from plait.errors import ConfigError
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.runtime.prediction.planning import Planning
-from plait.runtime.prediction.search_facts import facts_of_roles
+from plait.runtime.prediction.search_facts import facts_of_roles, joint_pairs
 from plait.runtime.prepare import outline
 from plait.schedule.plan import Plan
 from tests.models.tiny import save_tiny, tiny_config
@@ -80,6 +80,16 @@ def test_no_search_cuts_what_a_run_refuses(make_recipe: MakeRecipe, mixture: str
     forms, ranks = planning.space.forms, (0, 1)
     assert max(sizes.tp for sizes in forms.parallelisms(slots["actor", "train"], ranks)) == most
     assert max(sizes.tp for sizes in forms.parallelisms(slots["actor", "decode"], ranks)) == 2
+
+
+def test_stages_are_looked_for_where_gradients_are_divided(make_recipe: MakeRecipe) -> None:
+    """Roles that train together by one order are not: copies in it may wait for each other."""
+    planning = planning_of(make_recipe(algorithm="ppo", options={}, **{"critic.optimizer.shard_gradients": True}))
+    slots = {(slot.role, slot.mode): i for i, slot in enumerate(planning.graph.slots)}
+    for role in ("actor", "critic"):
+        found = planning.space.forms.parallelisms(slots[role, "train"], (0, 1))
+        assert max(sizes.pp for sizes in found) == 2
+    assert joint_pairs(planning.recipe, planning.flow, planning.models) == ()
 
 
 def test_layers_that_keep_a_state_are_cut_as_a_run_cuts_them(make_recipe: MakeRecipe, tmp_path: Path) -> None:

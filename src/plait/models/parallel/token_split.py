@@ -154,7 +154,7 @@ def computed_alike(module: Any, plan: Mapping[str, str], parameters: Parameters,
     for param in _in_decoder(module, parameters, own_names):
         name, owner = module_of_layer(param.name), wildcard(param.name.rpartition(".")[0])
         is_between = plan.get(owner) not in WITHIN if name in divided else len(param.shape) > 1
-        if is_between and name:
+        if is_between and param.layer is not None and name != param.name:  # what is a layer's own meets own tokens
             alike.add(name)
     return frozenset(alike)
 
@@ -162,8 +162,6 @@ def computed_alike(module: Any, plan: Mapping[str, str], parameters: Parameters,
 def undivided(module: Any, parameters: Parameters, own_names: set[str]) -> str:
     """Why ranks that hold a model by tensor parallelism cannot part tokens between its layers, in words for a person;
     empty: they can. Arguments as of `partial_parameters`; the weights are not looked at."""
-    if not _divided_modules(parameters, own_names):
-        return f"ranks hold the layers of {type(module).__name__} whole, and divide nothing in them"
     for param in _in_decoder(module, parameters, own_names):
         if (name := module_of_layer(param.name)).endswith(".experts"):
             return (
