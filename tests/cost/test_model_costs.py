@@ -158,6 +158,18 @@ def test_gradients_that_are_divided_are_summed_in_every_micro_batch() -> None:
     assert found[1].terms["new weights"] == found[0].terms["new weights"]
 
 
+def test_in_a_pipeline_divided_gradients_are_summed_stage_by_stage() -> None:
+    """A device has two prompts, and both stages have two micro-batches: the first waits for a sum of the last, too."""
+    whole = Workload(4, 1, LENGTHS, "bfloat16", micro_batch_tokens=24)
+    found = [
+        costs_of(work).call("actor.train", "train", Layout.on(range(4), dp=2, pp=2))
+        for work in (whole, replace(whole, sharded=frozenset({"actor"})))
+    ]
+    once, each = (cost.terms["gradients"] for cost in found)
+    assert each == pytest.approx((2 + 1) * once)
+    assert found[1].terms["new weights"] == found[0].terms["new weights"]
+
+
 def given_costs(algorithm: str, groups: list[GroupTokens], count: int, root: int = 0) -> ModelCosts:
     flow = a_flow(algorithm)
     work = Workload(count, 1, SampleLengths.given(groups, root), "bfloat16", micro_batch_tokens=1000)

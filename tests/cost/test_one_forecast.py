@@ -94,8 +94,6 @@ def test_each_rank_holds_the_same(sizes, recipe) -> None:
     """A simulation takes of a stage's ranks the one with most of all that they divide, such as three heads over two
     ranks; and of each role's ZeRO ranges the longest, by 32 elements of 16 bytes, though no rank may have the longest
     of both roles. Beside that the fullest rank of each stage agrees to the byte."""
-    if recipe == "divided" and sizes[2] > 1:
-        pytest.skip("gradients are divided for models in one stage alone")
     keys = dict(RECIPES[recipe])
     facts = facts_for(plan_of(sizes), **keys)
     found, stage = both(facts), Layout.on(range(4), *sizes).coordinates

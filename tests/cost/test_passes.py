@@ -55,6 +55,22 @@ def test_recomputing_is_a_forward_of_the_layers() -> None:
     assert again.terms == pytest.approx({**plain.terms, "recomputing": 4 * total(FORWARD)})
 
 
+def test_parted_tokens_come_together_before_a_mixture_once_more() -> None:
+    """96 tokens of 64 numbers of two bytes, of which each of two ranks has half: a gathering is half a sum, of which a
+    layer has two. Dense layers have none beside these; of four layers here two are mixtures."""
+    mixture = replace(SHAPE, experts=4, expert_layers=2, mixtures=(2, 3), expert_intermediate=64)
+    over, micro = Layout.on(range(2), tp=2), Micro(96, 0, 0)
+    for shape, of_all in ((SHAPE, 0.0), (mixture, 2 / 4)):
+        found = Passes(LayerTimes(a_cluster(4, software=SOFTWARE), ModelWork(shape, "bfloat16", 1000), over))
+        for way in (found.forward, found.backward):
+            plain, parted = (way(replace(micro, parted=parts), 0)["tensor parallel"] for parts in (False, True))
+            gather = found.times.traffic.gather("tp", 96 * 64 * 2)
+            assert parted - plain == pytest.approx(of_all * 4 * gather)
+        plain, parted = (found.received_bytes(replace(micro, parted=parts)) for parts in (False, True))
+        assert plain == 4 * 2 * 2 * 96 * 64 * 2
+        assert parted - plain == of_all * 4 * 96 * 64 * 2
+
+
 def test_a_backward_of_adapters_is_one_forward() -> None:
     """Weights get no gradients: products, attention and head twice in place of three times. The optimizer passes the
     adapter's numbers alone: 12 bytes there and back, weights of two and gradients of four."""

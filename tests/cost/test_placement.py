@@ -122,6 +122,21 @@ def test_a_plan_for_a_flow_of_ones_own(make_recipe) -> None:
     assert {rank for p in plan.placements for rank in p.ranks} == {0, 1}
 
 
+def test_a_schedule_with_several_copies_of_a_role_does_not_divide_its_gradients(make_recipe, write_plan) -> None:
+    """A critic whole on each device, beside an actor in two stages: its copies are at other places of one order."""
+    together = {"mode": "train", "ranks": [0, 1], "schedule": "fused"}
+    path = write_plan({"call": "actor.train", "pp": 2, **together}, {"call": "critic.train", "dp": 2, **together})
+    of_actor, of_critic = (
+        make_recipe(algorithm="ppo", options={}, plan=path, **{f"{section}optimizer.shard_gradients": True})
+        for section in ("", "critic.")
+    )
+    assert placements_of(resolved(of_actor), "actor").train is not None
+    with pytest.raises(
+        ConfigError, match=r"critic.train has 2 copies in the schedule `fused`.* as many stages, or set"
+    ):
+        resolved(of_critic)
+
+
 def test_models_that_leave_no_room_are_cut(make_recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     """tp 2 on four devices: the least that leaves weights and optimizer state 60 % of a device."""
     recipe = make_recipe(plan="colocated", devices=4)

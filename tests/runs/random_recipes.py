@@ -185,8 +185,6 @@ def random_recipe(seed: int, *, fits: bool = True) -> Drawn:
     if fits:
         _leave_what_goes_together(algorithm, what, how)
     plan, then = (_plan(chance, algorithm, what) for _ in range(2))
-    if fits and any(_stages(one) for one in (plan, then)):
-        how.pop("optimizer.shard_gradients", None)
     ends = chance.randrange(1, what["steps"]) if chance.random() < 0.4 else None
     options = {key.removeprefix("options."): value for key, value in what.items() if key.startswith("options.")}
     keys = {key: value for key, value in what.items() if not key.startswith("options.")}
@@ -242,18 +240,11 @@ def _leave_what_a_model_can(algorithm: str, what: dict[str, Any], how: dict[str,
         _without(how, "sampling.speculation", "sampling.draft_model", "sampling.prefix_cache_tokens", "rebalance")
         if what.get("on_update") == "keep":
             what["on_update"] = "recompute"
-    if family in ("olmo_hybrid", *flows.EXPERTS):
-        _without(how, "sequence_parallel")
 
 
 def _without(keys: dict[str, Any], *names: str) -> None:
     for name in names:
         keys.pop(name, None)
-
-
-def _stages(plan: str | dict[str, str]) -> bool:
-    """Whether a call of the plan trains in stages."""
-    return not isinstance(plan, str) and any(" pp2" in text for call, text in plan.items() if call.endswith(".train"))
 
 
 def _calls(algorithm: str, what: dict[str, Any]) -> Sequence[str]:

@@ -32,6 +32,7 @@ DIVIDED, DIVIDED_GRPO = "grpo-divided-gradients", ("grpo", GRPO[1] | {"optimizer
 ALL_PLANS = PLANS | {
     f"{DIVIDED}-2": (DIVIDED_GRPO, {"actor.generate": "0", "actor.train": "0,1 dp2", "ref.logprobs": "0"}),
     f"{DIVIDED}-4": (DIVIDED_GRPO, {"actor.generate": "0", "actor.train": "2,0,3,1 dp2 tp2", "ref.logprobs": "0"}),
+    f"{DIVIDED}-stages": (DIVIDED_GRPO, {"actor.generate": "0", "actor.train": "2,0,3,1 dp2 pp2", "ref.logprobs": "0"}),
 }
 MOVED = {"actor.generate": "0,1 pp2", "actor.train": "0,1 tp2", "ref.logprobs": "1,0 dp2"}
 OTHERS = {"actor.generate": "0,1 tp2", "actor.train": "1,0 pp2", "ref.logprobs": "1,0 tp2"}

@@ -133,6 +133,10 @@ PARTED: dict[str, tuple[Flow, dict[str, str]]] = {
         ("grpo", GRPO[1] | {"optimizer.shard_gradients": True, "steps": 3}),
         {"actor.generate": "0,1 dp2", "actor.train": "0,1,2,3 dp2 tp2", "ref.logprobs": "0"},
     ),
+    "grpo-divided-gradients-8": (
+        ("grpo", GRPO[1] | {"optimizer.shard_gradients": True, "steps": 3}),
+        {"actor.generate": "0,1 dp2", "actor.train": "0,1,2,3,4,5,6,7 dp2 tp2 pp2", "ref.logprobs": "0"},
+    ),
     "ppo-4": (
         PPO,
         {
@@ -166,7 +170,7 @@ def test_tokens_that_ranks_part_between_layers_change_nothing(
 def test_what_ranks_divide_may_change_where_a_run_goes_on(
     begun: str, then: str, place: Path, placed: Callable[..., Recipe], reference: Callable[..., Path]
 ) -> None:
-    """Gradients over dp, tokens over tp: stages, for one, cannot divide gradients, which says to set the key."""
+    """Gradients over dp, tokens over tp: each key is set where it divides something."""
     keys, name = {**GRPO[1], "steps": 2}, f"divided-{begun[-3:]}-{then[-3:]}"
 
     def recipe(steps: int, train: str) -> Recipe:

@@ -158,6 +158,29 @@ def test_a_random_plan_of_a_mixture_changes_nothing(
     changes_nothing(run_name, ("grpo", keys), plan_with_tp(MIXTURE, num_ranks, run_name), **how)
 
 
+PARTED = {
+    "narrow": "0,1,2,3 tp2 pp2",
+    "adapters": "1,0 tp2",
+    "wide": "0,1,2,3 dp2 tp2",
+    "sinks": "0,1 tp2",
+    "shared": "0,1 tp2",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PARTED)
+def test_tokens_of_a_mixture_that_are_parted_change_nothing(name: str, place: Path, changes_nothing: OnPlan) -> None:
+    """Between its layers; router and experts have all of them."""
+    family, what, _ = MIXTURES[name]
+    model = place / f"five-{family}"
+    if not model.exists():
+        save_tiny(model, family=family, weight_scale=0.05, **FIVE)
+    plan = {"actor.generate": "0", "actor.train": PARTED[name], "ref.logprobs": "1"}
+    keys = GRPO[1] | what | {"model": str(model)}
+    how = {"sequence_parallel": True, "checkpoint_activations": name != "wide"}
+    changes_nothing(f"parted-{name}", ("grpo", keys), plan, **how)
+
+
 def plan_with_tp(calls: tuple[str, ...], num_ranks: int, seed: str) -> dict[str, str]:
     """The first random plan with tp where the policy is trained or generates."""
     plans = (random_plan(calls, num_ranks, f"{seed}-{number}") for number in itertools.count())

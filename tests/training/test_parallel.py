@@ -162,13 +162,14 @@ def test_adapters_on_parts(four, alone, sizes, model, case):
 
 
 BALANCED = [
-    (Parallelism(tp=2, pp=2), "experts", "grpo", {}),
+    (Parallelism(tp=2, pp=2), "experts", "grpo", {"splits_tokens": True}),
     (Parallelism(dp=2, pp=2), "experts", "pairs", {"checkpoint_activations": True}),
     (Parallelism(pp=4), "experts", "critic", {"pipeline": gpipe}),
     (Parallelism(dp=4), "experts", "grpo", {"shard_gradients": True, "micro_batch_tokens": 40}),
     (Parallelism(tp=2), "experts", "critic", {"checkpoint_activations": True}),
     (Parallelism(pp=4), "adapter of experts", "grpo", {}),
-    (Parallelism(dp=2, tp=2), "adapter of experts", "pairs", {}),
+    (Parallelism(dp=2, tp=2), "adapter of experts", "pairs", {"splits_tokens": True}),
+    (Parallelism(tp=2, pp=2), "experts", "critic", {}),
 ]
 
 
@@ -184,6 +185,7 @@ def test_experts_are_balanced_alike(four, alone, sizes, model, case, options):
 
 
 REPLAYED = [
+    (Parallelism(tp=2, pp=2), "experts", {"splits_tokens": True, "checkpoint_activations": True}),
     (Parallelism(tp=2, pp=2), "experts", {}),
     (Parallelism(dp=2, pp=2), "experts", {"checkpoint_activations": True}),
     (Parallelism(dp=2, tp=2), "experts", {"micro_batch_tokens": 40}),
@@ -209,6 +211,10 @@ DIVIDED = [
         (Parallelism(dp=2, tp=2), "grpo", "biased adapter"),
         (Parallelism(dp=2), "critic", "tied"),
         (Parallelism(tp=2), "grpo", "tied"),
+        (Parallelism(dp=2, pp=2), "grpo", "tied"),
+        (Parallelism(dp=2, pp=2), "pairs", "biased"),
+        (Parallelism(dp=2, pp=2), "critic", "tied"),
+        (Parallelism(dp=2, pp=2), "summed", "adapter"),
     )
     for run_elements in (5000, 1 << 23)
 ]
@@ -216,7 +222,7 @@ DIVIDED = [
 
 @pytest.mark.parametrize(
     ("sizes", "case", "model", "run_elements"),
-    slow_but([DIVIDED[0], DIVIDED[3], DIVIDED[4]], DIVIDED),
+    slow_but([DIVIDED[0], DIVIDED[3], DIVIDED[4], DIVIDED[16]], DIVIDED),
     ids=str,
 )
 def test_gradients_that_are_divided(four, alone, sizes, case, model, run_elements):

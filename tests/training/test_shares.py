@@ -11,7 +11,7 @@ from plait.layout.holdings import zero_shards
 from plait.layout.mesh import Coordinates, Layout, Mesh, Parallelism
 from plait.layout.params import Block, FlatLayout, Param, Parameters
 from plait.layout.shards import check, shard
-from plait.training.shares import Share
+from plait.training.shares import Share, tied_pieces
 
 SMALL: dict[str, Any] = {"layers": 4, "hidden": 12, "intermediate": 10, "head_dim": 3, "vocabulary": 37}
 TIED = decoder_parameters(**SMALL, heads=8, kv_heads=2, tied=True, cut_vocabulary=True)
@@ -68,6 +68,25 @@ def test_only_the_ends_of_a_pipeline_share_a_tied_embedding():
     assert tied[0] == tied[3] == ((0, 37 * 12),)
     assert all(share.tied == () for _, _, _, share in shares_of(UNTIED, Parallelism(pp=4)))
     assert all(share.tied == () for _, _, _, share in shares_of(TIED, Parallelism(tp=2)))
+
+
+@pytest.mark.parametrize("sizes", [sizes for sizes in SIZES if sizes.pp > 1], ids=str)
+def test_ends_of_a_pipeline_divide_a_tied_embedding_alike(sizes):
+    """As the first stage updates it: what a place along dp has of it there it has on the last stage, too."""
+    ends: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for rank, layout, flat, share in shares_of(TIED, sizes):
+        place = layout.coordinates(rank)
+        found = tied_pieces(flat, TIED, sizes, place)
+        if place.pp not in (0, sizes.pp - 1):
+            assert found == []
+            continue
+        ((first, stop),) = share.tied
+        assert [start for _, start, _ in found] == [first, *(end for _, _, end in found[:-1])]
+        assert found[-1][2] == stop
+        mine = [(start - first, end - first) for owner, start, end in found if owner == place.dp]
+        assert ends.setdefault((place.dp, place.tp), mine) == mine
+        if place.pp == 0:
+            assert all(share.start <= start + first and end + first <= share.stop for start, end in mine)
 
 
 def test_biases_of_experts_are_no_matrix():

@@ -31,10 +31,10 @@ def workload_of(stages: tuple[int, int], counts: tuple[int, int]):
 
 
 def check(
-    group: Group, schedule: Schedule, places: dict[str, str], slow: int = -1, prompts: int = 7
+    group: Group, schedule: Schedule, places: dict[str, str], slow: int = -1, prompts: int = 7, divides: bool = False
 ) -> list[list[str]]:
     """Returns what each rank did of the first mini-batches, by the ids of the schedule."""
-    answers = group.submit(range(4), "together", schedule, places, slow, prompts).result(DEADLINE_S)
+    answers = group.submit(range(4), "together", schedule, places, slow, prompts, divides).result(DEADLINE_S)
     members = {int(rank) for rank in places["actor"].split()[0].split(",")}
     assert [rank for rank, answer in enumerate(answers) if answer is not None] == sorted(members)
     done = []
@@ -75,3 +75,12 @@ def test_a_slow_rank_changes_nothing(four: Group, stages: tuple[int, int], slow:
         [one_f_one_b(workload_of(stages, (4, 2))), *(shuffled(workload_of(stages, (3, 3)), seed) for seed in range(3))]
     ):
         check(four, schedule, PLACES[stages], slow if number % 2 else -1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slow", [-1, 0, 3])
+def test_copies_of_an_order_may_divide_gradients(four: Group, slow: int) -> None:
+    """Each stage of a copy waits for that of the other in every backward; of some the other has no samples."""
+    places = {"actor": "0,1,2,3 dp2 pp2", "critic": "1,0,3,2 dp2 pp2"}
+    for seed in range(3):
+        check(four, shuffled(workload_of((2, 2), (3, 2)), seed), places, slow, divides=True)

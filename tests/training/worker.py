@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from plait.schedule.work import Work
 from plait.training import gradients
 from plait.training.mini_batch import LossCall, LossTerm
 from plait.training.pipeline import execute
+from plait.training.shares import tied_pieces
 from plait.training.together import train_together
 from plait.training.trainer import Trainer
 from tests.algorithms.flows import loss_of
@@ -236,14 +238,20 @@ class Worker:
         if team is None:
             return None
         given = dict(options)
+        team = replace(team, splits_tokens=given.pop("splits_tokens", False))
         run_elements = given.pop("run_elements", gradients.RUN_ELEMENTS)
         with mock.patch.object(gradients, "RUN_ELEMENTS", run_elements):
             trainer = trainer_of(case, self.part(case, model, dtype, team), team, **given)
             metrics, scored = run(case, trainer)
         check_copies(trainer, team)
         held, updated = trainer.optimizer.gradients, trainer.optimizer.masters
-        assert held.numel() == (updated if given.get("shard_gradients") else trainer.model.trained.weights).numel()
-        room = min(run_elements, trainer.model.trained.weights.numel())
+        weights = trainer.model.trained.weights.numel()
+        if given.get("shard_gradients") and team.dp.size > 1:
+            tied = tied_elements(trainer.model, team)
+            assert held.numel() == updated.numel() + (tied if team.pp.index else 0)
+        else:
+            assert held.numel() == weights
+        room = min(run_elements, weights)
         num_rooms = 2 if given.get("shard_gradients") and team.dp.size > 1 else 0
         assert [one.numel() for one in trainer.optimizer.scratch().values()] == [held.numel(), *[room] * num_rooms]
         expected = torch.load(path, weights_only=True)
@@ -305,7 +313,7 @@ class Worker:
         return found[0], False, ""
 
     def together(
-        self, schedule: Schedule, ranks: Mapping[str, str], slow: int = -1, prompts: int = 7
+        self, schedule: Schedule, ranks: Mapping[str, str], slow: int = -1, prompts: int = 7, divides: bool = False
     ) -> tuple[list[str], Mapping[str, float], Mapping[str, float], list[str]] | None:
         """An actor and a critic in the pipelines of a schedule, two mini-batches in two epochs, one of which the critic
         alone has: together, and one after the other. Actions of the first pair of mini-batches here, metrics together
@@ -314,6 +322,7 @@ class Worker:
         Args:
             ranks: of `actor` and `critic`, as `"0,1 pp2"`.
             slow: a rank that sleeps before every forward and backward.
+            divides: gradients are divided over dp.
         """
         placements = {}
         for role, text in ranks.items():
@@ -337,7 +346,8 @@ class Worker:
                 team = teams[role]
                 assert team is not None, "all of the schedule's ranks have a part of both"
                 model, count = self.part(case, "biased", "float32", team), order.num_micro_batches[role]
-                found[role] = trainer_of(case, model, team, micro_batches=count, micro_batch_tokens=1000)
+                how = {"micro_batches": count, "micro_batch_tokens": 1000, "shard_gradients": divides}
+                found[role] = trainer_of(case, model, team, **how)
             return found
 
         alone, both = trainers(), trainers()
@@ -387,6 +397,12 @@ class Worker:
         with mock.patch.object(Peers, "irecv", irecv):
             self.pipeline(schedule, tokens)
         return first_wait[0]
+
+
+def tied_elements(model: LanguageModel | ScalarModel, team: Team) -> int:
+    """Elements that this rank's place along dp has of what both ends of the pipeline hold."""
+    found = tied_pieces(model.trained.layout, model.trained.parameters, team.layout.parallelism, team.coordinates)
+    return sum(stop - start for owner, start, stop in found if owner == team.dp.index)
 
 
 def check_copies(trainer: Trainer, team: Team) -> None:

@@ -57,8 +57,12 @@ class Cutting:
             count = max(least, min(ceil(prompts) if whole else share, ceil(tokens / max(1, budget - p.root))))
         near = lengths.near_pairs(self._shapes[str(node.role)].windows, prompts, share, count)
         pairs, heads = lengths.pairs(prompts, share, count), head_forwards(node)
-        balanced = share if node.kind is CallKind.TRAIN and node.role in self._workload.balanced else 0
-        return Micro(tokens + count * p.root, pairs, share * r.mean, near, heads, balanced) / count, count
+        trains, workload = node.kind is CallKind.TRAIN, self._workload
+        balanced, parted = (
+            share if trains and node.role in workload.balanced else 0,
+            trains and workload.sequence_parallel,
+        )
+        return Micro(tokens + count * p.root, pairs, share * r.mean, near, heads, balanced, parted) / count, count
 
     def least(self, sizes: Parallelism) -> int:
         """Micro-batches that are wanted."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from plait.layout.mesh import Layout
+from plait.layout.mesh import Coordinates, Layout, Parallelism
 from plait.layout.params import Parameters
-from plait.layout.shards import held_elements, zero_range
+from plait.layout.shards import held_elements, shard, zero_range
 from plait.training.memory import parameter_bytes, room_bytes
+from plait.training.shares import tied_pieces
 
 
 def optimizer_bytes(
@@ -16,7 +17,8 @@ def optimizer_bytes(
 
     Args:
         followed: whether a reference follows the weights, by an average of the masters.
-        sharded: gradients are held for the range, too, and beside them the runs that are being summed.
+        sharded: gradients are held for the range, too, and beside them the runs that are being summed; on the last
+            stage those of a tied embedding also, for what the rank's place along dp updates of it on the first.
     """
     per = parameter_bytes(dtype, trained=True, followed=followed)
     sizes, at = layout.parallelism, layout.coordinates(rank)
@@ -24,22 +26,40 @@ def optimizer_bytes(
     start, stop = zero_range(once, at.dp, sizes.dp)
     elements = held_elements(parameters, sizes, at.tp, at.pp)
     is_divided = sharded and sizes.dp > 1
-    summed = (stop - start if is_divided else elements) * per.gradients
+    kept = stop - start + _tied(parameters, sizes, at) if is_divided else elements
+    summed = kept * per.gradients
     rooms = room_bytes(elements, dtype) if is_divided else 0
     return (stop - start) * (per.masters + per.moments + per.average) + summed + rooms
 
 
-def state_bytes(elements: int, once: int, dp: int, dtype: str, *, followed: bool, sharded: bool) -> int:
+def _tied(parameters: Parameters, sizes: Parallelism, at: Coordinates) -> int:
+    """Elements of gradients that a rank of the last stage sums for the first."""
+    if at.pp == 0:
+        return 0
+    pieces = tied_pieces(shard(parameters, sizes, at.tp, at.pp), parameters, sizes, at)
+    return sum(stop - start for owner, start, stop in pieces if owner == at.dp)
+
+
+def state_bytes(held: tuple[int, int], dp: int, dtype: str, *, followed: bool, sharded: bool, first: int = 0) -> int:
     """As `optimizer_bytes`, of the dp rank with most.
 
     Args:
-        elements: of the rank's weights; once: of those whose masters are there.
+        held: elements of the rank's weights; of those whose masters are there.
         dp: ranks that share the masters.
+        first: elements of the first stage, where this is the last one: of what both hold, each place along dp sums at
+            most what it updates there.
     """
     per = parameter_bytes(dtype, trained=True, followed=followed)
-    ranges = (zero_range(once, index, dp) for index in (0, dp - 1))
-    most = max(stop - start for start, stop in ranges)
+    elements, once = held
+    most = _longest(once, dp)
     is_divided = sharded and dp > 1
-    summed = (most if is_divided else elements) * per.gradients
+    tied = min(elements - once, _longest(first, dp))
+    summed = (most + tied if is_divided else elements) * per.gradients
     rooms = room_bytes(elements, dtype) if is_divided else 0
     return most * (per.masters + per.moments + per.average) + summed + rooms
+
+
+def _longest(elements: int, dp: int) -> int:
+    """Of the ranges that `zero_range` gives."""
+    ranges = (zero_range(elements, index, dp) for index in (0, dp - 1))
+    return max(stop - start for start, stop in ranges)

@@ -33,6 +33,7 @@ class Micro:
     near: (window, pairs that are within it), of windows that are shorter than some sample
     head_forwards: how often a forward passes the head
     balanced: samples over which routers sum up what they choose, for a loss of theirs; 0: they have none
+    parted: ranks of tp have some of the tokens each between products (`sequence_parallel`)
     """
 
     tokens: float
@@ -41,13 +42,14 @@ class Micro:
     near: tuple[tuple[int, float], ...] = ()
     head_forwards: int = 1
     balanced: float = 0.0
+    parted: bool = False
 
     def __truediv__(self, parts: float) -> Micro:
         near = tuple((window, pairs / parts) for window, pairs in self.near)
         tokens, pairs, head_rows, balanced = (
             count / parts for count in (self.tokens, self.pairs, self.head_rows, self.balanced)
         )
-        return Micro(tokens, pairs, head_rows, near, self.head_forwards, balanced)
+        return Micro(tokens, pairs, head_rows, near, self.head_forwards, balanced, self.parted)
 
     def seen(self, window: int) -> float:
         """Pairs that a layer of a window computes; 0: it has none."""
@@ -110,7 +112,10 @@ class LayerTimes:
         read_bytes = passes * work.read(micro.tokens, self.layout.parallelism.tp)
         of_weights = self.layer(micro.tokens, micro.seen(self.window), read_bytes, passes=passes)
         return added(
-            of_weights, self._adapters(micro.tokens, backward=backward), self._balancing(micro, backward=backward)
+            of_weights,
+            self._adapters(micro.tokens, backward=backward),
+            self._balancing(micro, backward=backward),
+            self._together(micro),
         )
 
     def passes(self, backward: bool) -> int:
@@ -125,6 +130,17 @@ class LayerTimes:
         rate, bandwidth = self._products_rate(tokens), self.bytes_per_s
         seconds = work.adapter_s(tokens, self.layout.parallelism.tp, rate, bandwidth, backward=backward)
         return {"adapters": float(seconds) * self.contention}
+
+    def _together(self, micro: Micro) -> Terms:
+        """What it takes that tokens which are parted come together before a mixture, forward as backward: the sum
+        behind its experts gives each rank all of them, where elsewhere the sum and the gathering before it are halves
+        of one exchange."""
+        shape, tp = self.work.shape, self.layout.parallelism.tp
+        if not micro.parted or tp == 1 or not shape.expert_layers:
+            return {}
+        row = micro.tokens * shape.hidden * self.work.width
+        seconds = self.traffic.gather("tp", row) if self.profile is None else self._ring_s(row, 1)
+        return {"tensor parallel": shape.expert_layers / shape.layers * seconds}
 
     def _balancing(self, micro: Micro, *, backward: bool) -> Terms:
         """What a router's loss takes; none where it has none."""
@@ -196,7 +212,7 @@ class LayerTimes:
         terms = {"layers": seconds * self.work.products(1) / other.products(1) * self.contention}
         if tp > 1:
             row = tokens * self.work.shape.hidden * self.work.width
-            terms["tensor parallel"] = 2 * self._sum_s(row)
+            terms["tensor parallel"] = 2 * self._ring_s(row, 2)
         return terms
 
     def _waits_s(self, tokens: float, which: Literal["forward", "backward"]) -> float:
@@ -218,13 +234,14 @@ class LayerTimes:
         work = ModelWork(self._profile_shape, self.work.dtype, 1)
         return LayerTimes(self.profile.cluster(2), work, Layout.on(range(2), tp=2), self.profile)
 
-    def _sum_s(self, num_bytes: float) -> float:
-        """A sum of activations over tp, as processes that compute between sums were measured to take."""
+    def _ring_s(self, num_bytes: float, halves: Literal[1, 2]) -> float:
+        """A sum of activations over tp, or one half of it, a gathering, as processes that compute between sums were
+        measured to take."""
         assert self.profile is not None, "nothing was measured"
         measured, tp = self.profile.between, self.layout.parallelism.tp
         if measured is None or self.cluster.nodes > 1:
-            return self.traffic.all_reduce("tp", num_bytes)
-        return measured.latency_s + 2 * (tp - 1) / tp * num_bytes / measured.bytes_per_s
+            return self.traffic.all_reduce("tp", num_bytes) if halves == 2 else self.traffic.gather("tp", num_bytes)
+        return measured.latency_s + halves * (tp - 1) / tp * num_bytes / measured.bytes_per_s
 
     @property
     def contention(self) -> float:

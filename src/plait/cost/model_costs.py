@@ -235,9 +235,10 @@ class ModelCosts:
         again = self.workload.checkpoint_activations
         step = max((copy.training(micro, count, recompute=again, schedule=schedule) for copy in copies), key=total)
         updates = not options.with_next
-        sums = count if role in self.workload.sharded else int(updates)
+        sharded = role in self.workload.sharded
+        sums, in_turn = (count, sizes.pp - 1) if sharded else (int(updates), 0)
         elements = self._memory.trained_elements(role, sizes)
-        update, update_bytes = optimizer_step(passes, elements, sums, updates=updates)
+        update, update_bytes = optimizer_step(passes, elements, sums, updates=updates, in_turn=in_turn)
         steps = mini_batches * options.epochs
         terms = scaled(added(step, update), steps)
         sent = trained_bytes(self._lengths[node.id], samples, numbers_read(node), self._sets.sent(node))

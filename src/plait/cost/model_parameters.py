@@ -55,12 +55,11 @@ def needs_all_tokens(model: RoleModel) -> str:
 
 @cache
 def _undivided(config_text: str, scalar: bool) -> str:
-    from plait.models.parallel.mixers import tp_plan
     from plait.models.parallel.token_split import undivided
 
     module, parameters = _module_by(config_text, scalar), _parameters_by(config_text, scalar)
     names = {param.name for param in parameters.params}
-    return undivided(module, tp_plan(module), parameters, names)
+    return undivided(module, parameters, names)
 
 
 @cache

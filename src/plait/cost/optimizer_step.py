@@ -9,13 +9,17 @@ from plait.cost.passes import Passes
 from plait.training.memory import parameter_bytes
 
 
-def optimizer_step(passes: Passes, elements: Sequence[int], sums: int, *, updates: bool = True) -> tuple[Terms, int]:
+def optimizer_step(
+    passes: Passes, elements: Sequence[int], sums: int, *, updates: bool = True, in_turn: int = 0
+) -> tuple[Terms, int]:
     """Gradients are summed over dp (`sums` times), each device updates its range, new weights are gathered.
 
     Args:
         passes: of the role, by the slowest devices of each stage.
         elements: that are trained, on a device of each stage, before dp divides them.
         updates: else gradients are left to another call's step, and are only summed.
+        in_turn: sums that the first stage waits for before its own: each micro-batch is summed where it is, stage by
+            stage.
     """
     times = passes.times
     sizes, per = times.layout.parallelism, parameter_bytes(times.work.dtype, trained=True)
@@ -33,7 +37,7 @@ def optimizer_step(passes: Passes, elements: Sequence[int], sums: int, *, update
     else:
         terms = {"optimizer": most / sizes.dp * of_each / times.bytes_per_s}
     if sizes.dp > 1:
-        terms["gradients"] = sums * times.traffic.gather("dp", most * per.gradients)
+        terms["gradients"] = (sums + in_turn) * times.traffic.gather("dp", most * per.gradients)
         if updates:
             terms["new weights"] = times.traffic.gather("dp", most * per.weights)
     sent = sums * per.gradients + updates * per.weights

@@ -121,5 +121,6 @@ class Passes:
         """What the devices of one copy receive in one forward of a micro-batch: sums over tp, and hops."""
         work, sizes = self.times.work, self.times.layout.parallelism
         row = micro.tokens * work.shape.hidden * work.width
-        sums = 2 * 2 * (sizes.tp - 1) * row * work.shape.layers
+        halves = 2 * 2 * work.shape.layers + (work.shape.expert_layers if micro.parted else 0)
+        sums = halves * (sizes.tp - 1) * row
         return int(sums + (sizes.pp - 1) * sizes.tp * row)

@@ -22,7 +22,7 @@ from plait.recipes.recurrent_checks import check_prompts
 from plait.recipes.role_models import RoleModel, optimizer_of
 from plait.schedule.completion import complete
 from plait.schedule.named_plans import AUTO, NAMES, PlannedModel, named_plan
-from plait.schedule.placements import placements_of
+from plait.schedule.placements import orders_of, placements_of, to_be_found
 from plait.schedule.plan import Plan
 
 PARAMETERS_SHARE = 0.6
@@ -202,15 +202,23 @@ def _check_adapters(recipe: Recipe, plan: Plan, label: str) -> None:
 
 
 def _check_sharded(recipe: Recipe, plan: Plan, label: str) -> None:
-    """Raises ConfigError, which begins with `label`, where a completed plan trains a model in stages whose gradients
-    are to be divided."""
+    """Raises ConfigError, which begins with `label`, where gradients of a role are to be divided whose copies are in
+    one order with those of another role: they could wait for each other in a circle."""
+    waiting = to_be_found(plan)
     for placement in plan.placements:
         role = placement.role
-        if placement.mode == "train" and placement.pp > 1 and optimizer_of(role, recipe).shard_gradients:
+        if placement.mode != "train" or not optimizer_of(role, recipe).shard_gradients:
+            continue
+        copies, together = 1, orders_of(plan, placement)[1]
+        if together is not None:
+            copies = together.num_copies(role)
+        elif role in waiting:
+            copies = max(p.pp for p in waiting.values()) // placement.pp
+        if copies > 1:
             raise ConfigError(
-                f"{label}: {placement.call} has pp {placement.pp}, but gradients are divided (`shard_gradients` of the "
-                f"optimizer of {role}) for models in one stage alone; set pp to 1 (tp may be more), or "
-                "`shard_gradients` to false"
+                f"{label}: {placement.call} has {copies} copies in the schedule `{placement.schedule}`, but its "
+                f"gradients are divided (`shard_gradients` of the optimizer of {role}), for which a schedule has one; "
+                "leave `schedule` out, give all roles that follow it as many stages, or set `shard_gradients` to false"
             )
 
 

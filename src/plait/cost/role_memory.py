@@ -54,14 +54,16 @@ class RoleMemory:
         adapted, of_adapter = workload.lora.rank > 0, parameter_bytes(dtype, trained=True).total
         largest = []
         by_stage = self._elements(role, sizes.tp, sizes.pp, sizes.stages)
-        for parts, adapter in zip(by_stage, self._adapter(role, sizes), strict=True):
+        first = max(count for count, _ in by_stage[0])
+        for stage, (parts, adapter) in enumerate(zip(by_stage, self._adapter(role, sizes), strict=True)):
             held = [count * BYTES[dtype] for count, _ in parts]
             if trained and adapted:
                 held = [num_bytes + adapter * of_adapter for num_bytes in held]
             elif trained:
+                how = {"followed": followed, "sharded": sharded, "first": first if stage else 0}
                 held = [
-                    num_bytes + state_bytes(count, once, sizes.dp, dtype, followed=followed, sharded=sharded)
-                    for num_bytes, (count, once) in zip(held, parts, strict=True)
+                    num_bytes + state_bytes(part, sizes.dp, dtype, **how)
+                    for num_bytes, part in zip(held, parts, strict=True)
                 ]
             largest.append(max(held))
         return tuple(largest)

@@ -131,6 +131,11 @@ def stages_of(param: Param, bounds: tuple[int, ...]) -> tuple[int, ...]:
             return (0, last) if last else (0,)
 
 
+def has_two_holders(param: Param) -> bool:
+    """Whether the first and the last of several stages both hold a parameter: a tied embedding."""
+    return param.layer is None and param.ends == "both"
+
+
 def shard(parameters: Parameters, parallelism: Parallelism, tp: int, pp: int, *, once: bool = False) -> FlatLayout:
     """The flat buffer of working weights of the ranks with these coordinates (equal for every dp).
 

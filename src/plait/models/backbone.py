@@ -103,7 +103,7 @@ class Backbone:
         if view is not None:
             view.input_TH = inputs_TH
         self.activate(how.adapter)
-        computing = partial(self._computing, token_ids_T.device, how.by_kernels, how.routing)
+        computing = partial(self._computing, token_ids_T, how.by_kernels, how.routing)
         read = how.read if how.router_logits is None and how.routing is None else None
         also = {} if how.router_logits is None else {"output_router_logits": True}
         with (
@@ -161,9 +161,11 @@ class Backbone:
                 mlp.forward = own
 
     @contextlib.contextmanager
-    def _computing(self, device: torch.device, by_kernels: bool, routing: Routing | None) -> Iterator[None]:
-        """Within it layers compute, now or again in their backward."""
-        kernels = self._kernels.applied(device) if by_kernels else contextlib.nullcontext()
+    def _computing(self, token_ids_T: Tensor, by_kernels: bool, routing: Routing | None) -> Iterator[None]:
+        """Within it layers compute a row, now or again in their backward."""
+        if self._split is not None:
+            self._split.num_tokens = len(token_ids_T)
+        kernels = self._kernels.applied(token_ids_T.device) if by_kernels else contextlib.nullcontext()
         with kept_float64(self.dtype), kernels, self.routers.routed(routing):
             yield
 

@@ -5,7 +5,7 @@ Shapes: T tokens of a packed row, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self, TypeVar
@@ -231,6 +231,16 @@ class TrainedWeights:
         part = self._part
         if part is not None and not part.is_whole:
             part.sum_over_tp(gradients)
+
+    def sum_over_ends(self, gradients: Sequence[Tensor]) -> None:
+        """As `sum_partial_gradients`, of pieces of what the first and the last stage both hold.
+
+        Args:
+            gradients: each [elements], a contiguous view of a buffer; on both stages those of the same elements.
+        """
+        part = self._part
+        if part is not None and not part.is_whole:
+            part.sum_over_ends(gradients)
 
     def counted_ranges(self) -> list[tuple[int, int]]:
         """Ranges [start, stop) of a buffer of `layout` that this rank counts, so that over the ranks of one copy of the

@@ -22,7 +22,6 @@ class RoleFacts:
     first, last: of what the first and last stage compute beside layers, in that unit
     layer_sizes: weights of each layer, as multiples of the average one's; empty: layers are alike
     max_tp:      ways in which its narrowest matrix can be cut
-    max_pp:      stages of its model, at most
     whole_layers: its instances do not divide layers (`sampling.exact`): sums over ranks round in another way
     trains_whole: its training does not divide layers (`sequence_parallel`, where each rank needs all tokens)
     may_drop:    False where what is dropped could not be brought back
@@ -34,7 +33,6 @@ class RoleFacts:
     last: float = 0.0
     layer_sizes: tuple[float, ...] = ()
     max_tp: int = 1
-    max_pp: int = MOST_STAGES
     whole_layers: bool = False
     trains_whole: bool = False
     may_drop: bool = True

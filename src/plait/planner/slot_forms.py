@@ -109,7 +109,7 @@ class SlotForms:
             whole = (facts.whole_layers and mode == "decode") or (facts.trains_whole and mode == "train")
             if whole and sizes.tp > 1:
                 continue
-            if sizes.tp > most_tp or sizes.pp > min(facts.max_pp, len(facts.layer_work), MOST_STAGES):
+            if sizes.tp > most_tp or sizes.pp > min(len(facts.layer_work), MOST_STAGES):
                 continue
             if not cluster.is_legal_size(sizes.tp):
                 continue

@@ -46,6 +46,10 @@ class MicroBatch:
         return tuple(chain.from_iterable(self.groups))
 
 
+NO_SAMPLES = MicroBatch((), 0)
+"""Of a rank that has fewer micro-batches than others, where all have to take part in each."""
+
+
 class GroupTokens(NamedTuple):
     """Tokens of a prompt, the root among them, and of each of its samples."""
 

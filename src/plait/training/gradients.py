@@ -9,14 +9,15 @@ and the sums are over ranks first: results are those of whole gradients but for 
 
 A run is on its way while the backward goes on: it is added to the shares when the room that it lies in is needed again.
 All ranks of dp reduce the same runs in the same order, whatever the order in which their gradients come. A rank that
-has fewer micro-batches than others takes part with zeros.
+has fewer micro-batches than others takes part with zeros. Copies of a model in stages go through these in one order
+(`passes`), so that no two wait for each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,11 +25,11 @@ from torch import Tensor
 from plait.kernels import fused_rows
 from plait.layout.params import aligned
 from plait.models.backbone_model import TrainedWeights
-from plait.models.parallel.peers import Peers
 from plait.models.parallel.reduce_scatter import reduce_scatter
+from plait.models.parallel.team import Team
 from plait.models.parallel.transfer import Transfer
 from plait.training.memory import ROOMS, RUN_ELEMENTS
-from plait.training.shares import Share
+from plait.training.shares import Share, tied_pieces
 
 CACHE_CHUNK = 1 << 15
 """Elements whose widened copy stays in a CPU's cache."""
@@ -44,6 +45,8 @@ class Gradients(Protocol):
     rooms: Sequence[Tensor]
     """Each [elements of a run at most]: where runs are summed before they come to `flat`. Their numbers are of one
     micro-batch."""
+    in_each: bool
+    """Whether the ranks of dp sum up in every micro-batch, and not at the end of a mini-batch alone."""
 
     def zero(self) -> None:
         """A mini-batch begins."""
@@ -59,7 +62,7 @@ class Gradients(Protocol):
         ...
 
     def end_micro_batch(self) -> None:
-        """A backward has ended; or this rank has no micro-batch where others have one."""
+        """A backward has ended; or this rank has no samples where others have some."""
         ...
 
     def reduce(self) -> None:
@@ -71,12 +74,14 @@ class WholeGradients:
     """See the top of the file.
 
     Args:
-        share: of the rank that has this part of the weights.
-        dp: the ranks that have the same part.
+        team: the ranks that hold the model.
+        share: of this rank.
     """
 
-    def __init__(self, trained: TrainedWeights, share: Share, dp: Peers, dtype: torch.dtype) -> None:
-        self._trained, self._share, self._dp = trained, share, dp
+    in_each = False
+
+    def __init__(self, trained: TrainedWeights, team: Team, share: Share, dtype: torch.dtype) -> None:
+        self._trained, self._dp, self._share = trained, team.dp, share
         self.flat = torch.zeros(trained.flat.num_elements, dtype=dtype, device=trained.flat.device)
         self.own = self.flat[share.start : share.stop]
         self.rooms: Sequence[Tensor] = ()
@@ -98,17 +103,25 @@ class WholeGradients:
 
 
 class ShardedGradients:
-    """See the top of the file. Arguments are those of `WholeGradients`; the model is in one stage."""
+    """See the top of the file. Arguments are those of `WholeGradients`.
 
-    def __init__(self, trained: TrainedWeights, share: Share, dp: Peers, dtype: torch.dtype) -> None:
-        self._trained, self._share, self._dp = trained, share, dp
+    What the last stage has of a tied embedding's gradient is divided as the first divides it, which updates it, and
+    added to that at the end of the mini-batch. It stands behind the share.
+    """
+
+    in_each = True
+
+    def __init__(self, trained: TrainedWeights, team: Team, share: Share, dtype: torch.dtype) -> None:
+        self._trained, self._dp = trained, team.dp
+        self._targets, self._tied = _targets(trained, team, share)
         self._entries = trained.layout.entries
         self._runs = _runs([aligned(block.param.num_elements) for block, _, _ in self._entries])
         self._next = 0
         self._waiting: dict[int, Tensor] = {}
         """Entry → its gradient, complete and not reduced yet."""
-        device = trained.flat.device
-        self.flat = self.own = torch.zeros(share.stop - share.start, dtype=dtype, device=device)
+        device, own = trained.flat.device, share.stop - share.start
+        self.flat = torch.zeros(max([own, *(at.stop for at in self._tied)]), dtype=dtype, device=device)
+        self.own = self.flat[:own]
         size = min(RUN_ELEMENTS, trained.flat.num_elements)
         self.rooms: Sequence[Tensor] = [torch.empty(size, dtype=dtype, device=device) for _ in range(ROOMS)]
         self._sums: list[list[tuple[Transfer, Tensor | None]]] = [[] for _ in range(ROOMS)]
@@ -134,7 +147,7 @@ class ShardedGradients:
             self._take_room(self._num_reduced + at)
 
     def reduce(self) -> None:
-        pass
+        self._trained.sum_over_ends([self.flat[at] for at in self._tied])
 
     def _reduce_next(self) -> None:
         """Sum a run over the ranks and add it to the shares; gradients that did not come are 0."""
@@ -158,11 +171,13 @@ class ShardedGradients:
         """The sum over dp of what stands behind `low` in the buffer of all weights, on the ranks that update it."""
         sums = self._sums[self._num_reduced % ROOMS]
         self._num_reduced += 1
-        for owner, (start, stop) in enumerate(pairwise(self._share.bounds)):
-            first, last = max(start, low), min(stop, low + len(parts))
+        for target in self._targets:
+            first, last = max(target.start, low), min(target.stop, low + len(parts))
             if first < last:
-                own = self.flat[first - start : last - start] if owner == self._dp.index else None
-                sums.append((self._dp.begin_reduce(parts[first - low : last - low], owner), own))
+                own = None
+                if target.owner == self._dp.index:
+                    own = self.flat[first - target.start + target.at :][: last - first]
+                sums.append((self._dp.begin_reduce(parts[first - low : last - low], target.owner), own))
 
     def _take_room(self, number: int) -> Tensor:
         """The room of a run; what is on its way in it arrives before."""
@@ -172,6 +187,33 @@ class ShardedGradients:
                 own += total
         self._sums[number % ROOMS].clear()
         return self.rooms[number % ROOMS]
+
+
+class _Target(NamedTuple):
+    """A range of the buffer of all weights, and where its gradients are summed."""
+
+    start: int
+    stop: int
+    owner: int
+    """Index along dp."""
+    at: int
+    """Its place in the owner's `ShardedGradients.flat`."""
+
+
+def _targets(trained: TrainedWeights, team: Team, share: Share) -> tuple[list[_Target], list[slice]]:
+    """Where everything is summed; and places in `flat` of this rank of what both ends of the pipeline have."""
+    targets = [_Target(start, stop, owner, 0) for owner, (start, stop) in enumerate(pairwise(share.bounds))]
+    sizes, place, tied = team.layout.parallelism, team.coordinates, list[slice]()
+    ends = [stop - start for start, stop in pairwise(share.bounds)]
+    for owner, start, stop in tied_pieces(trained.layout, trained.parameters, sizes, place):
+        at = start - share.bounds[owner]
+        if place.pp > 0:
+            at = ends[owner]
+            targets.append(_Target(start, stop, owner, at))
+            ends[owner] += stop - start
+        if owner == place.dp:
+            tied.append(slice(at, at + stop - start))
+    return targets, tied
 
 
 def _runs(sizes: Sequence[int]) -> tuple[range, ...]:

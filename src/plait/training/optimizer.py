@@ -78,7 +78,7 @@ class MasterOptimizer:
             self.masters = weights.whole[start:stop].detach()
         shards = settings.shard_gradients and self._team.dp.size > 1
         kind = ShardedGradients if shards else WholeGradients
-        self.collected: Gradients = kind(model.trained, self._share, self._team.dp, dtype)
+        self.collected: Gradients = kind(model.trained, self._team, self._share, dtype)
         self.exp_avg = torch.zeros_like(self.masters)
         self.exp_avg_sq = torch.zeros_like(self.masters)
         self.averaged = self.masters.clone() if is_followed else None

@@ -29,7 +29,9 @@ class OpenMiniBatch:
 
     role: str
     copies: tuple[tuple[MicroBatch, ...], ...]
-    """The micro-batches of every dp rank: every rank knows the whole schedule."""
+    """The micro-batches of every dp rank: every rank knows the whole schedule. Where gradients are summed in each, all
+    ranks have as many, some without samples: the order of a pipeline follows from their number, so all copies meet in
+    one order, in which none waits for another in a circle."""
     stage: TrainingStage
     tallies: tuple[Tally | None, ...]
     """What counts the mini-batch of each loss; None: it has none any more."""
@@ -61,9 +63,8 @@ class OpenMiniBatch:
         for number, (name, micro) in enumerate(zip(self.names, self.stage.micros, strict=True)):
             self.stage.forward(number, None)
             self.stage.backward(number, None)
-            yield Done(f"{name}/mb{number}", "TRAIN", micro.num_tokens)
-        for _ in range(len(self.stage.micros), max(map(len, self.copies))):
-            self.stage.pass_by()
+            if micro.samples:
+                yield Done(f"{name}/mb{number}", "TRAIN", micro.num_tokens)
 
 
 def forwards(stage: ScoringStage, role: str, name: str) -> Work[None]:

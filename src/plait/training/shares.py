@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from plait.layout.mesh import Coordinates, Parallelism
-from plait.layout.params import Block, FlatLayout
-from plait.layout.shards import zero_range
+from plait.layout.params import Block, FlatLayout, Parameters
+from plait.layout.shards import has_two_holders, shard, zero_range
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Share:
             layout: of the rank's working buffer.
             counted: blocks of it that this rank counts among the ranks of its copy of the model.
         """
-        doubled = [entry for entry in layout.entries if sizes.pp > 1 and entry[0].param.ends == "both"]
-        doubled = [entry for entry in doubled if entry[0].param.layer is None and place.pp in (0, sizes.pp - 1)]
+        is_end = sizes.pp > 1 and place.pp in (0, sizes.pp - 1)
+        doubled = [entry for entry in layout.entries if is_end and has_two_holders(entry[0].param)]
         skipped = len(doubled) if place.pp > 0 else 0
         assert all(mine is theirs for mine, theirs in zip(layout.entries, doubled[:skipped], strict=False)), (
             "what the last stage shares with the first stands in front of its buffer"
@@ -81,6 +81,30 @@ class Share:
             counted=_runs([(low, high) for low, high in own if low < high], pieces, start, stop),
             tied=tuple((low, high) for _, low, high in doubled),
         )
+
+
+def tied_pieces(
+    layout: FlatLayout, parameters: Parameters, sizes: Parallelism, place: Coordinates
+) -> list[tuple[int, int, int]]:
+    """(dp rank, start, stop): how the ranks of dp divide what the first and the last stage both hold. The first updates
+    it, and its shares say so; start and stop are places in the working buffer of the rank at `place`.
+
+    Args:
+        layout: of that buffer; empty is what the stages between have.
+        parameters: of the whole model.
+    """
+    if sizes.pp == 1 or place.pp not in (0, sizes.pp - 1):
+        return []
+    first = shard(parameters, sizes, place.tp, 0)
+    starts = {block.param.name: start for block, start, _ in first.entries}
+    cuts = [zero_range(first.num_elements, index, sizes.dp) for index in range(sizes.dp)]
+    pieces = []
+    for block, start, stop in layout.entries:
+        if has_two_holders(block.param):
+            shift = start - starts[block.param.name]
+            ranges = [(max(low + shift, start), min(high + shift, stop)) for low, high in cuts]
+            pieces += [(owner, low, high) for owner, (low, high) in enumerate(ranges) if low < high]
+    return pieces
 
 
 def _is_matrix(block: Block) -> bool:

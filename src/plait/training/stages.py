@@ -147,7 +147,8 @@ class TrainingStage:
 
     part: ModelPart
     micros: Sequence[MicroBatch]
-    """Those of one loss behind those of another."""
+    """Those of one loss behind those of another. One without samples computes nothing, and sends nothing to other
+    stages: the rank takes part in the gradient sums of what other copies of the model compute."""
     optimizer: MasterOptimizer
     """Each backward adds to its gradients."""
     tallies: Sequence[Tally]
@@ -172,6 +173,8 @@ class TrainingStage:
     def forward(self, index: int, inputs: Tensor | None) -> Tensor | None:
         """See `pipeline.Stage`: [T, H] to [T, H], or messages as of `room`; what the backward starts from is kept."""
         micro, tally = self.micros[index], self.tallies[index]
+        if not micro.samples:
+            return None if self.part.team.is_last_stage else self.room(index)
         mini_batch = tally.batch
         with self.optimizer.collecting_gradients():
             given = () if inputs is None else self._parts(index, inputs)
@@ -194,6 +197,9 @@ class TrainingStage:
     def backward(self, index: int, gradient: Tensor | None) -> Tensor | None:
         """See `pipeline.Stage`: [T, H] to [T, H], or messages as of `room`; gradients of the stage's weights are added
         to the optimizer's."""
+        if not self.micros[index].samples:
+            self._end(index)
+            return None if self.part.team.is_first_stage else self.room(index)
         given, made = self.kept.pop(index)
         with self.optimizer.collecting_gradients():
             if gradient is None:
@@ -203,8 +209,7 @@ class TrainingStage:
                 parts = zip(made, self._parts(index, gradient), strict=True)
                 starts = {tensor: part for tensor, part in parts if tensor.requires_grad}
                 torch.autograd.backward(list(starts), list(starts.values()))
-        self.optimizer.collected.end_micro_batch()
-        self.finished.add(index)
+        self._end(index)
         return joined([tensor.grad for tensor in given if tensor.grad is not None]) if given else None
 
     def _made(
@@ -231,9 +236,9 @@ class TrainingStage:
             return (message,)
         return self.balance.parted(message, self.tokens(index), len(self.micros[index].samples))
 
-    def pass_by(self) -> None:
-        """Take part in the gradient sums of a micro-batch that only other copies of the model have."""
+    def _end(self, index: int) -> None:
         self.optimizer.collected.end_micro_batch()
+        self.finished.add(index)
 
     @property
     def is_finished(self) -> bool:

@@ -19,7 +19,7 @@ from plait.dataflow import Asked
 from plait.models.model import Model
 from plait.models.outputs import Said
 from plait.models.parallel.team import Team
-from plait.policy.packing import MicroBatch
+from plait.policy.packing import NO_SAMPLES, MicroBatch
 from plait.schedule.work import Done, Work
 from plait.training.evaluation import loss_over
 from plait.training.mini_batch import LossCall, LossTerm, MiniBatch, mask_of
@@ -232,6 +232,12 @@ class BegunTraining:
             num_samples += len(tally.batch.rows)
         if num_samples:
             trainer.optimizer.collected.zero()
+        if trainer.optimizer.collected.in_each:
+            most = max(map(len, copies))
+            copies = [(*micros, *[NO_SAMPLES] * (most - len(micros))) for micros in copies]
+            counted_by = next((tally for tally in tallies if tally is not None), None)
+            assert counted_by is not None, "there is a mini-batch"
+            mine += [(NO_SAMPLES, counted_by, self._name(tallies))] * (most - len(mine))
         micros, of_micros, names = zip(*mine, strict=True) if mine else ((), (), ())
         stage = TrainingStage(trainer.part, micros, trainer.optimizer, of_micros, num_samples, trainer.balance)
         return OpenMiniBatch(trainer.role, tuple(copies), stage, tuple(tallies), names, self._name(tallies))

@@ -177,14 +177,9 @@ def test_more_ranks_than_key_heads(four: Workers) -> None:
 
 @pytest.mark.parametrize("family", slow_but(["olmo_hybrid"], ["olmo_hybrid", "qwen3_5_text"]))
 def test_a_mixer_of_another_form_is_computed_by_all_ranks_alike(four: Workers, family: str) -> None:
-    """Whole, or gathered as Transformers' plan says; that needs all tokens."""
-    judge(four.ask("of_unknown_form", "compare", family, sizes(tp=2)), family)
-    found = four.ask("of_unknown_form", "refusal", family, sizes(tp=2) | PARTED, ranks=2)
-    assert all(
-        "ModelError: sequence_parallel: " in text and "needs all tokens; set `sequence_parallel`" in text
-        for text in found
-    )
-    assert ("ranks hold `model.layers.*.linear_attn` of OlmoHybrid" in found[0]) == (family == "olmo_hybrid")
+    """Whole, or gathered as Transformers' plan says; of parted tokens it gets all."""
+    for split in ({}, PARTED):
+        judge(four.ask("of_unknown_form", "compare", family, sizes(tp=2) | split), family)
 
 
 SPLITS = [
@@ -213,16 +208,31 @@ def test_parted_tokens_of_other_models(four: Workers, case: dict[str, Any]) -> N
     judge(four.ask("compare", "llama", sizes(tp=2, pp=2) | PARTED, **case), "llama", case.get("dtype", "float64"))
 
 
+WITH_ALL = [
+    ("qwen3_moe", sizes(tp=2, pp=2), {}),
+    ("mixtral", sizes(tp=3), {"num_local_experts": 3}),
+    ("qwen2_moe", sizes(tp=2), {}),
+    ("deepseek_v3", sizes(tp=2), {}),
+    ("gpt_oss", sizes(tp=2), {"intermediate_size": 32}),
+    ("gpt_oss", sizes(tp=2, pp=2), {}),
+]
+
+
+@pytest.mark.parametrize(("family", "shape", "options"), slow_but(WITH_ALL[:1], WITH_ALL), ids=str)
+def test_modules_that_need_all_tokens_get_them(
+    four: Workers, family: str, shape: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """Routers, shared experts with a gate, projections of latent attention, an attention that ranks hold whole, and
+    whole layers."""
+    judge(four.ask("compare", family, shape | PARTED, **options), family)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_families_part_tokens_or_refuse(four: Workers, family: str) -> None:
+def test_families_part_tokens(four: Workers, family: str) -> None:
     if family == "gpt2":
         return  # no plan: refused, see below
-    found = four.ask("refusal", family, sizes(tp=2) | PARTED, ranks=2)
-    if found == ["nothing", "nothing"]:
-        judge(four.ask("compare", family, sizes(tp=2) | PARTED), family)
-    else:
-        assert all("set `sequence_parallel` to false" in text for text in found)
+    judge(four.ask("compare", family, sizes(tp=2) | PARTED), family)
 
 
 def test_what_ranks_have_alike_is_kept_once(four: Workers) -> None:
@@ -385,14 +395,6 @@ def test_parts_of_families_from_checkpoints(four: Workers, tmp_path: Path, famil
 # --- refusals ------------------------------------------------------------------------------------------------------
 
 
-def test_layers_in_which_every_rank_needs_all_tokens(four: Workers) -> None:
-    found = four.ask("refusal", "mixtral", sizes(tp=2) | PARTED, ranks=2)
-    assert all(
-        text.startswith("ModelError: sequence_parallel: MixtralForCausalLM has `model.layers.*.") for text in found
-    )
-    assert all(text.endswith("where every rank needs all tokens; set `sequence_parallel` to false") for text in found)
-
-
 def test_layouts_that_a_model_does_not_allow(four: Workers) -> None:
     found = four.ask("refusal", "gpt2", sizes(tp=2), ranks=2)
     assert found == ["LayoutError: tp: expected 1, because the model has no plan for tensor parallelism, found 2"] * 2
@@ -440,6 +442,9 @@ ADAPTED = [
     pytest.param("llama", sizes(tp=2), {"dtype": "bfloat16"}, id="bfloat16"),
     pytest.param("llama", sizes(tp=4) | PARTED, {}, id="parted tokens"),
     pytest.param("starcoder2", sizes(tp=2) | PARTED, {}, id="parted tokens, biases", marks=pytest.mark.slow),
+    pytest.param("deepseek_v3", sizes(tp=2) | PARTED, {}, id="parted, latent attention", marks=pytest.mark.slow),
+    pytest.param("qwen2_moe", sizes(tp=2, pp=2) | PARTED, {}, id="parted, shared experts", marks=pytest.mark.slow),
+    pytest.param("olmo_hybrid", sizes(tp=2) | PARTED, {}, id="parted, gathered heads", marks=pytest.mark.slow),
     pytest.param("llama", sizes(pp=2, stages=(1, 2)), {"num_hidden_layers": 3}, id="stages"),
     pytest.param("qwen2", sizes(tp=2, pp=2) | PARTED, {"scalar": True}, id="both, a scalar model, parted tokens"),
     pytest.param("gpt_neox", sizes(tp=2, pp=2), {"copied": True}, id="both, a copy", marks=pytest.mark.slow),

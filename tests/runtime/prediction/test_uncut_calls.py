@@ -21,7 +21,7 @@ from plait.errors import ConfigError
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.runtime.prediction.planning import Planning
-from plait.runtime.prediction.search_facts import facts_of_roles
+from plait.runtime.prediction.search_facts import facts_of_roles, joint_pairs
 from plait.runtime.prepare import outline
 from plait.schedule.plan import Plan
 from tests.models.tiny import save_tiny, tiny_config
@@ -30,14 +30,20 @@ from tests.runs.plan_files import write_plan
 MakeRecipe = Callable[..., Recipe]
 LENGTHS = SampleLengths(Lengths.fixed(8), Lengths.fixed(6))
 REFUSED = (
-    r"actor\.train has tp 2, but `sequence_parallel` is true and Qwen3MoeForCausalLM has `model\.layers\.\*\.mlp\."
-    r"experts` \(ep_dispatch_experts\) between .* set `sequence_parallel` to false, or tp to 1"
+    r"actor\.train has tp 2, but `sequence_parallel` is true and Gemma4ForCausalLM has `model\.layers\.\*\.experts` in "
+    r"its layers themselves, .* set `sequence_parallel` to false, or tp to 1"
 )
+
+
+BESIDE = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
+"""Of Gemma 4, whose experts stand in the layer itself, beside router and MLP."""
 
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "mixture", family="qwen3_moe"))
+    path = tmp_path_factory.mktemp("models") / "mixture.json"
+    path.write_text(json.dumps(tiny_config("gemma4_text", **BESIDE).to_dict()))
+    return str(path)
 
 
 def planning_of(recipe: Recipe) -> Planning:
@@ -74,6 +80,16 @@ def test_no_search_cuts_what_a_run_refuses(make_recipe: MakeRecipe, mixture: str
     forms, ranks = planning.space.forms, (0, 1)
     assert max(sizes.tp for sizes in forms.parallelisms(slots["actor", "train"], ranks)) == most
     assert max(sizes.tp for sizes in forms.parallelisms(slots["actor", "decode"], ranks)) == 2
+
+
+def test_stages_are_looked_for_where_gradients_are_divided(make_recipe: MakeRecipe) -> None:
+    """Roles that train together by one order are not: copies in it may wait for each other."""
+    planning = planning_of(make_recipe(algorithm="ppo", options={}, **{"critic.optimizer.shard_gradients": True}))
+    slots = {(slot.role, slot.mode): i for i, slot in enumerate(planning.graph.slots)}
+    for role in ("actor", "critic"):
+        found = planning.space.forms.parallelisms(slots[role, "train"], (0, 1))
+        assert max(sizes.pp for sizes in found) == 2
+    assert joint_pairs(planning.recipe, planning.flow, planning.models) == ()
 
 
 def test_layers_that_keep_a_state_are_cut_as_a_run_cuts_them(make_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -114,22 +130,24 @@ def test_layers_with_mamba_2_are_planned_by_their_configuration_alone(
         ("lfm2", ""),
         ("bamba", ""),
         ("falcon_h1", ""),
-        ("nemotron_h", "NemotronHForCausalLM has `model.layers.*."),
-        ("olmo_hybrid", "OlmoHybridForCausalLM has `model.layers.*.self_attn.q_proj`"),
+        ("nemotron_h", ""),
+        ("olmo_hybrid", ""),
         ("gemma2", ""),
-        ("mixtral", "MixtralForCausalLM has `model.layers.*."),
-        ("deepseek_v2", "DeepseekV2ForCausalLM has `model.layers.*."),
+        ("mixtral", ""),
+        ("deepseek_v2", ""),
+        ("gemma4_text", "Gemma4ForCausalLM has `model.layers.*.experts`"),
     ],
 )
 def test_families_are_known_before_they_are_read(tmp_path: Path, family: str, why: str) -> None:
     """By the file `config.json` alone, too; one that says no family is not known."""
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(tiny_config(family).to_dict()))
+    config = tiny_config(family, **(BESIDE if family == "gemma4_text" else {})).to_dict()
+    path.write_text(json.dumps(config))
     assert needs_all_tokens(RoleModel("actor", str(path), False, True, "model")).startswith(why)
     assert bool(needs_all_tokens(RoleModel("actor", str(path), False, True, "model"))) == bool(why)
     scalar = RoleModel("critic", str(path), True, True, "critic.model")
     assert bool(needs_all_tokens(scalar)) == bool(why)
-    path.write_text(json.dumps({**tiny_config(family).to_dict(), "model_type": "unheard_of"}))
+    path.write_text(json.dumps({**config, "model_type": "unheard_of"}))
     assert needs_all_tokens(RoleModel("actor", str(path), False, True, "model")) == ""
 
 

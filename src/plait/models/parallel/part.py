@@ -5,14 +5,15 @@ Gradients are flat buffers by the layout of the rank's own weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from plait.layout.caches import CacheShape
-from plait.layout.params import FlatLayout, Param, Parameters
+from plait.layout.params import FlatLayout, Parameters
+from plait.layout.shards import has_two_holders
 from plait.models.parallel.partial_sums import Partials, sharers, sum_partials
 from plait.models.parallel.team import Team
 from plait.models.shape import config_fields
@@ -38,10 +39,13 @@ class Part:
     def sum_partial_gradients(self, layout: FlatLayout, gradients: Tensor) -> None:
         """See `TrainedWeights.sum_partial_gradients`; gradients are flat [layout.num_elements], summed in place."""
         self.sum_over_tp({block.param.name: gradients[start:stop] for block, start, stop in layout.entries})
-        if self.team.ends.size > 1:
-            for block, start, stop in layout.entries:
-                if _has_two_holders(block.param):
-                    self.team.ends.all_reduce(gradients[start:stop])
+        doubled = [entry for entry in layout.entries if has_two_holders(entry[0].param)]
+        self.sum_over_ends([gradients[start:stop] for _, start, stop in doubled])
+
+    def sum_over_ends(self, gradients: Sequence[Tensor]) -> None:
+        """See `TrainedWeights.sum_over_ends`; each is [elements], summed in place."""
+        for gradient in gradients if self.team.ends.size > 1 else ():
+            self.team.ends.all_reduce(gradient)
 
     def sum_over_tp(self, gradients: Mapping[str, Tensor]) -> None:
         """See `TrainedWeights.sum_over_tp`; gradients are name → [elements], summed in place."""
@@ -55,13 +59,9 @@ class Part:
         for block, start, stop in layout.entries:
             param = block.param
             first = 0 if param.cut is None else sharers(param, team.tp.index, team.tp.size)[0]
-            twice = _has_two_holders(param) and team.pp.index > 0
+            twice = has_two_holders(param) and team.pp.index > 0
             if first == team.tp.index and not twice:
                 yield start, stop
-
-
-def _has_two_holders(param: Param) -> bool:
-    return param.layer is None and param.ends == "both"
 
 
 def parameters_of(layout: FlatLayout, config: Any) -> Parameters:

@@ -19,7 +19,7 @@ Shapes: T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -45,7 +45,13 @@ from plait.models.parallel.mixers import divided_mixers, keep_units
 from plait.models.parallel.partial_sums import Partials, sharers
 from plait.models.parallel.peers import Peers
 from plait.models.parallel.stage import is_idle
-from plait.models.parallel.token_split import TokenSplit, partial_parameters, split_tokens
+from plait.models.parallel.token_split import (
+    TokenSplit,
+    computed_alike,
+    module_of_layer,
+    partial_parameters,
+    split_tokens,
+)
 from plait.models.parallel.whole_experts import DISPATCHES, keep_experts
 
 ENTERING = frozenset({"colwise", "packed_colwise"})
@@ -80,7 +86,8 @@ def install(
         ModelError: the plan names a style that is not known here, or tokens cannot be parted.
     """
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
-    installer = _Installer(type(module).__name__, parameters, split, config)
+    alike = computed_alike(module, plan, parameters, own_names) if split.splits else frozenset[str]()
+    installer = _Installer(type(module).__name__, parameters, split, config, alike)
     mixers = divided_mixers(module)
     for name, layer in module.named_modules():
         own = [f"{name}.{leaf}" for leaf, _ in layer.named_parameters() if f"{name}.{leaf}" in own_names]
@@ -89,10 +96,11 @@ def install(
             if style != "mixer" or name in mixers:  # in Nemotron-H attention and MLPs have the names of mixers
                 installer.install(layer, name, style, own)
     decoder: Any = module.base_model
-    decoder.register_forward_hook(installer.copies.clear)
+    for copies in installer.copies:
+        decoder.register_forward_hook(copies.clear)
     if split.splits:
-        installer.summed += partial_parameters(module, plan, parameters, own_names)
-        split_tokens(module, split, parameters, own_names)
+        installer.summed += partial_parameters(module, plan, parameters, own_names, alike)
+        split_tokens(module, split, parameters, own_names, alike)
     return installer.partials()
 
 
@@ -101,15 +109,20 @@ class _Installer:
 
     Args:
         family: of the model; in messages.
+        alike: modules of layers that have all tokens (`token_split.computed_alike`).
     """
 
-    def __init__(self, family: str, parameters: Parameters, split: TokenSplit, config: Any) -> None:
-        self.copies = Copies(split)
+    def __init__(
+        self, family: str, parameters: Parameters, split: TokenSplit, config: Any, alike: Collection[str]
+    ) -> None:
         self._family = family
         self._params = {param.name: param for param in parameters.params}
-        self._split = split
         self._tp = split.tp
         self._config = config
+        self._alike = alike
+        self._splits = split, TokenSplit(split.tp, splits=False)
+        self.copies = tuple(map(Copies, self._splits))
+        """Of modules between which tokens are parted, and of those that have all."""
         self.summed: list[str] = []
         """Parameters of which every rank has a part of the gradient."""
         self._sharing: list[str] = []
@@ -126,46 +139,48 @@ class _Installer:
             ModelError: its style is not known here.
         """
         weight = self._params.get(f"{name}.weight")
+        has_all = module_of_layer(name) in self._alike
+        split, copies = self._splits[has_all], self.copies[has_all]
         if weight is not None and style in WEIGHT_STYLES:
-            self._by_weight(layer, weight, style, own)
+            self._by_weight(layer, weight, style, own, has_all)
         elif style in ("moe_tp_experts", DISPATCHES):
             cut = next((self._params[leaf] for leaf in own if self._params[leaf].cut is not None), None)
             if cut is not None:
-                layer.register_forward_pre_hook(EnterExperts(self.copies), with_kwargs=True)
-                layer.register_forward_hook(Reduce(self._split))
+                layer.register_forward_pre_hook(EnterExperts(copies), with_kwargs=True)
+                layer.register_forward_hook(Reduce(split))
             if cut is not None and style == DISPATCHES:
                 keep_experts(layer, *cut.tp_range(self._tp.index, self._tp.size))
         elif style == "mixer":
             keep_units(layer, _num_units(own, self._params, self._tp))
-            layer.register_forward_pre_hook(EnterMixer(self.copies), with_kwargs=True)
-            layer.register_forward_hook(LeaveMixer(self._split))
+            layer.register_forward_pre_hook(EnterMixer(copies), with_kwargs=True)
+            layer.register_forward_hook(LeaveMixer(split))
         elif style == "mixer_rows":
             _takes_bias_out(layer)
         elif style == "mla_kv_a_proj":
-            layer.register_forward_hook(EnterRotary(self.copies, self._config.qk_rope_head_dim))
+            layer.register_forward_hook(EnterRotary(copies, self._config.qk_rope_head_dim))
         elif style == "replicated_with_grad_allreduce":
             self.summed += own
         elif style not in (None, "replicate", "mixer_columns"):
             raise _refusal(self._family, name, style)
         _state_shape(layer)
 
-    def _by_weight(self, layer: nn.Module, weight: Param, style: str, own: Sequence[str]) -> None:
+    def _by_weight(self, layer: nn.Module, weight: Param, style: str, own: Sequence[str], has_all: bool) -> None:
         """A layer with one weight, which is cut."""
-        tp = self._tp
+        tp, split, copies = self._tp, self._splits[has_all], self.copies[has_all]
         if style in ENTERING:
-            layer.register_forward_pre_hook(Enter(self.copies))
+            layer.register_forward_pre_hook(Enter(copies))
             if _is_shared(weight, tp.size):
                 self._sharing += own
         elif style in GATHERING:
             counts = not _is_shared(weight, tp.size) or sharers(weight, tp.index, tp.size)[0] == tp.index
-            layer.register_forward_pre_hook(Enter(self.copies, counts, _is_shared(weight, tp.size)))
+            layer.register_forward_pre_hook(Enter(copies, counts, _is_shared(weight, tp.size)))
             layer.register_forward_hook(Gather(tp, _ranges(weight, tp.size)))
         elif style == "embedding_rowwise":
-            _cut_embedding(layer, weight.tp_range(tp.index, tp.size), self._split)
+            _cut_embedding(layer, weight.tp_range(tp.index, tp.size), split)
         else:
             if style in SPLITTING:
                 layer.register_forward_pre_hook(Split(tp, _ranges(weight, tp.size)))
-            _reduce_rows(layer, self._split)
+            _reduce_rows(layer, split)
 
     def partials(self) -> tuple[Partials, ...]:
         """Which gradients of the layers so far are partial sums."""

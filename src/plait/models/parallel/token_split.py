@@ -6,6 +6,11 @@ neighbouring tokens of the packed row, all of them come together before attentio
 these gives each rank its own again. A sum over the ranks and a gathering of tokens take as many bytes together as the
 sum that they stand for. Weights of norms, and biases behind a sum, then have gradients of which every rank has a part.
 
+In other modules (mixtures of experts, latent attention, those that ranks hold whole) something that is not divided
+stands between the products, such as a router. These have all tokens, and compute as they do without: tokens come
+together before them, the sum within gives each rank all, and each takes its own behind. Their gradients are what they
+are without. That is a gathering more, forward and backward.
+
 It is so where gradients are asked for. What is generated and scored keeps nothing, and is computed as without it.
 
 Shapes: T tokens of a packed row, H hidden size.
@@ -13,7 +18,7 @@ Shapes: T tokens of a packed row, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +27,6 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError
 from plait.layout.params import Param, Parameters
-from plait.models.compute.recurrent import mixers_of
 from plait.models.module_names import wildcard
 from plait.models.parallel.collectives import entered, left, reduced, rejoined, shared_out
 from plait.models.parallel.peers import Peers
@@ -45,7 +49,8 @@ class TokenSplit:
         self.tp = tp
         self.splits = splits
         self.num_tokens = 0
-        """Tokens of the row that is computed, on all ranks together."""
+        """Tokens of the row that is computed, on all ranks together: who has layers compute says it, each time
+        (`Backbone`)."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TokenSplit:
         memo[id(self)] = twin = TokenSplit(self.tp, splits=self.splits)
@@ -78,24 +83,29 @@ class TokenSplit:
         return left(part, self.tp, self.bounds) if self.is_on else reduced(part, self.tp)
 
 
-def split_tokens(module: Any, split: TokenSplit, parameters: Parameters, own_names: set[str]) -> None:
+def split_tokens(
+    module: Any, split: TokenSplit, parameters: Parameters, own_names: set[str], alike: Collection[str]
+) -> None:
     """Have the decoder of a model, whose cut layers have their collectives, keep its own tokens between them.
 
     Args:
         own_names: names of the parameters that this rank has a block of.
+        alike: as of `computed_alike`.
     """
     embedding: Any = module.base_model.get_input_embeddings()
-    if not is_idle(embedding):
-        embedding.register_forward_pre_hook(_Count(split))
-        if not _is_cut(embedding.weight, module, parameters):  # else the sum over ranks parts the tokens
-            embedding.register_forward_hook(_TakeOwn(split))
+    if not is_idle(embedding) and not _is_cut(embedding.weight, module, parameters):  # else the sum parts the tokens
+        embedding.register_forward_hook(_TakeOwn(split))
     for name in _divided_modules(parameters, own_names):
-        module.get_submodule(name).register_forward_pre_hook(_Enter(split), with_kwargs=True)
+        if name not in alike:
+            module.get_submodule(name).register_forward_pre_hook(_Enter(split, False), with_kwargs=True)
+    for name in alike:
+        part = module.get_submodule(name)
+        part.register_forward_pre_hook(_Enter(split, True), with_kwargs=True)
+        part.register_forward_hook(_TakeOwn(split))
     decoder, takes_out = module.base_model, False
     decoder.token_split = split
     for layer in decoder.modules():
         if isinstance(layer, PassingLayer) and layer.puts_in:
-            layer.register_forward_pre_hook(_CountInput(split))
             layer.register_forward_hook(_TakeOwn(split))
         elif isinstance(layer, PassingLayer) and layer.takes_out:
             layer.register_forward_pre_hook(_Rejoin(split))
@@ -110,23 +120,20 @@ def token_split(decoder: nn.Module) -> TokenSplit | None:
 
 
 def partial_parameters(
-    module: Any, plan: Mapping[str, str], parameters: Parameters, own_names: set[str]
+    module: Any, plan: Mapping[str, str], parameters: Parameters, own_names: set[str], alike: Collection[str]
 ) -> tuple[str, ...]:
     """Names of the parameters that are used on own tokens, so that each rank has a part of their gradient.
 
     Args:
         plan: style of modules and parameters, by names with `*` for numbers.
-        own_names: as of `split_tokens`.
-
-    Raises:
-        ModelError: they cannot part tokens (`undivided`).
+        own_names, alike: as of `split_tokens`.
     """
-    if why := undivided(module, plan, parameters, own_names):
-        raise ModelError(f"sequence_parallel: {why}; set `sequence_parallel` to false")
     divided, names = _divided_modules(parameters, own_names), []
     for param in _in_decoder(module, parameters, own_names):
         owner, _, leaf = param.name.rpartition(".")
-        if _module_of(param) not in divided:
+        if module_of_layer(param.name) in alike:
+            continue
+        if module_of_layer(param.name) not in divided:
             if param.cut is None:
                 names.append(param.name)
         elif plan.get(wildcard(owner)) in ("rowwise", "mixer_rows") and leaf == "bias":
@@ -134,20 +141,32 @@ def partial_parameters(
     return tuple(names)
 
 
-def undivided(module: Any, plan: Mapping[str, str], parameters: Parameters, own_names: set[str]) -> str:
-    """Why ranks that hold a model by tensor parallelism need all tokens between its layers, in words for a person;
-    empty: they do not. Arguments as of `partial_parameters`; the weights are not looked at."""
-    divided = _divided_modules(parameters, own_names)
-    if not divided:
-        return f"ranks hold the layers of {type(module).__name__} whole, and divide nothing in them"
-    if whole := next((name for name, _ in mixers_of(module) if name not in divided), None):
-        return f"ranks hold `{wildcard(whole)}` of {type(module).__name__} whole, for which every rank needs all tokens"
+def computed_alike(module: Any, plan: Mapping[str, str], parameters: Parameters, own_names: set[str]) -> frozenset[str]:
+    """Names of the modules of layers that need all tokens, on which ranks compute something alike: a router, a
+    projection that is not divided, or all of it. Arguments as of `partial_parameters`; the weights are not looked at.
+
+    Raises:
+        ModelError: the model cannot part tokens (`undivided`).
+    """
+    if why := undivided(module, parameters, own_names):
+        raise ModelError(f"sequence_parallel: {why}; set `sequence_parallel` to false")
+    divided, alike = _divided_modules(parameters, own_names), set()
     for param in _in_decoder(module, parameters, own_names):
-        owner = wildcard(param.name.rpartition(".")[0])
-        if _module_of(param) in divided and (style := plan.get(owner)) not in WITHIN:
+        name, owner = module_of_layer(param.name), wildcard(param.name.rpartition(".")[0])
+        is_between = plan.get(owner) not in WITHIN if name in divided else len(param.shape) > 1
+        if is_between and param.layer is not None and name != param.name:  # what is a layer's own meets own tokens
+            alike.add(name)
+    return frozenset(alike)
+
+
+def undivided(module: Any, parameters: Parameters, own_names: set[str]) -> str:
+    """Why ranks that hold a model by tensor parallelism cannot part tokens between its layers, in words for a person;
+    empty: they can. Arguments as of `partial_parameters`; the weights are not looked at."""
+    for param in _in_decoder(module, parameters, own_names):
+        if (name := module_of_layer(param.name)).endswith(".experts"):
             return (
-                f"{type(module).__name__} has `{owner}` ({style or 'not divided'}) between the products that ranks "
-                "divide, where every rank needs all tokens"
+                f"{type(module).__name__} has `{wildcard(name)}` in its layers themselves, beside the router, where "
+                "every rank needs all tokens"
             )
     return ""
 
@@ -170,36 +189,18 @@ def _divided_modules(parameters: Parameters, own_names: set[str]) -> tuple[str, 
     """Names of the attentions and MLPs: what a layer consists of, where its parameters are cut."""
     return tuple(
         dict.fromkeys(
-            _module_of(param)
+            module_of_layer(param.name)
             for param in parameters.params
             if param.layer is not None and param.cut is not None and param.name in own_names
         )
     )
 
 
-def _module_of(param: Param) -> str:
-    """Name of the module of a decoder layer that a parameter is in; empty outside the layers."""
-    words = param.name.split(".")
+def module_of_layer(name: str) -> str:
+    """Name of the module of a decoder layer that a parameter or module is in; empty outside the layers."""
+    words = name.split(".")
     number = next((place for place, word in enumerate(words) if word.isdigit()), None)
-    return "" if number is None or param.layer is None else ".".join(words[: number + 2])
-
-
-@dataclass(eq=False)
-class _Count:
-    split: TokenSplit
-
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
-        self.split.num_tokens = args[0].shape[-1]
-
-
-@dataclass(eq=False)
-class _CountInput:
-    """Notes how many tokens a row has that comes from the stage before."""
-
-    split: TokenSplit
-
-    def __call__(self, layer: Any, args: tuple[Any, ...]) -> None:
-        self.split.num_tokens = layer.view.input_TH.shape[0]
+    return "" if number is None else ".".join(words[: number + 2])
 
 
 @dataclass(eq=False)
@@ -214,18 +215,18 @@ class _TakeOwn:
 
 @dataclass(eq=False)
 class _Enter:
-    """Attention is told by its context how long the row is: when a layer is computed again, others were since."""
+    """All tokens of each rank's."""
 
     split: TokenSplit
+    computes_alike: bool
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.split.is_on:
             return args, kwargs
-        if (context := kwargs.get("context")) is not None:
-            self.split.num_tokens = context.batch.num_tokens
+        together = self.split.rejoined if self.computes_alike else self.split.entered
         if args:
-            return (self.split.entered(args[0]), *args[1:]), kwargs
-        return args, kwargs | {"hidden_states": self.split.entered(kwargs["hidden_states"])}
+            return (together(args[0]), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": together(kwargs["hidden_states"])}
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ from plait.errors import ConfigError
 from plait.layout.params import Parameters
 from plait.layout.shards import layer_sizes, most_tp
 from plait.models.shape import ModelShape
-from plait.planner.plan_problem import MOST_STAGES, RoleFacts
+from plait.planner.plan_problem import RoleFacts
 from plait.recipes.engine_checks import abilities
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel, optimizer_of
@@ -34,13 +34,11 @@ def facts_of_roles(
     facts = {}
     for model in models:
         shape, own = shapes[model.name], parameters[model.role]
-        sharded = model.trained and optimizer_of(model.role, recipe).shard_gradients
         facts[model.role] = RoleFacts(
             (1.0,) * shape.layers,
             last=shape.head_in_layers(1 if model.scalar else shape.vocabulary),
             layer_sizes=() if len(layer_kinds(shape)) == 1 else layer_sizes(own),
             max_tp=most_tp(own),
-            max_pp=1 if sharded else MOST_STAGES,
             whole_layers=recipe.sampling.exact,
             trains_whole=recipe.sequence_parallel and model.trained and needs_all_tokens(model) != "",
             may_drop=recipe.lora.rank == 0,
@@ -53,8 +51,8 @@ def joint_pairs(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel]) -> 
     """Roles that may train together, two and two."""
     pairs = []
     for pair in combinations([model.role for model in models if model.trained], 2):
-        has_stages = not any(optimizer_of(role, recipe).shard_gradients for role in pair)
+        by_themselves = any(optimizer_of(role, recipe).shard_gradients for role in pair)
         with contextlib.suppress(ConfigError):
             check_calls(flow, pair)
-            pairs += [pair] if has_stages else []
+            pairs += [] if by_themselves else [pair]
     return () if recipe.lora.rank > 0 else tuple(pairs)
