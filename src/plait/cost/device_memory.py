@@ -74,14 +74,19 @@ def memory_of_plan(
 def memory_by_device(facts: Facts) -> list[DeviceMemory]:
     """The memory of all devices; those that hold as much of everything (to the MiB) together."""
     devices: list[DeviceMemory] = []
-    for ranks in facts.alike:
-        device = replace(_of_device(ranks[0], facts), ranks=ranks)
+    for device in unlike_devices(facts):
         other = next((o for o in devices if all(_rounded(a) == _rounded(b) for a, b in _pairs(o, device))), None)
         if other is None:
             devices.append(device)
         else:
-            other.ranks = sorted(other.ranks + ranks)
+            other.ranks = sorted(other.ranks + device.ranks)
     return devices
+
+
+def unlike_devices(facts: Facts) -> Iterator[DeviceMemory]:
+    """The memory of devices that are alike, one kind after the other: some kinds may hold as much of everything."""
+    for ranks in facts.alike:
+        yield replace(_of_device(ranks[0], facts), ranks=ranks)
 
 
 def _pairs(one: DeviceMemory, other: DeviceMemory) -> Iterator[tuple[Rows, Rows]]:
