@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from plait.cost.device_memory import unlike_devices
+from plait.cost.device_memory import memory_by_device, unlike_devices
 from plait.cost.placed import Facts
 from plait.recipes.engine_checks import abilities
 from plait.recipes.open_keys import MEMORY_KEYS
@@ -147,7 +147,7 @@ def with_idle_away(facts: Facts, room_bytes: float) -> Plan:
         return facts.plan  # all roles share weights, which are always in use
     needed: dict[int, Plan] = {}
     for plan in _candidates(facts):
-        most = max(device.expected_bytes for device in unlike_devices(replace(facts, plan=plan)))
+        most = max(device.expected_bytes for device in memory_by_device(replace(facts, plan=plan)))
         if most <= room_bytes:
             return plan
         needed.setdefault(most, plan)
