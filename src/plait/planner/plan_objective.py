@@ -93,7 +93,7 @@ class Objective:
         return (self._everyone & ~used).bit_count()
 
     def _seconds_of(self, places: tuple[Place, ...]) -> float:
-        """Of a step."""
+        """What a step takes."""
         seconds = self._seconds.get(places)
         if seconds is None:
             self.evaluations += 1
