@@ -199,6 +199,9 @@ class Drawn(Objective):
             self.known[key] = Valued(weighed_s(seconds, places), seconds, 0.0, 0)
         return self.known[key]
 
+    def if_it_fits(self, places: Sequence[Place]) -> float:
+        return self(places).value
+
 
 def with_pairs(memory: int) -> PlanProblem:
     """Roles that may train together; stages are forced."""
@@ -246,6 +249,39 @@ def test_more_evaluations_make_no_result_worse(drawn, memory, seed, few, more) -
     assert value(larger) <= value(one)
 
 
+class Counted(Objective):
+    """The memory of every plan is counted."""
+
+    def if_it_fits(self, places: Sequence[Place]) -> float:
+        return self(places).value if super().if_it_fits(places) < inf else inf
+
+
+@settings(deadline=None, max_examples=examples(3, 40))
+@given(st.integers(120, 400), st.integers(0, 99), st.integers(50, 200))
+def test_what_memory_is_not_counted_of_is_in_no_result(memory: int, seed: int, evaluations: int) -> None:
+    of = with_pairs(memory)
+
+    def found(objective: type[Objective]) -> tuple[object, ...]:
+        result = search(of, Budget(evaluations), seed=seed, engine=Engine(objective=objective))
+        said = lambda one: one and (one.name, [p.placements for p in one.places], one.valued)
+        kept = (result.best, result.nearest, *result.leaders, *result.baselines)
+        return (*map(said, kept), result.evaluations, result.trace, result.stopped_by)
+
+    assert found(Objective) == found(Counted)
+
+
+def test_memory_is_not_counted_of_many_plans_that_are_played() -> None:
+    counted: list[tuple[Place, ...]] = []
+
+    class Listing(Objective):
+        def __call__(self, places: Sequence[Place]) -> Valued:
+            counted.append(tuple(places))
+            return super().__call__(places)
+
+    found = search(problem(4), Budget(300), engine=Engine(objective=Listing))
+    assert len(set(counted)) < 0.7 * found.evaluations
+
+
 def test_training_together_counts_three_percent_more() -> None:
     of = with_pairs(260)
     space, everyone = PlanSpace(of), (0, 1, 2, 3)
@@ -282,7 +318,7 @@ def test_that_no_plan_fits_is_said_where_none_of_all_does(devices: int, flow) ->
     """With a byte less than the leanest of all plans takes there is none, and with as much there is one."""
     generous = problem(devices, memory=10_000, flow=flow)
     simulator = StepSimulator(generous.graph, generous.costs)
-    least = int(min(simulator.play(places).peak.max() for places in whole_space(PlanSpace(generous))))
+    least = int(min(simulator.peak_bytes(places).max() for places in whole_space(PlanSpace(generous))))
     for memory, fits in ((least - 1, False), (least, True)):
         of = problem(devices, memory=memory, flow=flow)
         objective = Objective(of)
@@ -366,6 +402,9 @@ def test_roles_train_together_only_where_a_step_gains_three_percent(seconds: flo
             step_s = seconds if fused_slots(places) else 100.0
             return Valued(weighed_s(step_s, places), step_s, 0.0, 0)
 
+        def if_it_fits(self, places: Sequence[Place]) -> float:
+            return self(places).value
+
     of = replace(problem(4, memory=260, tp=1), pairs=(("actor", "critic"),))
     space = PlanSpace(of)
     state = together_in(space)
@@ -390,7 +429,8 @@ def test_no_plan_is_worth_less_than_its_bound(traits, rollouts: Rollouts) -> Non
     assert state is not None
     for _ in range(300):
         state = moves.near(state, rng)
-        assert objective.bound(state) <= objective(state).value * (1 + 1e-12)
+        assert objective.bound(state) <= objective.if_it_fits(state) * (1 + 1e-12)
+        assert objective.if_it_fits(state) <= objective(state).value
 
 
 def summed(prompts, actor, critic):

@@ -130,12 +130,17 @@ class Guessing:
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """`SteadySteps`s of several instances, one instance after the other, as arrays, and where those of each begin."""
+    """`SteadySteps`s of several instances, one instance after the other, as arrays, and where those of each begin.
+
+    counts: each number of samples that run in some piece; which: [pieces] its place there
+    """
 
     steps: Floats
     running: Floats
     said: Floats
     starts: NDArray[np.int64]
+    counts: Sequence[int]
+    which: NDArray[np.int64]
 
     @classmethod
     def of(cls, shares: Sequence[tuple[int, ...]], most: int) -> Pieces:
@@ -146,7 +151,8 @@ class Pieces:
         by_instance = [profile(share, most) or (SteadySteps(0, 1, 0.0),) for share in shares]
         starts = np.cumsum([0, *(len(pieces) for pieces in by_instance[:-1])])
         steps, running, said = (np.array(column, float) for column in zip(*itertools.chain(*by_instance), strict=True))
-        return cls(steps, running, said, starts)
+        counts, which = np.unique(running, return_inverse=True)
+        return cls(steps, running, said, starts, counts.astype(int).tolist(), which)
 
 
 def dealt(lengths: Sequence[int], per_prompt: int, instances: int) -> list[tuple[int, ...]]:
@@ -191,8 +197,7 @@ class Decoding:
             steps = (self.step(int(n), tokens) for n, tokens in zip(pieces.running, pieces.said, strict=True))
             taken = np.fromiter(map(total, steps), float, len(pieces.steps))
         else:
-            counts = {int(n): self._groups(int(n)) for n in np.unique(pieces.running)}
-            groups = np.array([counts[int(n)] for n in pieces.running], float)
+            groups = np.array([self._groups(count) for count in pieces.counts], float)[pieces.which]
             samples = pieces.running / groups
             context = (pieces.running * self._prompt_tokens + pieces.said) / groups
             guessing = self._guessing.seconds_of(samples, context)

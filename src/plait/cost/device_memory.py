@@ -4,7 +4,7 @@ Torch-free."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from plait.cost.call_memory import ACTIVATIONS, PACKED, joint_rows, plain_activations, working_rows
 from plait.cost.draft_memory import draft_widened
@@ -15,7 +15,7 @@ from plait.cost.kept_sets import SETS
 from plait.cost.lengths import SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.offload_policy import Use
-from plait.cost.placed import Facts
+from plait.cost.placed import Facts, Kind
 from plait.cost.set_memory import held_sets
 from plait.cost.step_room import STEP
 from plait.cost.working_memory import MESSAGES, NCCL, Expected, keeps_freed, process_terms, slack_rows
@@ -73,15 +73,24 @@ def memory_of_plan(
 
 def memory_by_device(facts: Facts) -> list[DeviceMemory]:
     """The memory of all devices; those that hold as much of everything (to the MiB) together."""
+    return list(unlike_devices(facts))
+
+
+def unlike_devices(facts: Facts) -> Iterator[DeviceMemory]:
+    """`memory_by_device`, one after the other, for who may need no more. Which ranks are like each is known behind the
+    last."""
+    of_kinds: dict[Kind, DeviceMemory] = {}
     devices: list[DeviceMemory] = []
-    for ranks in facts.alike:
-        device = replace(_of_device(ranks[0], facts), ranks=ranks)
-        other = next((o for o in devices if all(_rounded(a) == _rounded(b) for a, b in _pairs(o, device))), None)
-        if other is None:
-            devices.append(device)
-        else:
-            other.ranks = sorted(other.ranks + ranks)
-    return devices
+    for rank in range(facts.plan.num_ranks):
+        if (same := of_kinds.get(kind := facts.kind(rank))) is None:
+            new = _of_device(rank, facts)
+            same = next((o for o in devices if all(_rounded(a) == _rounded(b) for a, b in _pairs(o, new))), None)
+            if same is None:
+                devices.append(new)
+                yield new
+            of_kinds[kind] = same or new
+        if same is not None:
+            same.ranks.append(rank)
 
 
 def _pairs(one: DeviceMemory, other: DeviceMemory) -> Iterator[tuple[Rows, Rows]]:

@@ -166,10 +166,10 @@ class SampleLengths:
         """Window → those of them that are within it, of windows that are shorter than some sample."""
         p, r = self.prompts, self.responses
         longest = self.longest if samples else p.longest
-        pairs = self._pairs or [(p.mean, tokens) for tokens in r.values]
         near = []
         for window in sorted(set(windows)):
             if 0 < window < longest:
+                pairs = self._pairs or [(p.mean, tokens) for tokens in r.values]
                 of_prompt = sum(_seen(tokens, window) for tokens in p.values) / len(p.values)
                 of_response = sum(
                     _seen(prompt + tokens, window) - _seen(prompt, window) for prompt, tokens in pairs

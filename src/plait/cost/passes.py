@@ -76,8 +76,10 @@ class Passes:
 
     def decode_stages(self, rows: float, context: float) -> list[Terms]:
         """`LayerTimes.decode_layer`, of all layers of each stage."""
-        layers = self.layers(lambda kind: kind.decode_layer(rows, context))
-        return self._by_stage(lambda stage: _of_layers(layers[stage]))
+        layers = [[kind.decode_layer(rows, context) for kind in kinds] for kinds in self._kinds]
+        return self._by_stage(
+            lambda stage: _of_layers(zip(self._counts[stage], layers[stage if self.stages else 0], strict=True))
+        )
 
     def scoring(self, micro: Micro, count: int, *, in_turn: bool = False) -> Terms:
         """`count` micro-batches, forwards alone.

@@ -23,6 +23,8 @@ from plait.schedule.placements import PartKey, RolePlacement, part_key, placemen
 from plait.schedule.plan import Plan
 from plait.schedule.teams import team_layouts
 
+Kind = tuple[object, ...]
+
 
 @dataclass(frozen=True)
 class Placed:
@@ -96,12 +98,23 @@ class Placed:
         groups, messages = connections.group_bytes(self.connects.placings), connections.message_bytes(self.connects)
         return [(int(count), int(more)) for count, more in zip(groups, messages, strict=True)]
 
+    def kind(self, rank: int) -> Kind:
+        """Equal for ranks that differ in nothing that decides how much they hold."""
+        if rank not in self._kinds:
+            self._kinds[rank] = _kind(rank, self)
+        return self._kinds[rank]
+
     @cached_property
+    def _kinds(self) -> dict[int, Kind]:
+        """What `kind` has answered."""
+        return {}
+
+    @property
     def alike(self) -> list[list[int]]:
-        """All ranks, ascending; together those that differ in nothing that decides how much they hold."""
-        ranks_by_kind: dict[tuple[object, ...], list[int]] = {}
+        """All ranks, ascending; together those of a kind."""
+        ranks_by_kind: dict[Kind, list[int]] = {}
         for rank in range(self.plan.num_ranks):
-            ranks_by_kind.setdefault(_kind(rank, self), []).append(rank)
+            ranks_by_kind.setdefault(self.kind(rank), []).append(rank)
         return list(ranks_by_kind.values())
 
 
@@ -139,7 +152,7 @@ class Facts(Placed):
 _KEPT = tuple(name for name, member in vars(Placed).items() if isinstance(member, cached_property))
 
 
-def _kind(rank: int, placed: Placed) -> tuple[object, ...]:
+def _kind(rank: int, placed: Placed) -> Kind:
     """All that the memory of a device depends on: its coordinates in the layouts of each role, who computes there,
     which of these parts are one, and what leaves. Devices of one kind hold as much."""
     numbers: dict[PartKey, int] = {}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from plait.cost.device_memory import memory_by_device
+from plait.cost.device_memory import memory_by_device, unlike_devices
 from plait.cost.placed import Facts
 from plait.recipes.engine_checks import abilities
 from plait.recipes.open_keys import MEMORY_KEYS
@@ -120,8 +120,7 @@ def with_pools(facts: Facts) -> Plan:
 
 def has_margin(facts: Facts, room_bytes: float) -> bool:
     """Whether every device of this size has room for all that it may hold, but for `POOL_MARGIN`."""
-    most = max(device.most_bytes for device in memory_by_device(facts))
-    return most <= (1 - POOL_MARGIN) * room_bytes
+    return all(device.most_bytes <= (1 - POOL_MARGIN) * room_bytes for device in unlike_devices(facts))
 
 
 def with_pools_kept(facts: Facts, room_bytes: float) -> Plan:

@@ -56,6 +56,7 @@ class Objective:
         self._limits = np.array([cluster.memory_of(rank) for rank in range(problem.num_devices)], float)
         self._everyone = (1 << problem.num_devices) - 1
         self._known: dict[tuple[Place, ...], Valued] = {}
+        self._seconds: dict[tuple[Place, ...], float] = {}
         self._bound = StepBound(problem.graph, self._simulator.functions_s)
 
     def __call__(self, places: Sequence[Place]) -> Valued:
@@ -64,6 +65,11 @@ class Objective:
         if valued is None:
             valued = self._known[key] = self._valued(key)
         return valued
+
+    def if_it_fits(self, places: Sequence[Place]) -> float:
+        """What a plan is worth that has room for everything: no more than its value. Plays it; memory is left out."""
+        worth = weighed_s(self._seconds_of(tuple(places)), places)
+        return worth + worth * self._idleness(self._idle(places))
 
     def bound(self, places: Sequence[Place]) -> float:
         """No more than the value of a plan, in a small part of the time; memory is left out.
@@ -86,11 +92,17 @@ class Objective:
             used |= place.mask
         return (self._everyone & ~used).bit_count()
 
+    def _seconds_of(self, places: tuple[Place, ...]) -> float:
+        """What a step takes."""
+        seconds = self._seconds.get(places)
+        if seconds is None:
+            self.evaluations += 1
+            seconds = self._seconds[places] = self._simulator.play(places).step_s
+        return seconds
+
     def _valued(self, places: tuple[Place, ...]) -> Valued:
-        self.evaluations += 1
-        played = self._simulator.play(places)
-        seconds = played.step_s
-        excess = max(0.0, float((played.peak / self._limits).max()) - 1.0)
+        seconds = self._seconds_of(places)
+        excess = max(0.0, float((self._simulator.peak_bytes(places) / self._limits).max()) - 1.0)
         value = worth = weighed_s(seconds, places)
         idle = self._idle(places)
         if excess > 0:

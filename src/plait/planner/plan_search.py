@@ -186,8 +186,7 @@ class _Hunt:
         if self.best is None or valued.value < self.best.valued.value:
             self.best = candidate
             self.trace.append((self.objective.evaluations, valued.value))
-        worst = self._worst_leader
-        if valued.value < worst or len(self.leaders) < MOST_LEADERS:
+        if valued.value < self._worst_leader:
             kind = _kind(candidate.places, self.problem.costs.cluster)
             if kind not in self.leaders or valued.value < self.leaders[kind].valued.value:
                 self.leaders[kind] = candidate
@@ -196,7 +195,10 @@ class _Hunt:
 
     @property
     def _worst_leader(self) -> float:
-        return max((leader.valued.value for leader in self.leaders.values()), default=inf)
+        """That a plan has to beat to be a leader."""
+        if len(self.leaders) < MOST_LEADERS:
+            return inf
+        return max(leader.valued.value for leader in self.leaders.values())
 
     def _stop(self, evaluations: float) -> Stop | None:
         if self.objective.evaluations >= evaluations:
@@ -266,7 +268,10 @@ class _Hunt:
         most = chain.value + (-log(1.0 - chain.rng.random()) / chain.beta * least if chain.beta > 0 else inf)
         if self.objective.bound(tried) > most:
             return
-        value = self.valued(tried).value
+        # What it lacks of memory makes it worth less: that is counted only where it may still be accepted, or kept.
+        value = self.objective.if_it_fits(tried)
+        if value <= max(most, chain.best, self._worst_leader):
+            value = self.valued(tried).value
         if value <= most:
             chain.state, chain.value = tried, value
         if value < chain.best * (1 - 1e-9):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 from plait.errors import DataError
@@ -31,6 +32,7 @@ class PlanSpace:
         self.forms = SlotForms(problem, self.places)
         self.divisions = SlotDivisions(problem, self.places, self.forms, self.by_ends)
         self._made: dict[tuple[int, tuple[int, ...], Form, After], Place] = {}
+        self._have_shared_rows = cache(self._share_rows)
 
     def neighbours(self, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Meshes that begin or end where this one does, or are as large and beside it."""
@@ -109,12 +111,15 @@ class PlanSpace:
     def _part_unlike(self, places: list[Place]) -> None:
         """Roles that train together have the same rows, or train one after the other."""
         fused = fused_slots(places)
-        if not fused:
-            return
-        try:
-            shared_rows({self.graph.slots[slot].role: places[slot].placements[0] for slot in fused})
-        except DataError:
+        if fused and not self._have_shared_rows(*(places[slot] for slot in fused)):
             places[:] = self.apart(places)
+
+    def _share_rows(self, *fused: Place) -> bool:
+        try:
+            shared_rows({self.graph.slots[place.slot].role: place.placements[0] for place in fused})
+        except DataError:
+            return False
+        return True
 
     def apart(self, places: Sequence[Place]) -> tuple[Place, ...]:
         """The same plan, where roles that train together train one after the other."""

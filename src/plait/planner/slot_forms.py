@@ -240,8 +240,7 @@ class SlotForms:
         layout = Layout(Mesh(ranks), sizes)
         trained = what.mode == "train"
         held_bytes = _by_stage(costs.held_bytes(what.role, layout, trained=trained), sizes)
-        call = self._graph.calls[self._graph.calls_of[slot][0]].call
-        working = _by_stage(costs.call(call, what.mode, layout).working_bytes, sizes)
+        working = _by_stage(self.form_of(slot, ranks, sizes).asked.calls[0].working_bytes, sizes)
         layer_sizes = facts.layer_sizes or (1.0,) * len(facts.layer_work)
         bounds = stage_bounds(len(layer_sizes), sizes)
         stage_sizes = [sum(layer_sizes[start:stop]) for start, stop in pairwise(bounds)]

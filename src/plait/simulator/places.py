@@ -184,10 +184,9 @@ class Places:
         """
         key = (slot, tuple((p.ranks, p.dp, p.tp, p.pp, p.stages, *_manner(p)) for p in placements))
         if key not in self._made:
-            prompts = tuple(p.layout for p in placements if p.mode == "prefill")
-            samples = tuple(p.layout for p in placements if p.mode != "prefill")
-            spread = Spread(prompts, samples) if len(placements) > 1 else None
-            asked = asked or [self.ask(slot, p, spread) for p in placements]
+            if asked is None:
+                spread = _spread(placements) if len(placements) > 1 else None
+                asked = [self.ask(slot, p, spread) for p in placements]
             self._made[key] = Place(self.graph, slot, tuple(placements), asked, self.num_ranks, self._numbers)
         return self._made[key]
 
@@ -226,6 +225,12 @@ def trained_together(graph: StepGraph, places: Sequence[Place]) -> list[tuple[in
         if graph.slots[slot].mode == "train" and not is_by_rule(schedule):
             named.setdefault(schedule, []).append(slot)
     return [tuple(slots) for slots in named.values() if len(slots) > 1]
+
+
+def _spread(placements: Sequence[Placement]) -> Spread:
+    """The instances of a generation."""
+    prompts = tuple(p.layout for p in placements if p.mode == "prefill")
+    return Spread(prompts, tuple(p.layout for p in placements if p.mode != "prefill"))
 
 
 def _whole(p: Placement) -> bool:

@@ -30,13 +30,11 @@ class Played:
 
     actions: of all steps
     ends_s:  end of each step
-    peak:    [ranks] the most bytes that each rank holds
     places:  of each slot; those that generate, with the pool that they have room for
     """
 
     actions: tuple[Action, ...]
     ends_s: tuple[float, ...]
-    peak: Floats
     places: tuple[Place, ...]
 
     @property
@@ -96,5 +94,13 @@ class StepSimulator:
             Dispatcher(program, clock, here=None).run((step, number) for number in numbers)
             program.end_step()
             ends.append(clock.now_s)
-        peak = held_bytes(self.graph, places, weights, self.costs).peak
-        return Played(tuple(program.actions), tuple(ends), peak, places)
+        return Played(tuple(program.actions), tuple(ends), places)
+
+    def peak_bytes(self, places: Sequence[Place]) -> Floats:
+        """[ranks] the most that each rank holds in a step.
+
+        Args:
+            places: of each slot, in their order.
+        """
+        weights = self.weights(places)
+        return held_bytes(self.graph, self._pools.fitted(places, weights), weights, self.costs).peak
