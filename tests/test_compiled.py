@@ -181,6 +181,18 @@ def test_without_a_folder_to_keep_it_in(tmp_path: Path, monkeypatch: pytest.Monk
     assert "set NUMBA_CACHE_DIR" in capsys.readouterr().err
 
 
+def test_a_rank_has_the_one_that_shows_progress_say_that_it_compiles(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """What it prints goes into its log, and its first step takes minutes."""
+    told: list[str] = []
+    monkeypatch.setattr(compiled, "_announced", False)
+    monkeypatch.setattr(compiled, "_tell", None)
+    compiled.announce_by(told.append)
+    for _ in range(2):
+        compiled._announce(kept=True)
+    assert told == ["compiling kernels for this CPU, a minute or two in all (kept for later runs)"]
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("module", "made_of"),
     [

@@ -123,6 +123,13 @@ def _root_of(path: Path) -> Path:
 
 
 _announced = False
+_tell: Callable[[str], None] | None = None
+
+
+def announce_by(tell: Callable[[str], None]) -> None:
+    """Have `tell` say that compiling begins, where nobody looks at what this process prints."""
+    global _tell
+    _tell = tell
 
 
 def _announce(kept: bool) -> None:
@@ -133,9 +140,11 @@ def _announce(kept: bool) -> None:
     _announced = True
     until = "kept for later runs" if kept else "in every process, for no folder to keep them can be written"
     remedy = "" if kept else "; set NUMBA_CACHE_DIR to one that can"
-    print(
-        f"plait: compiling kernels for this CPU, a minute or two in all ({until}{remedy})", file=sys.stderr, flush=True
-    )
+    text = f"compiling kernels for this CPU, a minute or two in all ({until}{remedy})"
+    if _tell is None:
+        print(f"plait: {text}", file=sys.stderr, flush=True)
+    else:
+        _tell(text)
 
 
 _not_waited_for: set[Path] = set()
