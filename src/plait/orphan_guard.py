@@ -80,8 +80,8 @@ def end_unless_heard(beats_fd: int, silent_after_s: int) -> None:
             elapsed, turned = min(time.monotonic() - turned, _LONGEST_TURN_S), time.monotonic()
             silence_s = 0.0 if heard else silence_s + elapsed
         print(
-            f"nothing came for {silence_s:.0f} s from the process that started this rank: it is frozen, and the run has "
-            "gone on without its node, or has ended; this rank ends",
+            f"nothing came for {silence_s:.0f} s from the process that started this rank: it is frozen, and the run "
+            "has gone on without its node, or has ended; this rank ends",
             file=sys.stderr,
             flush=True,
         )

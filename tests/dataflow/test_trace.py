@@ -360,7 +360,10 @@ def actor_samples(prompts, role):
             call_missing_role,
             r"the role `rewrd`, which nothing fills \(did you mean `reward`\?\); filled roles: actor, ref",
         ),
-        (misspells_prompts, r"`promps`, which nothing fills \(did you mean `prompts`\?\); .*; data: prompts, examples"),
+        (
+            misspells_prompts,
+            r"`promps`, which nothing fills \(did you mean `prompts`\?\); .*; data: prompts, examples, pairs, labelled",
+        ),
         (call_unknown_call, r"role `actor` has no call `logprob` \(did you mean `logprobs`\?\); its calls: generate"),
         (
             generate_from_samples,
