@@ -27,7 +27,7 @@ def test_what_is_for_a_cpu_alone_is_refused_on_a_gpu(keys: dict[str, Any], said:
 
 
 def test_ranks_that_nodes_cannot_have_equally_many_of_are_refused_before_these_are_waited_for(tmp_path: Path) -> None:
-    refused = pytest.raises(ConfigError, match="3 ranks cannot be divided among the 2 nodes .* a multiple of 2")
+    refused = pytest.raises(ConfigError, match=r"3 ranks cannot be divided among the 2 nodes .* a multiple of 2")
     with refused:
         check_divided(recipe_of(devices=3), 2)
     with refused:

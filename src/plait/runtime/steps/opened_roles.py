@@ -78,7 +78,8 @@ def _roles(
 ) -> dict[str, RoleRuntime]:
     """
     Args:
-        tell: is told how the function that replies has failed, if the run goes on; and what a reward model does not read.
+        tell: is told how the function that replies has failed, if the run goes on; and what a reward model does not
+            read.
     """
     replies = None if pools.replies is None else Replies(pools.replies, FunctionReports(recorder, tell))
     scorers = _scorers(prepared, workers, tell)
