@@ -131,8 +131,8 @@ class Translator:
         self._tokenizer = tokenizer
         self._key = key
         self._tell = tell
-        self._looked_at: set[tuple[bool, frozenset[str]]] = set()
-        """Conversations of which is known what the template leaves out: whether there are tools, and roles."""
+        self._looked_at: set[tuple[bool, bool, frozenset[str]]] = set()
+        """Conversations of which is known what the template leaves out: whether with tools, with calls, and roles."""
         self._told: set[str] = set()
         self._to_marker = SpokenFinder(tokenizer, Ids(tokenizer)) if READS_TO_MARKER in tokenizer.init_kwargs else None
 
@@ -178,7 +178,8 @@ class Translator:
         return ids
 
     def _tell_of_left_out(self, turns: list[dict[str, Any]], row: Row, text: str, how: Mapping[str, Any]) -> None:
-        kind = (bool(row.columns["tools"]), frozenset(message["role"] for message in turns))
+        has_calls = any(message.get("tool_calls") for message in turns)
+        kind = (bool(row.columns["tools"]), has_calls, frozenset(message["role"] for message in turns))
         if self._tell is None or kind in self._looked_at:
             return
         self._looked_at.add(kind)
