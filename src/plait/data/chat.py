@@ -181,6 +181,9 @@ def left_out(
 
     Args:
         text: what `render` gives for these messages with the arguments `how`.
+
+    Raises:
+        DataError: the column `tools` is no list.
     """
     bare_row = replace(row, columns={**row.columns, "tools": None})
     bare = [{name: value for name, value in message.items() if name != "tool_calls"} for message in messages]
