@@ -172,13 +172,23 @@ def test_without_a_folder_to_keep_it_in(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError("read only")
 
     monkeypatch.setattr(caching._CacheLocator, "ensure_cache_path", refuse)
-    monkeypatch.setattr(compiled, "_announced", False)
+    monkeypatch.setattr(compiled, "ANNOUNCEMENT", compiled.Announcement())
 
     def double(x: int) -> int:
         return 2 * x
 
     assert compiled.njit()(double)(4) == 8
     assert "set NUMBA_CACHE_DIR" in capsys.readouterr().err
+
+
+def test_a_rank_has_the_one_that_shows_progress_say_that_it_compiles(capsys) -> None:
+    """What it prints goes into its log, and its first step takes minutes."""
+    told: list[str] = []
+    announcement = compiled.Announcement(told.append)
+    for _ in range(2):
+        announcement.make(kept=True)
+    assert told == ["compiling kernels for this CPU, a minute or two in all (kept for later runs)"]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

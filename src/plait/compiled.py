@@ -122,21 +122,37 @@ def _root_of(path: Path) -> Path:
     return folder
 
 
-_announced = False
+class Announcement:
+    """Says once that compiling begins, which takes long enough to wonder.
+
+    Args:
+        tell: is told it, where nobody looks at what this process prints; None: it is printed.
+    """
+
+    def __init__(self, tell: Callable[[str], None] | None = None) -> None:
+        self.tell = tell
+        self._made = False
+
+    def make(self, *, kept: bool) -> None:
+        """Say it, if that was not done yet.
+
+        Args:
+            kept: whether what is compiled is kept for other processes.
+        """
+        if self._made:
+            return
+        self._made = True
+        until = "kept for later runs" if kept else "in every process, for no folder to keep them can be written"
+        remedy = "" if kept else "; set NUMBA_CACHE_DIR to one that can"
+        text = f"compiling kernels for this CPU, a minute or two in all ({until}{remedy})"
+        if self.tell is None:
+            print(f"plait: {text}", file=sys.stderr, flush=True)
+        else:
+            self.tell(text)
 
 
-def _announce(kept: bool) -> None:
-    """Say once that compiling begins, which takes long enough to wonder."""
-    global _announced
-    if _announced:
-        return
-    _announced = True
-    until = "kept for later runs" if kept else "in every process, for no folder to keep them can be written"
-    remedy = "" if kept else "; set NUMBA_CACHE_DIR to one that can"
-    print(
-        f"plait: compiling kernels for this CPU, a minute or two in all ({until}{remedy})", file=sys.stderr, flush=True
-    )
-
+ANNOUNCEMENT = Announcement()
+"""That of this process."""
 
 _not_waited_for: set[Path] = set()
 """Folders that somebody did not let go of."""
@@ -196,7 +212,7 @@ if AVAILABLE:
         def load_overload(self, sig: Any, target_context: Any) -> Any:
             overload = super().load_overload(sig, target_context)
             if overload is None:
-                _announce(kept=True)
+                ANNOUNCEMENT.make(kept=True)
             return overload
 
         def save_overload(self, sig: Any, data: Any) -> None:
@@ -207,7 +223,7 @@ if AVAILABLE:
 
     class _NoCache(caching.NullCache):
         def load_overload(self, sig: Any, target_context: Any) -> None:
-            _announce(kept=False)
+            ANNOUNCEMENT.make(kept=False)
 
     class _OpenedLate:
         """A function's cache, opened when it is first used: stamps take half a second, and most processes that import

@@ -7,11 +7,16 @@ import faulthandler
 import fcntl
 import io
 import os
+import select
 import signal
 import sys
 import threading
+import time
 
 from plait.stop_signals import heeded, let_be
+
+_LONGEST_TURN_S = 0.5
+"""What one look counts of silence at most: when this process was held up as well, it was not its owner alone."""
 
 
 def begin_as_child(guard_fd: int, crash_fd: int) -> None:
@@ -53,6 +58,36 @@ def die_with(guard_fd: int) -> None:
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="plait-orphan-guard", daemon=True).start()
+
+
+def end_unless_heard(beats_fd: int, silent_after_s: int) -> None:
+    """Have this process group killed when its owner says nothing for so long while this process runs: an owner that is
+    stopped keeps the pipe of `die_with` open, and ends nothing. Seconds in which this process is stopped too, as when a
+    scheduler suspends a job, do not count.
+
+    Args:
+        beats_fd: the end of a pipe from which a byte is read now and then.
+    """
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(beats_fd, select.POLLIN)
+        silence_s, turned = 0.0, time.monotonic()
+        while silence_s < silent_after_s:
+            heard = bool(poll.poll(_LONGEST_TURN_S * 1e3))
+            if heard and not os.read(beats_fd, 1 << 12):
+                return  # the owner has ended: see `die_with`
+            elapsed, turned = min(time.monotonic() - turned, _LONGEST_TURN_S), time.monotonic()
+            silence_s = 0.0 if heard else silence_s + elapsed
+        print(
+            f"nothing came for {silence_s:.0f} s from the process that started this rank: it is frozen, and the run "
+            "has gone on without its node, or has ended; this rank ends",
+            file=sys.stderr,
+            flush=True,
+        )
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="plait-owner-watch", daemon=True).start()
 
 
 def leave_stopping_to_parent() -> None:

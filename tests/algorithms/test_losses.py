@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from functools import partial
 
@@ -23,6 +24,7 @@ from plait.algorithms.losses import (
     log_ratio,
     policy_loss,
 )
+from plait.algorithms.options import PolicyOptions
 from plait.algorithms.ppo import PPOOptions, ppo
 from plait.algorithms.reinforce_pp import ReinforcePPOptions, reinforce_pp
 from plait.algorithms.remax import ReMaxOptions, remax
@@ -420,3 +422,10 @@ def test_a_loss_must_return_a_scalar_with_a_gradient():
     with pytest.raises(RunError, match="loss `constant` has no gradient") as told:
         loss_share(partial(constant, value=2.0), batch, {})
     assert told.value.frames.endswith(", in constant"), "as of what it raises, any rank tells it as one process does"
+
+
+def test_the_policy_loss_alone_has_the_settings_that_options_begin_with() -> None:
+    """So that a flow may name it as it is: `loss=policy_loss`."""
+    settings = {name: parameter.default for name, parameter in inspect.signature(policy_loss).parameters.items()}
+    for name in ("clip_low", "clip_high", "aggregation", "dual_clip", "kl_coef", "entropy_coef"):
+        assert settings[name] == PolicyOptions.model_fields[name].default, name

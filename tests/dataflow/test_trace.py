@@ -345,6 +345,10 @@ def summed(*, between=None, first=None, second=None):
     return flow
 
 
+def generate_several_greedily(prompts, actor):
+    actor.train(actor.generate(prompts, greedy=True, samples_per_prompt=3), loss=lambda batch: batch)
+
+
 def misspells_prompts(promps, actor):
     actor.train(actor.generate(promps), loss=lambda batch: batch)
 
@@ -360,7 +364,10 @@ def actor_samples(prompts, role):
             call_missing_role,
             r"the role `rewrd`, which nothing fills \(did you mean `reward`\?\); filled roles: actor, ref",
         ),
-        (misspells_prompts, r"`promps`, which nothing fills \(did you mean `prompts`\?\); .*; data: prompts, examples"),
+        (
+            misspells_prompts,
+            r"`promps`, which nothing fills \(did you mean `prompts`\?\); .*; data: prompts, examples, pairs, labelled",
+        ),
         (call_unknown_call, r"role `actor` has no call `logprob` \(did you mean `logprobs`\?\); its calls: generate"),
         (
             generate_from_samples,
@@ -385,6 +392,7 @@ def actor_samples(prompts, role):
         (train_before_the_beginning, "actor.train: after must be at least 0, found -1"),
         (generate_no_samples, "actor.generate: samples_per_prompt must be at least 1, found 0"),
         (generate_greedily_by_number, "actor.generate: greedy must be True or False, found 1"),
+        (generate_several_greedily, r"`samples_per_prompt=3` would be so many equal samples; leave one of them out"),
         (train_nothing, "flow `train_nothing` trains nothing"),
         (compute_without_columns, r"per_sample\(centre\) needs at least one column"),
         (compute_on_samples, r"per_sample\(centre\) takes columns, not samples"),

@@ -36,9 +36,15 @@ def test_ranks_in_the_same_state_are_told_together() -> None:
         "  meanwhile ranks 0-3, 5 on node 1 were in `actor.train` for 5.0 s, waiting for rank 9 (SUM)\n"
         "  meanwhile rank 4 was in `actor.train` for 5.0 s, waiting for rank 8\n"
         "  meanwhile rank 6 was idle\n"
-        "  meanwhile rank 7 raised in `actor.train` after 5.0 s: ConnectionError\n"
-        "ranks 0-2, 5:\n"
-        "  | train.py:7\n"
-        "rank 3:\n"
-        "  | train.py:9"
+        "  meanwhile rank 7 raised in `actor.train` after 5.0 s: ConnectionError"
     )
+
+
+def test_where_ranks_are_is_told_of_those_that_do_not_say_whom_they_wait_for() -> None:
+    """Of others only where ranks wait for each other: else pages of where all wait would explain one lost rank."""
+    peers = [PeerState(rank, "actor.train", 5.0, stack=f"train.py:{7 + rank // 2}") for rank in (0, 1, 2)]
+    peers.append(PeerState(3, "actor.train", 5.0, "rank 4 (SUM)", stack="peers.py:3"))
+    failure = Failure(Ended.DIED, 4, "actor.train", 4.2, "was killed", peers=tuple(peers))
+    alone = "ranks 0-1:\n  | train.py:7\nrank 2:\n  | train.py:8"
+    assert str(failure).endswith(alone)
+    assert str(replace(failure, ended=Ended.STALLED)).endswith(f"{alone}\nrank 3:\n  | peers.py:3")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 from plait.recipes.role_models import RoleModel, ToCome
 from plait.recipes.staleness_checks import check_staleness
+from plait.recipes.turn_checks import said_of_rounds
 
 SIZES = {"layers": 1, "hidden": 8, "intermediate": 16, "heads": 2, "kv_heads": 2, "head_dim": 4}
 SHAPE = ModelShape(**SIZES, vocabulary=32, tied=True, max_positions=100, attention_parameters=8 * 4 * (2 * 2 + 2 * 2))
@@ -443,3 +445,23 @@ def test_one_number_is_read_of_one_sample_that_is_made_of_another(flow: Any, sai
     with pytest.raises(ConfigError, match=said):
         checks.check_trained_steps(trace(flow, roles=(*ROLES, "judge")), recipe_of(samples_per_prompt=3))
     checks.check_trained_steps(trace(compares_by_prompt, roles=(*ROLES, "judge")), recipe_of(samples_per_prompt=3))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"max_staleness": 1}, None),
+        (
+            {"max_staleness": 1, "on_update": "keep"},
+            r"as with `on_update` wait: .* keep\) is not foretold",
+        ),
+        ({"turns.reply": "tools.py:reply"}, "responses count as drawn at once"),
+        (
+            {"turns.reply": "tools.py:reply", "max_staleness": 1, "on_update": "recompute"},
+            "drawn at once.*; samples count as with `on_update` wait",
+        ),
+    ],
+)
+def test_what_predictions_leave_out_is_said(keys: dict[str, Any], said: str | None) -> None:
+    text = said_of_rounds(built_in("grpo"), recipe_of(**keys))
+    assert text is None if said is None else text is not None and re.search(said, text)

@@ -140,6 +140,53 @@ def test_a_reward_model_with_a_template_of_its_own_reads_what_the_policy_is_aske
     assert other.decode(read.prompt.token_ids + read.token_ids) == f"{asked}<assistant>chien"
 
 
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+WRITES_TOOLS = (
+    "{% if tools %}[{% for t in tools %}{{ t.function.name }}{% endfor %}]{% endif %}"
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL])])
+def test_a_reward_model_with_a_template_of_its_own_reads_the_tools(tools: Any) -> None:
+    """As its own template writes them, and where the policy was told of them: not where prompts are sent raw."""
+    actor, other = typing.cast(Any, tiny_tokenizer()), typing.cast(Any, tiny_tokenizer())
+    actor.chat_template, other.chat_template = f"tools: {WRITES_TOOLS}", WRITES_TOOLS
+    told: list[str] = []
+    translator = translator_for(actor, other, tell=told.append)
+    assert translator is not None
+    row = Row({"prompt": "what is 3 + 4?", "tools": tools}, "d:1")
+    for keys, shown in (({}, "[add]"), ({"chat_template": False}, "")):
+        rows = prompt_set(Source("d", (row,)), actor, DataSettings(source="d", **keys), 99)
+        sample = Sample(rows.prompt(0, 0), 0, (5, 6), (-1.0, -1.0), "7", FinishReason.STOP)
+        (read,) = translator.translate_all([sample])
+        assert other.decode(read.prompt.token_ids + read.token_ids) == f"{shown}<user>what is 3 + 4?<assistant>7"
+    assert not told
+
+
+def test_what_the_template_of_a_reward_model_does_not_write_is_said_once() -> None:
+    """Many write no tools, and only the roles that they know: such a model scores, and one reads what it has not."""
+    actor, other = typing.cast(Any, tiny_tokenizer()), typing.cast(Any, tiny_tokenizer())
+    other.chat_template = (
+        "{% for m in messages %}{% if m['role'] != 'tool' %}<{{ m['role'] }}>{{ m['content'] }}{% endif %}{% endfor %}"
+    )
+    told: list[str] = []
+    translator = translator_for(actor, other, tell=told.append)
+    assert translator is not None
+    prompt = Prompt(0, "3 + 4?", (1, 2), {"prompt": "3 + 4?", "tools": [TOOL]}, is_chat=True)
+    contents = [("assistant", "add"), ("tool", "7"), ("assistant", "it is seven")]
+    turns = tuple({"role": role, "content": content} for role, content in contents)
+    plain = Sample(prompt, 0, (5, 6), (-1.0, -1.0), "yes", FinishReason.STOP)
+    called = dataclasses.replace(plain, index=1, turns=turns)
+    reads = "`reward.model`: its chat template does not write"
+    without = "so it scores conversations without them"
+    translator.translate_all([plain, plain])
+    assert told == [f"{reads} the column `tools`, {without}"]
+    (_, read) = translator.translate_all([plain, called])
+    assert told[1:] == [f"{reads} messages of the role `tool`, {without}"]
+    assert other.decode(read.prompt.token_ids + read.token_ids) == "<user>3 + 4?<assistant>add<assistant>it is seven"
+
+
 def test_a_reward_model_reads_what_others_said_up_to_where_it_was_trained(tiny_folder: Path, tmp_path: Path) -> None:
     """The template writes a line break behind the marker that closes an answer. One that plait has trained was never
     asked there; one from elsewhere was, as TRL trains on all that the template writes."""

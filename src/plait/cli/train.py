@@ -69,6 +69,10 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
             from plait.runtime.inputs.reading import check_files
 
             check_files(loaded)  # a node that serves reads none of them
+        if told is not None:
+            from plait.recipes.device_checks import check_divided
+
+            check_divided(loaded, told.num_nodes)
         if "--dry-run" not in flags:
             check_place(loaded, resume="--resume" in flags)
     if "--dry-run" in flags:

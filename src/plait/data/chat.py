@@ -6,7 +6,7 @@ Torch-free: the tokenizer comes in as an object of Transformers' interface.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -160,6 +160,31 @@ def rendered_whole(
     """
     how: dict[str, Any] = {"remedy": remedy, "begin_answer": begin_answer, "go_on": go_on}
     text = render(tokenizer, messages, row, **how)
+    for what, place in left_out(tokenizer, messages, row, text, how):
+        if place is None:
+            raise DataError(
+                f"{row.place}: the chat template of the model leaves out {what}, so the model would not see them; give "
+                "a `model` whose template writes them, or remove them (rename a column that only rewards read)"
+            )
+        raise DataError(
+            f"{row.place}: the chat template of the model leaves out message {place + 1}, of {what}, so the model "
+            f"would not see it; give a `model` whose template writes it, or change {remedy}"
+        )
+    return text
+
+
+def left_out(
+    tokenizer: Tokenizer, messages: Messages, row: Row, text: str, how: Mapping[str, Any]
+) -> Iterator[tuple[str, int | None]]:
+    """What a chat template does not write of a row: tools, what called them, or messages of a role that it does not
+    know. Each is (its name in words, the place of the message or None).
+
+    Args:
+        text: what `render` gives for these messages with the arguments `how`.
+
+    Raises:
+        DataError: the column `tools` is no list.
+    """
     bare_row = replace(row, columns={**row.columns, "tools": None})
     bare = [{name: value for name, value in message.items() if name != "tool_calls"} for message in messages]
     for what, is_there, less, less_row in (
@@ -167,21 +192,13 @@ def rendered_whole(
         ("`tool_calls`", any(message.get("tool_calls") for message in messages), bare, row),
     ):
         if is_there and text == _rendered_if_taken(tokenizer, less, less_row, how):
-            raise DataError(
-                f"{row.place}: the chat template of the model leaves out {what}, so the model would not see them; give "
-                "a `model` whose template writes them, or remove them (rename a column that only rewards read)"
-            )
+            yield what, None
     for place, message in enumerate(messages):
         said = (message.get("content") or "").strip()
         if message["role"] in _WRITTEN or said in text:  # it may say what the template says by itself
             continue
         if text == _rendered_if_taken(tokenizer, [*messages[:place], *messages[place + 1 :]], row, how):
-            raise DataError(
-                f"{row.place}: the chat template of the model leaves out message {place + 1}, of the role "
-                f"`{message['role']}`, so the model would not see it; give a `model` whose template writes it, or "
-                f"change {remedy}"
-            )
-    return text
+            yield f"the role `{message['role']}`", place
 
 
 def _rendered_if_taken(tokenizer: Tokenizer, messages: Messages, row: Row, how: Mapping[str, Any]) -> str | None:

@@ -70,6 +70,11 @@ class ExampleEncoder:
             raise DataError("the tokenizer has no EOS token to end texts with; give messages, or another `model`")
         self._spoken = SpokenFinder(tokenizer, self._ids)
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether rows go through the chat template."""
+        return self._chat
+
     def encode(self, row: Row) -> Encoded:
         """
         Raises:

@@ -77,7 +77,8 @@ class ExampleSet:
         """The samples of the `index`-th kept row, of one prompt with that uid; of a pair: chosen, rejected."""
         row = self.source[self.kept[index]]
         encoded = self.encoder.encode(row)
-        prompt = Prompt(uid, encoded.prompt_text, encoded.prompt_ids, row.columns, self.source.label)
+        encoder, texts = self.encoder, (encoded.prompt_text, encoded.prompt_ids)
+        prompt = Prompt(uid, *texts, row.columns, self.source.label, encoder.is_chat)
         finish = FinishReason.STOP if row.complete else FinishReason.LENGTH
         return [
             Given(Sample(prompt, number, ids, (), text, finish, GIVEN_VERSION), trained)

@@ -77,6 +77,11 @@ class Role:
                 f"{self.name}.generate(resample=…) draws further prompts of the data, but its prompts are made of "
                 "samples; give it to the call that draws these"
             )
+        if greedy is True and isinstance(samples_per_prompt, int) and samples_per_prompt > 1:
+            raise FlowError(
+                f"{self.name}.generate(greedy=True) says the same however often it is asked, so "
+                f"`samples_per_prompt={samples_per_prompt}` would be so many equal samples; leave one of them out"
+            )
         node = self._tracer.add(
             f"{self.name}.generate",
             CallKind.GENERATE,

@@ -153,10 +153,11 @@ def trace(
             further = roles[parameter.name] if isinstance(roles, Mapping) else {}
             arguments[parameter.name] = Role(parameter.name, tracer, further)
         elif parameter.default is inspect.Parameter.empty:
+            data = ("prompts", *GIVEN, LABELLED)
             raise FlowError(
                 f"flow `{title}` uses the role `{parameter.name}`, which nothing fills"
-                f"{nearest(parameter.name, (*roles, 'prompts', *GIVEN, 'options'))}; filled roles: "
-                f"{', '.join(sorted(roles)) or 'none'}; data: prompts, {', '.join(GIVEN)}"
+                f"{nearest(parameter.name, (*roles, *data, 'options'))}; filled roles: "
+                f"{', '.join(sorted(roles)) or 'none'}; data: {', '.join(data)}"
             )
     reads = OptionReads(arguments.get("options") if is_users(flow) else None)
     with tracing(tracer), running(limit_s=TRACE_LIMIT_S), reads.watching():

@@ -78,12 +78,17 @@ class Failure:
         parts += [f"  meanwhile {_told(peers)}" for peers in _alike(self.peers, _state)]
         if self.traceback:
             parts.append(f"rank {self.rank}:\n{_indented(self.traceback)}")
-        for peers in _alike([peer for peer in self.peers if peer.stack], lambda peer: peer.stack):
+        for peers in _alike([peer for peer in self.peers if self._needs_stack(peer)], lambda peer: peer.stack):
             parts.append(f"{_named([peer.rank for peer in peers])}:\n{_indented(peers[0].stack)}")
         if self.output:
             where = f" (all of it: {self.output_file})" if self.output_file else ""
             parts.append(f"last output of rank {self.rank}{where}:\n{_indented(self.output)}")
         return "\n".join(parts)
+
+    def _needs_stack(self, peer: PeerState) -> bool:
+        """Whether a person learns more from it: one that waits for another says so, and only where they wait for each
+        other is the question where."""
+        return bool(peer.stack) and (not peer.waits_for or self.ended in (Ended.STALLED, Ended.LATE))
 
 
 Told = TypeVar("Told", PeerState, Failure)

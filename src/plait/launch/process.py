@@ -56,6 +56,7 @@ class WorkerProcess:
         output_file: to which its stdout and stderr are appended; None keeps them for `output` only.
         folder: that it works in, if there is such a folder; else that of this process.
         python: of another environment, whose packages it has in place of this process's.
+        silent_after_s: without a `beat`, in whole seconds, after which it ends by itself; 0: never.
 
     Raises:
         ConfigError: see `check_processes`.
@@ -69,19 +70,23 @@ class WorkerProcess:
         folder: Path | None = None,
         *,
         python: Path | None = None,
+        silent_after_s: int = 0,
     ) -> None:
         check_processes()
         self._output_file = output_file
         self.link, theirs = socket.socketpair()
         life_read, self._guard = os.pipe()
+        beats_read, beats_write = os.pipe()
+        os.set_blocking(beats_write, False)
+        self._beats = open(beats_write, "wb", buffering=0)  # noqa: SIM115  closed in kill()
         self._crash_file = tempfile.TemporaryFile()  # noqa: SIM115  closed in kill()
         self._dumped = 0  # bytes of the crash file that are no crash
         self._output = open(output_file, "ab+") if output_file else tempfile.TemporaryFile()  # noqa: SIM115
         self._output_start = self._output.seek(0, os.SEEK_END)
-        fds = [theirs.fileno(), life_read, self._crash_file.fileno()]
+        fds = [theirs.fileno(), life_read, self._crash_file.fileno(), beats_read]
         self._kills = KernelKills()
         self._process = subprocess.Popen(
-            [*_interpreter(python), *map(str, fds)],
+            [*_interpreter(python), *map(str, (*fds, silent_after_s))],
             stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=self._output,
@@ -92,6 +97,7 @@ class WorkerProcess:
         )
         theirs.close()
         os.close(life_read)
+        os.close(beats_read)
         assert self._process.stdin is not None, "stdin is a pipe"
         with contextlib.suppress(BrokenPipeError):  # dead so soon: found by `exited`
             self._process.stdin.write(key)
@@ -181,6 +187,11 @@ class WorkerProcess:
         if not self.exited:
             os.kill(self.pid, number)
 
+    def beat(self) -> None:
+        """Let it hear that this process runs."""
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or another thread ends it
+            self._beats.write(b".")  # nothing where it is stopped and the pipe is full
+
     def signal_group(self) -> None:
         """Kill the process and whatever it started, but in a session of its own; see `kill`."""
         if self._guard >= 0:
@@ -196,6 +207,7 @@ class WorkerProcess:
             self._process.wait(timeout=_KILL_WAIT_S)
         self.link.close()
         os.close(self._guard)
+        self._beats.close()
         self._guard = -1
         self._crash_file.close()
         self._output.close()

@@ -40,7 +40,7 @@ from plait.launch.wire import (
     StoreAnswer,
 )
 from plait.launch.worker_context import WorkerContext
-from plait.orphan_guard import begin_as_child
+from plait.orphan_guard import begin_as_child, end_unless_heard
 from plait.user_code import importing
 
 if TYPE_CHECKING:
@@ -52,11 +52,18 @@ _MAX_TRACEBACK = 20_000
 _OWN_FILES = (__file__, "<string>")
 
 
-def main(link_fd: int, guard_fd: int, crash_fd: int) -> None:
-    """Serve until told to stop. The key comes on stdin."""
-    for fd in (link_fd, guard_fd, crash_fd):
+def main(link_fd: int, guard_fd: int, crash_fd: int, beats_fd: int, silent_after_s: int) -> None:
+    """Serve until told to stop. The key comes on stdin.
+
+    Args:
+        guard_fd, crash_fd: see `begin_as_child`.
+        beats_fd, silent_after_s: see `end_unless_heard`; 0 seconds: an owner that says nothing is waited for.
+    """
+    for fd in (link_fd, guard_fd, crash_fd, beats_fd):
         os.set_inheritable(fd, False)
     begin_as_child(guard_fd, crash_fd)
+    if silent_after_s:
+        end_unless_heard(beats_fd, silent_after_s)
     key = sys.stdin.buffer.read(KEY_BYTES)
     if len(key) < KEY_BYTES:
         os._exit(1)  # the controller ended while it started this process

@@ -1,5 +1,5 @@
 """What does not go with samples of several turns (`turns.reply`): refused by name before any work, or not foretold, as
-further draws of a step are not either."""
+further draws of a step, and samples that outlive it, are not either."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def said_of_made(flow: Dataflow, known: Collection[str] = ()) -> str | None:
 
 
 def said_of_rounds(flow: Dataflow, recipe: Recipe) -> str | None:
-    """What predictions leave out, in words for a person; None: samples are drawn once in a step, and have one turn."""
+    """What predictions leave out, in words for a person; None: samples are drawn once, in one step, and have one
+    turn."""
     said = [
         f"one round of draws counts: further ones of {node.call}, {resample.max_rounds - 1} at most, are not foretold"
         for node in flow.of_kind(CallKind.GENERATE)
@@ -82,5 +83,10 @@ def said_of_rounds(flow: Dataflow, recipe: Recipe) -> str | None:
     if recipe.turns.reply is not None:
         said.append(
             "responses count as drawn at once: neither rounds of turns nor the seconds of `turns.reply` are foretold"
+        )
+    if not recipe.update_rule.waits:
+        said.append(
+            f"samples count as with `on_update` wait: what is gained where they outlive their step (`on_update` "
+            f"{recipe.on_update}) is not foretold"
         )
     return "; ".join(said) or None

@@ -20,6 +20,7 @@ from plait.launch.nodes.refusing import refusals_told
 from plait.observe.loading import loading
 from plait.observe.run_log import read_steps
 from plait.output import marked
+from plait.recipes.device_checks import check_divided
 from plait.recipes.recipe import Recipe
 from plait.recipes.stages import Stages, final_folder, load_stages
 from plait.runtime.api import run
@@ -60,6 +61,7 @@ def nodes_of_stages(stages: Stages, attached: Attached | None, *, resume: bool) 
             for name in stages.recipes:  # held while the others come: no other command takes one
                 with _named(name):
                     recipe = stages.resolved(name)
+                    check_divided(recipe, attached.num_nodes)
                     waiting.enter_context(claim(recipe, resume=resume and _has_begun(recipe)))
         nodes = stack.enter_context(commands_joined(stages.recipes, attached, folder, loading))
         waiting.close()

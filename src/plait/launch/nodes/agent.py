@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from pathlib import Path
 
 from plait import memory_limits
@@ -27,6 +28,8 @@ from plait.temporary_folder import TemporaryFolder
 TICK_S = 0.1
 BEAT_S = 1.0
 _LAST_WORDS_S = 2.0
+_GIVEN_UP = 2
+"""Ranks end after so many times the silence after which the leader gives this node up: it has done so by then."""
 _WELCOME_S = 60.0
 """Silence of a leader that has not said yet how long it may be."""
 
@@ -175,7 +178,9 @@ class Agent:
                 folder.mkdir(parents=True, exist_ok=True)
             for rank in order.ranks:
                 output = None if folder is None else folder / f"rank{rank}.log"
-                processes[rank] = WorkerProcess(key, environment, output, Path(order.folder))
+                processes[rank] = WorkerProcess(
+                    key, environment, output, Path(order.folder), silent_after_s=ceil(_GIVEN_UP * self._silent_after_s)
+                )
         except (ConfigError, OSError) as error:
             for process in processes.values():
                 process.kill()
@@ -206,13 +211,16 @@ class Agent:
     def _look_after(self) -> None:
         if self._relay.silence_s > self._silent_after_s:
             raise Cut(f"nothing came from it for {self._relay.silence_s:.0f} s (a cut network, or it is frozen)")
-        if time.monotonic() - self._beat >= BEAT_S:
+        if beats := time.monotonic() - self._beat >= BEAT_S:
             self._beat = time.monotonic()
             self._relay.send(messages.Alive(memory_limits.used_bytes()))
         own = self._own
         if own is None:
             return
         self._tell_lines()
+        if beats:
+            for process in own.processes.values():
+                process.beat()
         for rank, process in own.processes.items():
             if rank not in own.told and process.exited:
                 own.told.add(rank)

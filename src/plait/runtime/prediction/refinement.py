@@ -53,7 +53,8 @@ def steady_rows(steps: Sequence[Mapping[str, Any]], begun: Sequence[int]) -> lis
 def refine(prepared: Prepared, folder: Path, steady: Sequence[Mapping[str, Any]]) -> Profile | None:
     """Hold a run's steps against what the kept profile of its machine, dtype, threads and layers foretells of the
     lengths that these had, and keep that with the profile; returns it. None where there is no such profile, nothing was
-    measured, or samples are drawn in rounds, of which the prediction is another (`turn_checks.said_of_rounds`).
+    measured, or samples are drawn in rounds or outlive their step, of which the prediction is another
+    (`turn_checks.said_of_rounds`).
 
     Args:
         folder: of the run, whose samples have the lengths.

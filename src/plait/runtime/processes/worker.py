@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from plait.compiled import ANNOUNCEMENT
 from plait.launch.worker_context import WorkerContext
 from plait.models.devices import backend
 from plait.models.parallel import nccl
@@ -76,6 +77,8 @@ class Worker:
             timeout=timedelta(seconds=WAIT_S),
         )
         nccl.connect(None, range(context.num_ranks), self.rank, pairs=False)
+        if self.rank == LEADER:  # whom the others wait for, as they compile the same
+            ANNOUNCEMENT.tell = self.progress().message
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WAIT_S))
         assert not isinstance(group, int | None), "every rank is in the group of all"
         peers = [rank for rank in range(context.num_ranks) if rank != LEADER] if self.rank == LEADER else [LEADER]

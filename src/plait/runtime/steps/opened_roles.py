@@ -78,10 +78,11 @@ def _roles(
 ) -> dict[str, RoleRuntime]:
     """
     Args:
-        tell: is told how the function that replies has failed, if the run goes on.
+        tell: is told how the function that replies has failed, if the run goes on; and what a reward model does not
+            read.
     """
     replies = None if pools.replies is None else Replies(pools.replies, FunctionReports(recorder, tell))
-    scorers = _scorers(prepared, workers)
+    scorers = _scorers(prepared, workers, tell)
     roles: dict[str, RoleRuntime] = {}
     for model in prepared.models:
         mine, trainer = workers.model(model.role), workers.trainer(model.role)
@@ -101,14 +102,14 @@ def _roles(
     return roles
 
 
-def _scorers(prepared: Prepared, workers: Workers) -> dict[str, ModelScorer]:
+def _scorers(prepared: Prepared, workers: Workers, tell: Callable[[str], None]) -> dict[str, ModelScorer]:
     """Role → what scores by its model, for each that scores for a reward. Raises UserError as `_try_prompts`."""
     actor = next((model for model in prepared.models if model.role == "actor"), None)
     weights = {each.role: each.weight for each in scoring_models(prepared.recipe)}
     scorers: dict[str, ModelScorer] = {}
     for model in (model for model in prepared.models if model.reward):
         tokenizer = load_tokenizer(model.name, model.key)
-        translator = None if actor is None else translator_for(load_tokenizer(actor.name), tokenizer, model.key)
+        translator = None if actor is None else translator_for(load_tokenizer(actor.name), tokenizer, model.key, tell)
         shape = prepared.shapes[model.name]
         known = shape.vocabulary if max(tokenizer.get_vocab().values(), default=0) >= shape.vocabulary else None
         scorers[model.role] = scorer = ModelScorer(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from plait.data.chat import READS_TO_MARKER, Ids, render
+from plait.data.chat import READS_TO_MARKER, Ids, left_out, render
 from plait.data.formats import Row
 from plait.data.records import FinishReason, Sample, conversation
 from plait.data.rows import FloatArray, Rows
@@ -118,13 +118,22 @@ class Translator:
     A reward model with a chat template reads the conversation: the messages that the policy was asked, those of the
     recipe's `data` among them (a text prompt is the user's message), and the response as the assistant's, or its turns
     and the replies between them: all that the template writes, as such models are trained elsewhere, or up to the
-    marker that closes the answer, as by plait. Without one it reads the prompt's text with the response behind it, and
-    its end token where the response ended by itself.
+    marker that closes the answer, as by plait. The column `tools` is written as this template writes tools, where the
+    policy was told of them. Without a template it reads the prompt's text with the response behind it, and its end
+    token where the response ended by itself.
+
+    Args:
+        tell: is told once of each kind of what the template does not write, so that the model does not read it: tools,
+            calls, or messages of a role that it does not know.
     """
 
-    def __init__(self, tokenizer: Any, key: str) -> None:
+    def __init__(self, tokenizer: Any, key: str, tell: Callable[[str], None] | None = None) -> None:
         self._tokenizer = tokenizer
         self._key = key
+        self._tell = tell
+        self._looked_at: set[tuple[bool, bool, frozenset[str]]] = set()
+        """Conversations of which is known what the template leaves out: whether with tools, with calls, and roles."""
+        self._told: set[str] = set()
         self._to_marker = SpokenFinder(tokenizer, Ids(tokenizer)) if READS_TO_MARKER in tokenizer.init_kwargs else None
 
     def translate_all(self, samples: Sequence[Sample]) -> tuple[Sample, ...]:
@@ -154,10 +163,12 @@ class Translator:
         tokenizer = self._tokenizer
         if tokenizer.chat_template is not None:
             prompt = list(sample.prompt.asked) or sample.prompt.columns.get("prompt", sample.prompt.text)
-            place = Row({}, f"`{self._key}`: {sample.prompt.title(sample.index)}")
+            tools = sample.prompt.columns.get("tools") if sample.prompt.is_chat else None
+            row = Row({"tools": tools}, f"`{self._key}`: {sample.prompt.title(sample.index)}")
             turns = conversation(prompt, sample.messages)
-            remedy = f"`{self._key}`, `data.system_prompt`, or the prompts"
-            text = render(tokenizer, turns, place, remedy=remedy, begin_answer=False)
+            how = {"remedy": f"`{self._key}`, `data.system_prompt`, or the prompts", "begin_answer": False}
+            text = render(tokenizer, turns, row, **how)
+            self._tell_of_left_out(turns, row, text, how)
             ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
             return ids if self._to_marker is None else ids[: self._to_marker.closed(ids, 0, len(ids))]
         ids = tuple(tokenizer(sample.prompt.text + sample.text)["input_ids"])
@@ -166,15 +177,32 @@ class Translator:
             ids += (end,)
         return ids
 
+    def _tell_of_left_out(self, turns: list[dict[str, Any]], row: Row, text: str, how: Mapping[str, Any]) -> None:
+        has_calls = any(message.get("tool_calls") for message in turns)
+        kind = (bool(row.columns["tools"]), has_calls, frozenset(message["role"] for message in turns))
+        if self._tell is None or kind in self._looked_at:
+            return
+        self._looked_at.add(kind)
+        for what, place in left_out(self._tokenizer, turns, row, text, how):
+            words = what if place is None else f"messages of {what}"
+            if words not in self._told:
+                self._told.add(words)
+                self._tell(
+                    f"`{self._key}`: its chat template does not write {words}, so it scores conversations without them"
+                )
 
-def translator_for(actor: Any, scorer: Any, key: str = "reward.model") -> Translator | None:
+
+def translator_for(
+    actor: Any, scorer: Any, key: str = "reward.model", tell: Callable[[str], None] | None = None
+) -> Translator | None:
     """None where two tokenizers give every conversation the same ids: one vocabulary, one chat template.
 
     Args:
         key: of the recipe that says whose tokenizer `scorer` is, for messages.
+        tell: see `Translator`.
     """
     same = actor.chat_template == scorer.chat_template and _program(actor) == _program(scorer)
-    return None if same else Translator(scorer, key)
+    return None if same else Translator(scorer, key, tell)
 
 
 def _program(tokenizer: Any) -> dict[str, Any]:
