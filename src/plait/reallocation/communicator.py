@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.errors import RunError
+from plait.errors import RunError, why_not_through
 from plait.layout.move_plan import MoveAction, MoveKind
 from plait.models.parallel import nccl
-from plait.models.parallel.transfer import WaitingFor, why_not_through
+from plait.models.parallel.transfer import WaitingFor
 
 
 @dataclass(eq=False)

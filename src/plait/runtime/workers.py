@@ -65,14 +65,9 @@ class GuessKnowledge(Protocol):
 class Workers(Protocol):
     """All that computes for a run: one process or several, of which one leads."""
 
-    @property
-    def checkpoint(self) -> CheckpointParts: ...
-
-    @property
-    def leader_weights(self) -> LeaderWeights: ...
-
-    @property
-    def guess_knowledge(self) -> GuessKnowledge: ...
+    checkpoint: CheckpointParts
+    leader_weights: LeaderWeights
+    guess_knowledge: GuessKnowledge
 
     def engine(self, role: str) -> GenerationEngine | None:
         """The engine of a role, one for all its calls; None: the role does not generate."""

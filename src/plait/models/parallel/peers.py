@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.errors import RunError
+from plait.errors import RunError, why_not_through
 from plait.models.parallel import nccl
 from plait.models.parallel.numbered import Numbered
-from plait.models.parallel.transfer import Traffic, Transfer, WaitingFor, why_not_through
+from plait.models.parallel.transfer import Traffic, Transfer, WaitingFor
 
 TIMEOUT_S = 1800.0
 """Seconds of each wait, unless told: longer than any legitimate action. Ranks that die or freeze are seen by the

@@ -1,15 +1,12 @@
-"""A message between two ranks on its way, the count of what came, and why nothing did."""
+"""A message between two ranks on its way, and the count of what came."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from torch import Tensor
-
-from plait.errors import cause_of
 
 WaitingFor = Callable[[str], AbstractContextManager[None]]
 """Told what is waited for, for as long as it is (`launch`'s WorkerContext.waiting_for)."""
@@ -39,15 +36,3 @@ class Traffic:
     there, n (p - 1)."""
 
     received_bytes: int = 0
-
-
-def why_not_through(error: RuntimeError | None, timeout_s: float) -> str:
-    """Why nothing came through until a deadline, in words.
-
-    Args:
-        error: of torch.distributed; None: the wait was aborted.
-    """
-    if error is None:
-        return "it was aborted"
-    cause = cause_of(error)
-    return f"nothing in {timeout_s:g} s ({cause})" if re.search("timed out|timeout", cause, re.IGNORECASE) else cause
