@@ -292,7 +292,7 @@ _KINDS: _Kinds = {
     "micro_batch_tokens": _NUMBER,
     "schedule": _TEXT,
 }
-"""Of a placement."""
+"""The keys of a placement."""
 _LIST = ("a list", lambda value: isinstance(value, list))
 _PARTS: _Kinds = {
     "name": _TEXT,
@@ -302,4 +302,4 @@ _PARTS: _Kinds = {
     "policies": _LIST,
     "schedules": _LIST,
 }
-"""Of a plan itself."""
+"""The keys of a plan itself."""
