@@ -34,7 +34,8 @@ from plait.kernels.noise import NoiseKey
 from plait.models.files import hub
 from plait.models.loading import load_model
 from plait.recipes.recipe_file import load_recipe
-from plait.vllm.engine import VllmEngine, start_vllm
+from plait.vllm.engine import VllmEngine
+from plait.vllm.process import start_vllm
 from plait.workers.vllm_engines import loading_of
 
 PROMPT_TOKENS = 64

@@ -75,3 +75,15 @@ def cause_of(error: BaseException) -> str:
     """What an error of a library says first: one sentence, without the place in its sources that some begin with."""
     text = str(error).splitlines()[0] if str(error) else repr(error)
     return re.sub(r"^\[\S+\] *", "", text).split(". ")[0]
+
+
+def why_not_through(error: RuntimeError | None, timeout_s: float) -> str:
+    """Why nothing came through until a deadline, in words.
+
+    Args:
+        error: of torch.distributed; None: the wait was aborted.
+    """
+    if error is None:
+        return "it was aborted"
+    cause = cause_of(error)
+    return f"nothing in {timeout_s:g} s ({cause})" if re.search("timed out|timeout", cause, re.IGNORECASE) else cause

@@ -99,7 +99,7 @@ def groups(count: int) -> list[list[Any]]:
 
 @pytest.mark.parametrize("function", ["judge", "scores"])
 def test_what_waits_for_a_service_waits_together(service: Path, function: str) -> None:
-    with RewardPool(reward_functions([f"{service}:{function}"]), at_once=8) as pool:
+    with RewardPool(reward_functions([f"{service}:{function}"])) as pool:
         pool.start()
         began = time.perf_counter()
         found = pool.score([sample for one in groups(16) for sample in one])
@@ -112,7 +112,7 @@ def test_what_waits_for_a_service_waits_together(service: Path, function: str) -
 
 @pytest.mark.parametrize(("workers", "at_once"), [(1, 8), (2, 3)])
 def test_what_is_drawn_is_what_a_call_alone_draws(service: Path, workers: int, at_once: int) -> None:
-    alone = score(f"{service}:draws", *groups(12), seed=3)
+    alone = score(f"{service}:draws", *groups(12), seed=3, at_once=1)
     beside = score(f"{service}:draws", *groups(12), seed=3, workers=workers, at_once=at_once)
     assert [one.rewards for one in beside] == [one.rewards for one in alone]
     assert len({one.rewards for one in alone}) == 12
@@ -134,7 +134,7 @@ def test_who_fails_is_named_as_if_it_were_alone(service: Path, bad: str) -> None
     kinds = {"raises": FailureKind.RAISED, "leaves": FailureKind.RAISED, "dies": FailureKind.DIED}
     assert beside[3].failures[0].kind is kinds.get(bad, FailureKind.TIMEOUT)
     with pytest.raises(RunError, match=r"sample 3\.1"):
-        score(f"{service}:fails", *given, timeout_s=1.0, at_once=8)
+        score(f"{service}:fails", *given, timeout_s=1.0)
 
 
 @pytest.mark.parametrize("plain", ["brief", "has_a_loop_of_its_own"])
@@ -147,7 +147,7 @@ def test_functions_that_are_not_awaited_have_a_worker_for_themselves(service: Pa
 
 
 def test_replies_to_several_samples_are_awaited_together(service: Path) -> None:
-    with RewardPool((reply_function(f"{service}:reply"),), at_once=8) as pool:
+    with RewardPool((reply_function(f"{service}:reply"),)) as pool:
         pool.start()
         began = time.perf_counter()
         tickets = [pool.submit([one]) for uid in range(4) for one in group(uid, "a", "b")]

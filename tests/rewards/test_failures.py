@@ -67,7 +67,7 @@ def test_stop_names_the_sample_the_function_and_the_remedy(word):
 
 def test_functions_of_costs_are_told_the_keys_of_costs():
     (function,) = reward_functions([samples.faulty], key="cost.functions")
-    with RewardPool((function,), timeout_s=20.0) as pool, pytest.raises(RunError, match=r"`cost\.on_error: drop`"):
+    with RewardPool((function,)) as pool, pytest.raises(RunError, match=r"`cost\.on_error: drop`"):
         pool.score(group(7, "a", "raise"))
     with pytest.raises(ConfigError, match=r"`cost\.weights` has 2 numbers for 1 functions"):
         reward_functions([samples.faulty], [1.0, 2.0], key="cost.functions")

@@ -12,6 +12,7 @@ from plait.errors import ConfigError, RunError
 from plait.rewards import call_workers
 from plait.rewards.functions import reward_functions
 from plait.rewards.pool import RewardPool
+from plait.rewards.settings import RewardSettings
 from tests.cases import slow_but
 from tests.processes import until
 from tests.rewards import samples
@@ -53,7 +54,7 @@ def test_the_example_runs_as_it_stands():
 def test_groups_are_scored_while_nobody_asks_for_them():
     """A look takes in what the one worker has said and gives it the next; scores are kept for a later poll. Until then
     they are news, which a look between two calls may have taken from the one that waits for them."""
-    with RewardPool(reward_functions([samples.length]), workers=1) as pool:
+    with RewardPool(reward_functions([samples.length])) as pool:
         for uid in range(3):
             pool.submit(group(uid, "a" * (uid + 1)))
         assert until(lambda: pool.look() is None and pool.news() == ([], math.inf))
@@ -134,7 +135,8 @@ def test_what_a_call_took_is_its_own_time():
 def test_results_do_not_depend_on_order_or_number_of_workers(workers):
     groups = [group(uid, "x" * (uid % 6 + 1), "y") for uid in range(8)]
     random.Random(workers).shuffle(groups)
-    with RewardPool(reward_functions([samples.slow_length, samples.noisy]), workers=workers, seed=5) as pool:
+    functions = reward_functions([samples.slow_length, samples.noisy])
+    with RewardPool(functions, RewardSettings(workers=workers), seed=5) as pool:
         tickets = [pool.submit(one) for one in groups]
         assert pool.num_outstanding == 8
         results = pool.wait()

@@ -12,6 +12,7 @@ import pytest
 
 from plait.rewards.functions import reward_functions
 from plait.rewards.pool import RewardPool
+from plait.rewards.settings import RewardSettings
 from tests.cases import slow_but
 from tests.processes import alive, gone
 from tests.rewards import samples
@@ -28,7 +29,7 @@ def test_no_process_is_left_after_close_or_an_exception():
     seen: list[int] = []
 
     def use_and_fail():
-        with RewardPool(reward_functions([samples.pids]), workers=2) as pool:
+        with RewardPool(reward_functions([samples.pids]), RewardSettings(workers=2)) as pool:
             for result in pool.score(group(0, "a") + group(1, "b") + group(2, "c")):
                 seen.append(result.extras["pid"][0])
             pool.submit(group(3, "d"))
@@ -41,7 +42,7 @@ def test_no_process_is_left_after_close_or_an_exception():
 
 
 def test_close_ends_a_hung_worker_and_may_be_called_again(tmp_path):
-    pool = RewardPool(reward_functions([samples.pids, samples.faulty]), timeout_s=100)
+    pool = RewardPool(reward_functions([samples.pids, samples.faulty]), RewardSettings(timeout_s=100))
     (one,) = pool.score(group(0, "a"))
     pool.submit(group(1, "hang in C"))
     pool.poll()
@@ -57,6 +58,7 @@ import os, signal, sys, time
 from tests.rewards.samples import group
 from plait.rewards.functions import reward_functions
 from plait.rewards.pool import RewardPool
+from plait.rewards.settings import RewardSettings
 
 ASKED = sys.argv[1]  # also where a worker imports it
 
@@ -66,7 +68,7 @@ def in_the_script(completions, log_extra, **columns):
 
 if __name__ == "__main__":
     functions = reward_functions([in_the_script, "tests.rewards.samples:faulty"])
-    with RewardPool(functions, timeout_s=100) as pool:
+    with RewardPool(functions, RewardSettings(timeout_s=100)) as pool:
         one, = pool.score(group(0, "abc"))
         pool.submit(group(1, ASKED))
         interrupts = []

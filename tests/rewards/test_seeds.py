@@ -9,6 +9,7 @@ import pytest
 
 from plait.rewards.functions import reward_functions
 from plait.rewards.pool import RewardPool
+from plait.rewards.settings import RewardSettings
 from tests.rewards import samples
 from tests.rewards.samples import group
 
@@ -37,7 +38,7 @@ def drawn(completions, **_): return [DRAWN] * len(completions)
 
 def drawn(functions: list[str], uids: list[int], workers: int, seed: int = 5) -> dict[int, tuple]:
     """Prompt uid → all that its scoring drew."""
-    with RewardPool(reward_functions(functions), workers=workers, seed=seed, timeout_s=60) as pool:
+    with RewardPool(reward_functions(functions), RewardSettings(workers=workers, timeout_s=60), seed=seed) as pool:
         results = pool.score([sample for uid in uids for sample in group(uid, "a", "b")])
     return {r.samples[0].prompt.uid: (*r.scores.items(), r.extras.get("after")) for r in results}
 

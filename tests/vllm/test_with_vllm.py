@@ -20,9 +20,10 @@ from plait.kernels.noise import NoiseKey
 from plait.models.language_model import LanguageModel
 from plait.models.loading import load_model
 from plait.runtime.api import run
-from plait.vllm.engine import VllmEngine, start_vllm
+from plait.vllm.engine import VllmEngine
 from plait.vllm.environment import install_text, look, vllm_python
 from plait.vllm.messages import Loading
+from plait.vllm.process import start_vllm
 from tests.generation.test_turns import asked as turns
 from tests.generation.test_turns import rounds
 from tests.models.tiny import save_tiny

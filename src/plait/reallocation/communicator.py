@@ -7,22 +7,19 @@ has to be connected before (`models.parallel.nccl`).
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.errors import RunError, cause_of
+from plait.errors import RunError, why_not_through
 from plait.layout.move_plan import MoveAction, MoveKind
 from plait.models.parallel import nccl
-
-WaitingFor = Callable[[str], AbstractContextManager[None]]
-"""Told what is waited for, for as long as it is (`launch`'s WorkerContext.waiting_for)."""
+from plait.models.parallel.transfer import WaitingFor
 
 
 @dataclass(eq=False)
@@ -47,10 +44,6 @@ class Message:
 DEADLINE_S = 30.0
 
 
-def _told_to_nobody(what: str) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
 @dataclass(frozen=True)
 class Channel:
     """What the messages of a move go through."""
@@ -62,7 +55,7 @@ class Channel:
     first_tag: int = 0
     """Message number `seq` has the tag `first_tag + seq`. Moves that run at once over one group need ranges of tags
     that do not meet; a move has as many tags as messages (`Traffic.num_messages`)."""
-    waiting_for: WaitingFor = _told_to_nobody
+    waiting_for: WaitingFor = field(default=lambda what: nullcontext(), repr=False)
     """Told what each wait is for, as long as it lasts."""
 
     def __post_init__(self) -> None:
@@ -144,10 +137,8 @@ class Communicator:
     def _failure(self, message: Message, error: RuntimeError | None) -> RunError:
         action = message.action
         what = f"{message.num_bytes} bytes {'to' if message.is_sent else 'from'} rank {action.peer}"
-        cause = cause_of(error) if error is not None else "it was aborted"
-        if re.search("timed out|timeout", cause, re.IGNORECASE):
-            cause = f"nothing in {self._deadline_s:g} s ({cause})"
+        why = why_not_through(error, self._deadline_s)
         return RunError(
             f"{self._name}: rank {self._rank} expected message {action.seq} of round {action.round} "
-            f"({action.kind}, {what}) to go through within {self._deadline_s:g} s, found: {cause}"
+            f"({action.kind}, {what}) to go through within {self._deadline_s:g} s, found: {why}"
         )

@@ -11,7 +11,6 @@ import pickle
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 from multiprocessing import connection
 from multiprocessing.connection import Connection
@@ -22,6 +21,7 @@ from plait.rewards.functions import RewardFunction, main_file
 from plait.rewards.group import Call, packed_call
 from plait.rewards.process import RewardProcess
 from plait.rewards.scores import FailureKind, Worked
+from plait.rewards.settings import RewardSettings, TurnSettings
 from plait.rewards.signature import Signature, signature_from
 from plait.rewards.submitted import Submitted
 from plait.rewards.words import STRANGE
@@ -32,30 +32,19 @@ from plait.user_code import IMPORT_LIMIT_S
 _LOST_SENDS = 3
 
 
-@dataclass(frozen=True)
-class WorkerLimits:
-    """See `pool.RewardPool`."""
-
-    workers: int
-    timeout_s: float
-    at_once: int
-    memory_bytes: int | None
-    """Most data of a worker; None: no limit."""
-
-
 class CallWorkers:
     """They import the functions; then each makes one call after another, or several beside one another.
 
     Args:
         submitted: has the calls to be made, and is told what came of them.
-        seed, output: see `pool.RewardPool`.
+        settings, seed, output: see `pool.RewardPool`.
     """
 
     def __init__(
         self,
         functions: Sequence[RewardFunction],
         submitted: Submitted,
-        limits: WorkerLimits,
+        settings: RewardSettings | TurnSettings,
         *,
         seed: int,
         output: Path | None,
@@ -63,7 +52,7 @@ class CallWorkers:
         self._functions = tuple(functions)
         self._kind = functions[0].kind
         self._submitted = submitted
-        self._limits, self._seed, self._output = limits, seed, output
+        self._settings, self._seed, self._output = settings, seed, output
         targets = [(function.name, function.target) for function in functions]
         self._start_message = pickle.dumps({"functions": targets, "main_file": main_file(), "argv": sys.argv})
         self._num_sent = 0
@@ -71,7 +60,7 @@ class CallWorkers:
         """How to call the functions; None: no worker has loaded them yet."""
         self._workers: list[Worker] = []
         try:
-            for place in range(limits.workers):
+            for place in range(settings.workers):
                 self._workers.append(self._spawn(place))
         except BaseException:
             self.close()
@@ -121,9 +110,9 @@ class CallWorkers:
 
     def dispatch(self) -> None:
         """Give work to the workers that are free. Raises as `pump`."""
-        awaits = [signature.awaits and self._limits.at_once > 1 for signature in self.signatures or ()]
+        awaits = [signature.awaits and self._settings.at_once > 1 for signature in self.signatures or ()]
         calls = self._submitted.calls
-        while (given := next_given(self._workers, calls, awaits, self._limits.at_once)) is not None:
+        while (given := next_given(self._workers, calls, awaits, self._settings.at_once)) is not None:
             worker, call = given
             calls.remove(call)
             self._send(worker, call, beside=awaits[call.function] and not call.by_itself)
@@ -133,13 +122,13 @@ class CallWorkers:
         return [worker for worker in self._workers if worker.busy]
 
     def _spawn(self, place: int) -> Worker:
-        process = RewardProcess(self._start_message, self._output, self._limits.memory_bytes)
+        process = RewardProcess(self._start_message, self._output, self._settings.memory_bytes)
         return Worker(process, place, time.monotonic() + IMPORT_LIMIT_S)
 
     def _send(self, worker: Worker, call: Call, *, beside: bool) -> None:
         self._num_sent += 1
         data = packed_call(call, self._functions[call.function].name, number=self._num_sent, seed=self._seed)
-        worker.sent[self._num_sent] = Sent(call, worker.free_number, time.monotonic() + self._limits.timeout_s)
+        worker.sent[self._num_sent] = Sent(call, worker.free_number, time.monotonic() + self._settings.timeout_s)
         worker.beside = beside
         try:
             worker.process.connection.send_bytes(BESIDE + data if beside else data)
@@ -170,9 +159,9 @@ class CallWorkers:
         sent = worker.sent.pop(reply["call"])
         call = sent.call
         self._worked(worker, sent, reply["began_s"], reply["seconds"])
-        if reply["seconds"] > self._limits.timeout_s and worker.sent:
+        if reply["seconds"] > self._settings.timeout_s and worker.sent:
             self._submitted.make_by_themselves([call])
-        elif reply["seconds"] > self._limits.timeout_s:
+        elif reply["seconds"] > self._settings.timeout_s:
             # It came back before it was looked at; counted alike, or scores would depend on when that is.
             message = f"took {reply['seconds']:.1f} s, the limit is {self._limit}"
             self._submitted.failed(call, FailureKind.TIMEOUT, message, "")
@@ -214,7 +203,7 @@ class CallWorkers:
 
     @property
     def _limit(self) -> str:
-        return self._kind.limit(self._limits.timeout_s)
+        return self._kind.limit(self._settings.timeout_s)
 
     def _expired(self, worker: Worker) -> None:
         stack = worker.process.where()

@@ -18,16 +18,17 @@ from typing import Self
 
 from plait.data.records import Sample
 from plait.errors import ConfigError, RunError
-from plait.rewards.call_workers import CallWorkers, WorkerLimits
+from plait.rewards.call_workers import CallWorkers
 from plait.rewards.calls import missing_arguments
 from plait.rewards.functions import RewardFunction
 from plait.rewards.scores import GroupScores
-from plait.rewards.settings import OnError
+from plait.rewards.settings import RewardSettings, TurnSettings
 from plait.rewards.submitted import Submitted
 from plait.rewards.worker import IN_WORKER
 
 _TICK_S = 0.2
 """Longest sleep before workers are looked after again."""
+_BY_DEFAULT = RewardSettings()
 
 
 class RewardPool:
@@ -35,48 +36,38 @@ class RewardPool:
 
     Args:
         functions: see `functions.reward_functions`; of one kind.
-        timeout_s: wall-clock limit of a call.
-        workers: number of processes.
-        at_once: calls of a coroutine function that each has under way at a time.
-        on_error: STOP raises RunError; DROP leaves the sample without a reward (NaN), counted.
+        settings: limits of calls and of workers, and what follows where a function fails: STOP raises RunError; DROP
+            leaves the sample without a reward (NaN), counted.
         seed: of random numbers that functions draw from `random` and `numpy.random`.
         output: file to which the functions' own prints are appended; by default they go to stderr.
-        memory_gb: most data of a worker, on Linux (`worker.bound_memory`); None: no limit.
 
     Whatever looks after the workers (`start`, `submit`, `look`, `poll`, `wait`) raises ConfigError where a function
     cannot be loaded, and under STOP RunError where one has failed or a child that it forked came back.
 
     Raises:
-        ConfigError: `memory_gb` is given, and this is no Linux.
+        ConfigError: `memory_gb` is set, and this is no Linux.
         RunError: it is made in a reward worker.
     """
 
     def __init__(
         self,
         functions: Sequence[RewardFunction],
+        settings: RewardSettings | TurnSettings = _BY_DEFAULT,
         *,
-        timeout_s: float = 30.0,
-        workers: int = 1,
-        at_once: int = 1,
-        on_error: OnError | str = OnError.STOP,
         seed: int = 0,
         output: Path | None = None,
-        memory_gb: float | None = None,
     ) -> None:
         assert functions, "a pool needs a function"
-        assert timeout_s > 0, f"timeout_s must be positive, got {timeout_s}"
-        assert min(workers, at_once) >= 1, f"workers and at_once must be at least 1, got {workers} and {at_once}"
         if os.environ.get(IN_WORKER):
             raise RunError(
                 "a reward worker has imported a file that starts a run when it is imported; "
                 "put that part under `if __name__ == '__main__':`"
             )
-        if memory_gb is not None and sys.platform != "linux":
+        if settings.memory_bytes is not None and sys.platform != "linux":
             raise ConfigError(f"`{functions[0].kind.section}.memory_gb` works on Linux only; remove it")
         self.functions = tuple(functions)
-        self._submitted = Submitted(functions, OnError(on_error))
-        limits = WorkerLimits(workers, timeout_s, at_once, None if memory_gb is None else round(memory_gb * 1e9))
-        self._workers = CallWorkers(functions, self._submitted, limits, seed=seed, output=output)
+        self._submitted = Submitted(functions, settings.on_error)
+        self._workers = CallWorkers(functions, self._submitted, settings, seed=seed, output=output)
         self.looked: Callable[[], None] = lambda: None
         """Called whenever the workers are looked after: while it waits, several times a second."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -53,6 +53,9 @@ class TurnSettings(Settings):
         "step, by `on_update`)",
     )
 
+    memory_bytes: ClassVar[None] = None
+    """A worker may have as much data as there is room for."""
+
     _paths = path_key("reply")
 
     def check_read(self) -> None:
@@ -99,6 +102,11 @@ class RewardSettings(Settings):
     )
 
     _paths = path_key("functions", "model")
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Most data of a worker (`worker.bound_memory`); None: no limit."""
+        return None if self.memory_gb is None else round(self.memory_gb * 1e9)
 
     @property
     def models(self) -> tuple[str, ...]:

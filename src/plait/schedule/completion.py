@@ -6,12 +6,12 @@ its place. What the models allow is checked by `cost.placement`, which knows the
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
 from plait.dataflow import CallKind, CallName, Dataflow, Node
+from plait.dataflow.unfit import nearest
 from plait.errors import ConfigError, DataError
 from plait.layout.shards import balanced_stages
 from plait.schedule.fused import FUSED, shared_rows
@@ -149,7 +149,7 @@ def _check_placement(
                 f"{', '.join(names)}"
             )
         raise ConfigError(
-            f"{label}.call: the flow `{flow.name}` has no call `{p.call}`{_nearest(p.call, names)}; "
+            f"{label}.call: the flow `{flow.name}` has no call `{p.call}`{nearest(p.call, names)}; "
             f"it has: {', '.join(names)}"
         )
     modes = ("prefill", "decode") if node.kind is CallKind.GENERATE else (MODE_OF[node.kind],)
@@ -166,7 +166,7 @@ def _check_placement(
         if p.schedule not in names_of_all:
             raise ConfigError(
                 f"{label}.schedule: expected {', '.join(SCHEDULES)}, {FUSED} or a name in `schedules`, found "
-                f"`{p.schedule}`{_nearest(p.schedule, names_of_all)}"
+                f"`{p.schedule}`{nearest(p.schedule, names_of_all)}"
             )
 
 
@@ -246,8 +246,3 @@ def _check_roles(placements: Sequence[Placement], label: str) -> None:
                 f"{label}: {p.call} {p.mode}: `after` drop would lose the only weights of the role; take offload, or "
                 "keep"
             )
-
-
-def _nearest(name: str, names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=1)
-    return f" (did you mean `{close[0]}`?)" if close else ""

@@ -125,15 +125,6 @@ class Plan:
         settings = next((policy.settings for policy in self.policies if policy.name == SHARES), ())
         return float(dict(settings).get(role, 0.0))
 
-    def spread_tp(self) -> tuple[Placement, ...]:
-        """Placements whose tensor parallelism goes over several nodes."""
-        spread = []
-        for p in self.placements:
-            groups = [p.ranks[at : at + p.tp] for at in range(0, len(p.ranks), p.tp)]
-            if any(len({self.cluster.node_of(rank) for rank in group}) > 1 for group in groups):
-                spread.append(p)
-        return tuple(spread)
-
     def __post_init__(self) -> None:
         if not 1 <= self.num_ranks <= MOST_RANKS:
             raise DataError(f"plan {self.name}: expected num_ranks from 1 to {MOST_RANKS}, found {self.num_ranks}")
@@ -209,15 +200,11 @@ class Plan:
     def from_json(cls, text: str, name: str = "plan") -> Plan:
         """Read the file form; `name` is for messages. Raises `DataError`."""
         record = FORM.parse(text, name)
-        keys = {"format", "version", "name", "num_ranks", "nodes", "placements", "policies", "schedules", "predicted"}
+        keys = {"format", "version", "predicted", *_PARTS}
         unknown = sorted(record.keys() - keys)
         if unknown:
             raise DataError(f"{name}: unknown key {unknown[0]!r}; expected {', '.join(sorted(keys))}")
-        for key, (what, fits) in _PARTS.items():
-            if key in ("name", "num_ranks") and key not in record:
-                raise DataError(f"{name}: the key {key!r} is missing")
-            if key in record and not fits(record[key]):
-                raise DataError(f"{name}: expected {what} for {key!r}, found {record[key]!r:.80}")
+        _check_values(record, _PARTS, ("name", "num_ranks"), name)
         try:
             predicted = record.get("predicted")
             return cls(
@@ -269,25 +256,31 @@ def _placement(record: Mapping[str, Any], number: int, name: str) -> Placement:
             close = difflib.get_close_matches(key, keys, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f"; expected {', '.join(keys)}"
             raise DataError(f"{label}: unknown key {key!r}{hint}")
-    for key in ("call", "mode", "ranks"):
-        if key not in record:
-            raise DataError(f"{label}: the key {key!r} is missing")
-    for key, value in record.items():
-        what, fits = _KINDS[key]
-        if not fits(value):
-            raise DataError(f"{label}: expected {what} for {key!r}, found {value!r:.80}")
+    _check_values(record, _KINDS, ("call", "mode", "ranks"), label)
     lists = {key: tuple(record[key]) for key in ("ranks", "stages") if key in record}
     return Placement(**{**record, **lists})
+
+
+def _check_values(record: Mapping[str, Any], kinds: _Kinds, required: tuple[str, ...], label: str) -> None:
+    """Raises DataError where one that is required is missing, or a value is of another kind."""
+    for key in required:
+        if key not in record:
+            raise DataError(f"{label}: the key {key!r} is missing")
+    for key, (what, fits) in kinds.items():
+        if key in record and not fits(record[key]):
+            raise DataError(f"{label}: expected {what} for {key!r}, found {record[key]!r:.80}")
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+_Kinds = Mapping[str, tuple[str, Callable[[object], bool]]]
+"""Key → what it holds, in words, and whether a value is that."""
 _NUMBER = ("a whole number", _is_number)
 _NUMBERS = ("a list of whole numbers", lambda value: isinstance(value, list) and all(map(_is_number, value)))
 _TEXT = ("a text", lambda value: isinstance(value, str))
-_KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
+_KINDS: _Kinds = {
     "call": _TEXT,
     "mode": _TEXT,
     "ranks": _NUMBERS,
@@ -299,9 +292,9 @@ _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "micro_batch_tokens": _NUMBER,
     "schedule": _TEXT,
 }
-"""Key of a placement → what it holds, in words, and whether a value is that."""
+"""The keys of a placement."""
 _LIST = ("a list", lambda value: isinstance(value, list))
-_PARTS: dict[str, tuple[str, Callable[[object], bool]]] = {
+_PARTS: _Kinds = {
     "name": _TEXT,
     "num_ranks": _NUMBER,
     "nodes": _NUMBER,
@@ -309,4 +302,4 @@ _PARTS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "policies": _LIST,
     "schedules": _LIST,
 }
-"""As `_KINDS`, of a plan's own keys."""
+"""The keys of a plan itself."""

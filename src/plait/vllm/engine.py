@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,46 +20,17 @@ from plait.generation.request import Request
 from plait.generation.response import Response
 from plait.launch.failures import Ended as HowEnded
 from plait.launch.failures import WorkerError
-from plait.launch.group import Group, Handle
-from plait.launch.local import LocalNode, LocalProcesses
-from plait.launch.watch import Watch
+from plait.launch.group import Handle
 from plait.policy.step import Key
 from plait.schedule.work import Done
 from plait.temporary_folder import TemporaryFolder
-from plait.vllm.environment import checked_environment
 from plait.vllm.messages import Ended, Loading, Wanted
-from plait.vllm.server import ENVIRONMENT, VllmServer
+from plait.vllm.process import Start, last_words
 from plait.vllm.shared_weights import shared
 
-START_S = 900.0
-"""For vLLM to be imported, and to make room for the model and its keys and values."""
 ANSWER_S = 600.0
 """For a few steps, or new weights."""
 CLOSE_S = 2.0
-
-Start = Callable[[Loading, Path], Group]
-"""Starts a process that serves as `server.VllmServer` does, given a folder for its temporary files. Raises
-WorkerError."""
-
-
-def start_vllm(device: str, threads: int, freeze_after_s: float) -> Start:
-    """Starts vLLM in its environment.
-
-    Raises:
-        ConfigError: there is none for the device, or one of an untested version.
-    """
-    python = checked_environment(device).python
-
-    def start(loading: Loading, folder: Path) -> Group:
-        launcher = LocalProcesses(
-            threads=threads,
-            environment={**ENVIRONMENT, "TMPDIR": str(folder)},
-            nodes=[LocalNode(python=python)],
-            watch=Watch(freeze_after_s),
-        )
-        return launcher.start(VllmServer, 1, arguments=(loading,), deadline_s=START_S)
-
-    return start
 
 
 class VllmEngine:
@@ -122,7 +93,7 @@ class VllmEngine:
                 what = cause_of(error.__cause__) if error.__cause__ is not None else error.failure.cause
                 raise ConfigError(
                     f"`sampling.engine` is vllm, which cannot hold the model in {Path(loading.folder)}: {what}; take "
-                    f"another `model`, or set `sampling.engine` to plait\n{_output(error)}"
+                    f"another `model`, or set `sampling.engine` to plait\n{last_words(error.failure)}"
                 ) from error
             self._raise(error)
 
@@ -268,7 +239,7 @@ class VllmEngine:
         failure = error.failure
         doing = f" in `{failure.action}` after {failure.seconds:.1f} s" if failure.action else ""
         raise RunError(
-            f"vLLM's process for `{self._role}` {failure.cause}{doing}\n{_output(error)}".rstrip()
+            f"vLLM's process for `{self._role}` {failure.cause}{doing}\n{last_words(failure)}".rstrip()
         ) from error
 
 
@@ -290,13 +261,4 @@ def _wanted(response: Response) -> Wanted:
         greedy_logprobs_at=sampling.greedy_logprobs_at,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
-    )
-
-
-def _output(error: WorkerError) -> str:
-    """Where it was, and the end of what it printed."""
-    failure = error.failure
-    parts: Sequence[tuple[str, str]] = (("stack", failure.traceback), ("last output of vLLM", failure.output))
-    return "\n".join(
-        f"{title}:\n" + "\n".join(f"  | {line}" for line in text.rstrip().splitlines()) for title, text in parts if text
     )

@@ -24,19 +24,19 @@ class GuessKnowledge:
         self._ranks = tuple(range(num_ranks))
 
     def told(self) -> tuple[list[Known], list[str]]:
-        """See GuessKnowledge.told."""
+        """See `runtime.workers`."""
         answers = self._announcer.ask(self._ranks, TellKnowledge(), "what it has learned of guesses")
         known = [known for answer in answers for known in answer.known]
         return known, [note for answer in answers for note in answer.notes]
 
     def take_up(self, known: Sequence[Known]) -> list[str]:
-        """See GuessKnowledge.take_up."""
+        """See `runtime.workers`."""
         command = TakeUpKnowledge(known)
         answers = self._announcer.ask(self._ranks, command, "what it takes up of guesses")
         return [note for answer in answers for note in answer.notes]
 
     def recall(self, role: str, samples: Sequence[Sample]) -> None:
-        """See GuessKnowledge.recall. In every instance it is told to the rank that makes its drafts."""
+        """See `runtime.workers`. In every instance it is told to the rank that makes its drafts."""
         instances = [layout.mesh.ranks for layout in self._announcer.rank_state.places[role].generate]
         receivers = [ranks[0] for ranks in instances if LEADER not in ranks]
         receivers += [LEADER] if any(LEADER in ranks for ranks in instances) else []

@@ -23,8 +23,8 @@ from plait.layout.move import plan_move
 from plait.layout.move_plan import MovePlan
 from plait.layout.params import Parameters
 from plait.models.model import Model
-from plait.models.parallel.peers import WaitingFor
 from plait.models.parallel.team import Team
+from plait.models.parallel.transfer import WaitingFor
 from plait.reallocation.communicator import Channel
 from plait.reallocation.mover import MoveReport, moving
 from plait.reallocation.offload import HostMemory

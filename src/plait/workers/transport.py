@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from multiprocessing import connection
 from typing import Any
 
@@ -19,9 +19,9 @@ import torch.distributed as dist
 
 from plait.errors import RunError, cause_of
 from plait.launch.bell import Bell
+from plait.models.parallel.transfer import WaitingFor
 from plait.workers.messages import Message
 
-WaitingFor = Callable[[str], AbstractContextManager[None]]
 _TAG = 7
 LARGEST_BYTES = 1 << 34
 

@@ -16,8 +16,9 @@ from plait.models.shape import ModelShape
 from plait.observe.loading import loading as say_loading
 from plait.recipes.recipe import Recipe
 from plait.schedule.placements import WHOLE
-from plait.vllm.engine import VllmEngine, start_vllm
+from plait.vllm.engine import VllmEngine
 from plait.vllm.messages import Loading
+from plait.vllm.process import start_vllm
 from plait.workers.announcer import Announcer
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,13 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.errors import RunError, cause_of
+from plait.errors import RunError, why_not_through
 from plait.models.parallel import nccl
 from plait.models.parallel.numbered import Numbered
-from plait.models.parallel.transfer import Traffic, Transfer
-
-WaitingFor = Callable[[str], AbstractContextManager[None]]
-"""Told what is waited for, for as long as it is (`launch`'s WorkerContext.waiting_for)."""
+from plait.models.parallel.transfer import Traffic, Transfer, WaitingFor
 
 TIMEOUT_S = 1800.0
 """Seconds of each wait, unless told: longer than any legitimate action. Ranks that die or freeze are seen by the
@@ -290,12 +286,9 @@ class Peers(Numbered):
             raise self._failure(whom, action, None)
 
     def _failure(self, whom: str, action: str, error: RuntimeError | None) -> RunError:
-        cause = cause_of(error) if error is not None else "it was aborted"
-        if re.search("timed out|timeout", cause, re.IGNORECASE):
-            cause = f"nothing in {self.timeout_s:g} s ({cause})"
         return RunError(
             f"{self.axis}: rank {self.ranks[self.index]} expected {whom} to take part in {action} within "
-            f"{self.timeout_s:g} s, found: {cause}"
+            f"{self.timeout_s:g} s, found: {why_not_through(error, self.timeout_s)}"
         )
 
 

@@ -23,7 +23,8 @@ import torch.distributed as dist
 from plait.layout.groups import axes
 from plait.layout.mesh import Coordinates, Layout
 from plait.models.parallel import nccl
-from plait.models.parallel.peers import TIMEOUT_S, Peers, WaitingFor
+from plait.models.parallel.peers import TIMEOUT_S, Peers
+from plait.models.parallel.transfer import WaitingFor
 
 
 @dataclass(frozen=True, eq=False)

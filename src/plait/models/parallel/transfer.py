@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from torch import Tensor
+
+WaitingFor = Callable[[str], AbstractContextManager[None]]
+"""Told what is waited for, for as long as it is (`launch`'s WorkerContext.waiting_for)."""
 
 
 @dataclass(eq=False)

@@ -91,7 +91,12 @@ def saying_what_is_left(progress: Progress, job: Job, directory: RunDirectory) -
 
 def spread(plan: Plan) -> str:
     """What a person should know where tensor parallelism goes over the network; else nothing."""
-    calls = [f"{p.call} ({p.mode}, tp {p.tp})" for p in plan.spread_tp()]
+    node_of = plan.cluster.node_of
+    calls = [
+        f"{p.call} ({p.mode}, tp {p.tp})"
+        for p in plan.placements
+        if any(len(set(map(node_of, p.ranks[at : at + p.tp]))) > 1 for at in range(0, len(p.ranks), p.tp))
+    ]
     if not calls:
         return ""
     return (

@@ -45,32 +45,19 @@ def open_pools(prepared: Prepared, stack: contextlib.ExitStack, output: Path | N
     recipe = prepared.recipe
 
     def opened(
-        title: str,
-        functions: Sequence[RewardFunction],
-        settings: RewardSettings | TurnSettings,
-        memory_gb: float | None = None,
+        title: str, functions: Sequence[RewardFunction], settings: RewardSettings | TurnSettings
     ) -> RewardPool | None:
         if not functions:
             return None
         loading(title)
-        pool = RewardPool(
-            functions,
-            timeout_s=settings.timeout_s,
-            workers=settings.workers,
-            at_once=settings.at_once,
-            on_error=settings.on_error,
-            seed=recipe.seed,
-            output=output,
-            memory_gb=memory_gb,
-        )
+        pool = RewardPool(functions, settings, seed=recipe.seed, output=output)
         stack.enter_context(pool).start(columns=prepared.columns or None)
         return pool
 
     rewards: dict[str, RewardPool] = {}
     for role, functions in prepared.functions.items():
-        settings = reward_settings(role, recipe)
-        if (pool := opened(f"functions of {role}", functions, settings, settings.memory_gb)) is not None:
+        if (pool := opened(f"functions of {role}", functions, reward_settings(role, recipe))) is not None:
             rewards[role] = pool
-    eval_functions = opened("functions of evaluations", prepared.eval_functions, recipe.reward, recipe.reward.memory_gb)
+    eval_functions = opened("functions of evaluations", prepared.eval_functions, recipe.reward)
     reply = () if recipe.turns.reply is None else (reply_function(recipe.turns.reply),)
     return Pools(rewards, eval_functions, opened("the function that replies", reply, recipe.turns))
