@@ -127,9 +127,10 @@ def in_stage(name: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        named = type(error)(*(f"stage `{name}`: {said}" for said in error.args))
-        named.frames = error.frames
-        raise named from error
+        frames = error.frames
+        error = type(error)(*(f"stage `{name}`: {said}" for said in error.args))
+        error.frames = frames
+        raise error from None
 
 
 def unknown_in(path: Path | None, overrides: Sequence[tuple[str, Any]]) -> list[str]:

@@ -53,7 +53,7 @@ def end_noted(directory: RunDirectory) -> Iterator[None]:
 
 
 def _num_stays(directory: RunDirectory) -> int:
-    """Of the run that a folder holds; 0 where it holds none yet, or its history cannot be read."""
+    """How many stays the run in a folder has; 0 where it holds none yet, or its history cannot be read."""
     with contextlib.suppress(DataError):
         return len(History(directory.path, resume=True).stays) if directory.begun else 0
     return 0
