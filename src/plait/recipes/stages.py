@@ -123,14 +123,17 @@ def load_stages(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, trust_
 
 @contextmanager
 def in_stage(name: str) -> Iterator[None]:
-    """What a user can mend in a stage is said with its name."""
+    """What a user can mend in a stage is said with its name.
+
+    Raises:
+        UserError: the error of its kind that came, in other words.
+    """
     try:
         yield
     except UserError as error:
-        frames = error.frames
-        error = type(error)(*(f"stage `{name}`: {said}" for said in error.args))
-        error.frames = frames
-        raise error from None
+        named = type(error)(*(f"stage `{name}`: {said}" for said in error.args))
+        named.frames = error.frames
+        raise named from error
 
 
 def unknown_in(path: Path | None, overrides: Sequence[tuple[str, Any]]) -> list[str]:
