@@ -126,7 +126,7 @@ def in_stage(name: str) -> Iterator[None]:
     """What a user can mend in a stage is said with its name.
 
     Raises:
-        UserError: the error of its kind that came, in other words.
+        UserError: the one that came, named by its stage.
     """
     try:
         yield
