@@ -37,6 +37,19 @@ def test_what_was_said_is_said_again_with_the_summary(tmp_path: Path, capsys: py
     )
 
 
+def test_how_the_run_ended_stands_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stay = {"from_step": 0, "to_step": 2, "code": [], "ended": "…", "how": "RunError: planted; go on with --resume"}
+    record = {"format": "plait-run", "version": 1, "saved_step": 2, "stays": [stay]}
+    end = "the run ended after step 2: planted; go on with --resume"
+    for folder in (begun(tmp_path / "warned", 0.6), begun(tmp_path / "sound", 0.1)):
+        (folder / "run.json").write_text(json.dumps(record))
+    assert run(capsys, "doctor", tmp_path / "warned")[1].splitlines()[-2:] == ["", end]
+    assert run(capsys, "doctor", tmp_path / "sound")[1] == f"steps: 1; the doctor found nothing\n{end}\n"
+    (tmp_path / "sound" / "doctor.jsonl").unlink()
+    code, out, _ = run(capsys, "doctor", tmp_path / "sound")
+    assert (code, out) == (0, f"its doctor was off (`doctor.enabled`)\n{end}\n")
+
+
 def test_a_folder_without_a_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for there, remedy in (
         (None, "give the folder of a run, or the word engines"),

@@ -147,6 +147,62 @@ def test_a_function_that_a_file_does_not_have_is_told_before_torch_is_imported(
     assert "has no `scores`; did you mean `scored`?" in line
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("data.source", "nowhere.jsonl", "`data.source`: `nowhere.jsonl` does not exist"),
+        ("model", "nowhere", "model: 'nowhere' is neither a known name"),
+    ],
+)
+@pytest.mark.parametrize("command", [("train",), ("train", "--dry-run"), ("eval",)], ids=" ".join)
+def test_what_is_not_there_is_told_before_torch_is_imported(
+    make_recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch,
+    command,
+    key,
+    value,
+    said,
+) -> None:
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(make_recipe(**{"evaluation.items": 2}).model_dump(mode="json")))
+    for module in ("plait.runtime.api", "plait.cli.dry_run"):
+        monkeypatch.setitem(sys.modules, module, None)  # an import fails
+    assert main([command[0], str(path), *command[1:], f"--{key}", value]) == 2
+    assert said in (line := capsys.readouterr().err)
+    assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [(), ("--dry-run",)])
+def test_what_a_stage_lacks_is_told_before_torch_is_imported(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch, command
+) -> None:
+    recipe = make_recipe()
+    stages = {"first": {}, "second": {"model": "@first"}}
+    keys = recipe.model_dump(mode="json", exclude_unset=True)
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps({**keys, "stages": stages}))
+    for module in ("plait.runtime.stage_runs", "plait.cli.dry_run"):
+        monkeypatch.setitem(sys.modules, module, None)  # an import fails
+    for key, value, said in (
+        ("second.data.source", "nowhere.jsonl", "stage `second`: `data.source`: `nowhere.jsonl` does not exist"),
+        ("second.options.mini_batches", "500", "stage `second`: "),
+        ("first.reward.functions", "nowhere.py:f", "stage `first`: `reward.functions`: the file `nowhere.py`"),
+    ):
+        assert main(["train", str(path), *command, f"--{key}", value]) == 2
+        assert said in (line := capsys.readouterr().err)
+        assert line.count("\n") == 1
+    assert not recipe.run_dir.exists()
+    taken = recipe.run_dir / "second"
+    taken.mkdir(parents=True)
+    for name in ("recipe.yaml", "run.lock"):
+        (taken / name).touch()
+    if not command:
+        assert main(["train", str(path)]) == 2
+        assert "error: stage `second`: key `run_dir`: " in capsys.readouterr().err
+
+
 def test_a_run_folder_that_is_taken_is_told_before_torch_is_imported(
     make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
 ) -> None:

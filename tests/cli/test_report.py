@@ -15,6 +15,7 @@ from plait.rewards.answers import Verdict
 from plait.rewards.evaluation import Evaluation as TaskEvaluation
 from plait.runtime.controller import Outcome
 from plait.runtime.evaluating.evaluation import Evaluation
+from plait.runtime.prediction.forecast import Beside, Forecast
 
 ROWS = [
     ("exact accuracy [95 % interval]", "40.0% [33.5%, 46.9%]", "70.0% [63.3%, 75.9%]"),
@@ -110,3 +111,18 @@ def test_what_is_the_accuracy_once_more_has_no_line(tmp_path, capsys, rewards: t
     print_outcome(load_recipe(None, list(keys.items())), Outcome(True, 1, {}, same, same))
     out = capsys.readouterr().out
     assert ("mean reward" in out, "mean length" in out, "mean task" in out) == (told, True, False)
+
+
+def test_how_to_go_on_with_a_stopped_run_stands_last(tmp_path, capsys) -> None:
+    """Under the forecast, which may fill a screen."""
+    step = Beside("step", 1.0, 2.0)
+    (tmp_path / "forecast.json").write_text(Forecast("auto", "a profile", [step], [], []).to_json())
+    recipe = recipe_of({"model": "m", "data": {"source": "d.jsonl"}, "steps": 3, "run_dir": str(tmp_path)})
+    print_outcome(recipe, Outcome(False, 2, {}, steps=3))
+    printed, kept = capsys.readouterr().out, (tmp_path / "summary.txt").read_text()
+    for text in (printed, kept):
+        words = " ".join(text.split())
+        assert words.index("predicted by a profile") < words.index(
+            "stopped after step 2 of 3; every step done is saved"
+        )
+        assert words.endswith(f"Continue with the same command and --resume (run_dir {tmp_path})")

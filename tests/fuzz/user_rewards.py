@@ -54,7 +54,7 @@ FAILS: dict[str, tuple[str, str]] = (
     | {
         f"returns {value}": (trl(f"return {value}"), said)
         for value, said in {
-            "None": "returned NoneType None, expected a list with a number for each of 3 samples",
+            "None": "returned None, expected a list with a number for each of 3 samples",
             "1.0": "returned float 1.0, expected a list with a number for each of 3 samples",
             "'abc'": "returned str 'abc', expected a list with a number for each of 3 samples",
             "b'abc'": "expected a list with a number for each of 3 samples",
@@ -69,7 +69,7 @@ FAILS: dict[str, tuple[str, str]] = (
             "torch.ones(3, dtype=torch.complex64)": "returned complex (1+0j) where a number or None is expected",
             "[1.0, float('nan'), 1.0]": "returned nan, which is no score",
             "[[float('nan')]] * 3": "returned nan for turn 1, which is no score",
-            "[[None]] * 3": "returned NoneType None for turn 1 where a number is expected",
+            "[[None]] * 3": "returned None for turn 1 where a number is expected",
             "[[]] * 3": "a number for each turn of the sample: 1, not 0",
             "[10**400, 1, 1]": "where a number or None is expected",
             **{f"[{value}] * 3": "None" if value == "None" else "where a number or None" for value in NO_NUMBERS},

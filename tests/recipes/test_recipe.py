@@ -211,6 +211,16 @@ def test_a_dotted_key_in_a_file_is_answered_with_its_section(tmp_path: Path, tex
     assert str(caught.value).startswith(says)
 
 
+def test_sections_that_are_given_as_one_value_are_told_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        recipe_of({"model": {"name": "m"}, "data": "d.jsonl", "reward": "r.py:f", "steps": 1})
+    assert [line.split(";")[0].split(", found")[0] for line in caught.value.args] == [
+        "`model` is no section of keys",
+        "`data` is a section of keys, such as `data.source`",
+        "`reward` is a section of keys, such as `reward.functions`",
+    ]
+
+
 def test_missing_key_and_missing_file() -> None:
     with pytest.raises(ConfigError, match=r"key `model` is missing; set it in the recipe or with --model$"):
         load_recipe(None, [("data.source", "d")])

@@ -93,6 +93,19 @@ def test_scores_that_are_fine(returned, expected):
 
 
 @pytest.mark.parametrize(
+    ("returned", "turns", "said"),
+    [
+        (None, (1,), "returned None, expected a list with one number for each sample, here one"),
+        (None, (1, 1), "returned None, expected a list with a number for each of 2 samples"),
+        (0.5, (1,), "returned float 0.5, expected a list with one number for each sample, here one"),
+        ([1.0], (1, 1), "returned 1 scores for 2 samples"),
+    ],
+)
+def test_what_is_no_list_of_scores_is_told_with_what_was_expected(returned, turns, said):
+    assert check_scores(returned, turns) == {"error": said, "miscounted": True}
+
+
+@pytest.mark.parametrize(
     ("value", "said"),
     [
         (
@@ -103,7 +116,7 @@ def test_scores_that_are_fine(returned, expected):
         ([1.0, 2.0, 3.0], "2, not 3"),
         ([], "2, not 0"),
         (numpy.ones(3), "2, not 3"),
-        ([1.0, None], "returned NoneType None for turn 2 where a number is expected"),
+        ([1.0, None], "returned None for turn 2 where a number is expected"),
         (["1.0", 2.0], "returned str '1.0' for turn 1 where a number is expected"),
         ([[1.0], [2.0]], r"returned list \[1\.0\] for turn 1 where a number is expected"),
         ([1.0, math.nan], "returned nan for turn 2, which is no score"),

@@ -101,7 +101,7 @@ def test_what_functions_log():
     ("logged", "said"),
     [
         ("'m', 'abc'", "log_metric('m', …): expected a finite number, found str 'abc'"),
-        ("'m', None", "expected a finite number, found NoneType None"),
+        ("'m', None", "expected a finite number, found None"),
         ("'m', [1, 2]", "expected a finite number, found list [1, 2]"),
         ("'m', 1j", "expected a finite number, found complex 1j"),
         ("'m', float('nan')", "expected a finite number, found float nan"),

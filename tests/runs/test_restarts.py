@@ -43,6 +43,7 @@ def test_a_killed_rank_is_told_and_the_run_goes_on_to_the_undisturbed_result(
     assert_equal_runs(recipe.run_dir, undisturbed, tolerance=0.0)
     first, second = json.loads((recipe.run_dir / "run.json").read_text())["stays"]
     assert "restart" not in first
+    assert first["how"].startswith(f"RanksLost: rank {rank} was killed by SIGKILL")
     assert (second["restart"]["number"], second["restart"]["most"], second["from_step"]) == (1, 2, 1)
     assert second["restart"]["error"].startswith(f"rank {rank} was killed by SIGKILL")
     assert second["how"] == "finished"

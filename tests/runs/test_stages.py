@@ -96,7 +96,12 @@ def test_three_stages_in_one_command(recipe: Path, tmp_path: Path, capsys: pytes
     stored = yaml.safe_load((run / "policy" / "recipe.yaml").read_text())
     assert stored["model"] == str(run / "sft" / "final")
     assert stored["reward"]["model"] == [str(run / "reward_model" / "final")]
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    told = [line for line in err.splitlines() if line.startswith(("all stages", "stage `"))]
+    begins = [
+        f"stage `{name}` ({number} of 3) begins" for number, name in enumerate(("sft", "reward_model", "policy"), 1)
+    ]
+    assert told == ["all stages are checked before the first begins", *begins]
     assert "mean sevens (evaluation.functions)" in out
     assert "gain in reward, same items" in out or "mean reward" in out
     evaluations = read_rows(run / "policy" / "evaluations.jsonl")
@@ -228,7 +233,7 @@ def test_dry_run_prints_every_stage(recipe: Path, tmp_path: Path, capsys: pytest
         ({"stages.sft.model": "@policy"}, r"stage `sft`: key `model` is `@policy`, but no stage before it"),
         ({"stages.sft.stepss": 3}, r"stage `sft`: unknown key `stepss`; did you mean `steps`"),
         ({"stages.sft.run_dir": "x"}, "stage `sft` is a mapping of keys without `run_dir`"),
-        ({"run_dir": ""}, "stage `sft`: key `run_dir`: expected a folder, found an empty text"),
+        ({"run_dir": ""}, "stages `sft`, `reward_model`, `policy`: key `run_dir`: expected a folder, found an"),
         ({"stages": []}, "`stages` is a mapping of names to recipes"),
         (
             {"stages.model": {}},
@@ -306,6 +311,11 @@ def test_three_stages_on_two_devices_are_those_on_one(
         assert json.loads((tmp_path / "two" / stage / "plan.json").read_text())["num_ranks"] == 2
     followed = [Plan.load(tmp_path / "two" / stage / "plan.json") for stage in ("sft", "reward_model")]
     assert [plan.placements for plan in followed] == [plan.placements for plan in found]
-    more = ["--run_dir", str(tmp_path / "two"), "--dtype", "float64", "--resume", "--policy.steps", "3"]
-    assert main(["train", str(recipe), *several, *more]) == 0
+    more = ["--run_dir", str(tmp_path / "two"), "--dtype", "float64", "--resume"]
+    assert main(["train", str(recipe), *several, *more, "--policy.steps", "3"]) == 0
     assert len(found) == 2, "a resumed stage has its plan"
+    damaged = tmp_path / "two" / "sft" / "plan.json"
+    damaged.write_text("{")
+    assert main(["train", str(recipe), *several, *more, "--policy.steps", "4"]) == 0
+    assert damaged.read_text() == "{", "a stage that is done needs it no more"
+    assert main(["train", str(recipe), *several, *more, "--policy.steps", "4", "--sft.steps", "3"]) == 2

@@ -27,16 +27,20 @@ def doctor(what: Place, /) -> int:
 
 
 def _say_findings(folder: Path) -> None:
-    """Raises ConfigError: it is no folder of a run, or the run has no doctor."""
+    """What its doctor said, and how the run ended. Raises ConfigError: it is no folder of a run."""
     from plait.errors import ConfigError
     from plait.observe.doctor import Doctor
     from plait.observe.run_log import read_steps
+    from plait.runtime.folder.ending import said_of_end
     from plait.runtime.folder.run_files import DOCTOR, RunFiles
 
-    files = RunFiles(folder)
+    files, end = RunFiles(folder), said_of_end(folder)
     if not os.path.isfile(files.doctor):
         stages = ", ".join(f"`{path.parent}`" for path in sorted(folder.glob(f"*/{DOCTOR}")))
         remedy = f"give one of {stages}" if stages else "give the folder of a run, or the word engines"
+        if end is not None:
+            say(f"its doctor was off (`doctor.enabled`)\n{end}")
+            return
         if not folder.exists():
             raise ConfigError(f"WHAT: `{folder}` does not exist; {remedy}")
         remedy = "its doctor was off (`doctor.enabled`)" if os.path.isfile(files.recipe) else remedy
@@ -49,6 +53,8 @@ def _say_findings(folder: Path) -> None:
         f"steps: {count}; the doctor found nothing" if count else "no step has ended that the doctor could look at"
     )
     say(f"\n{summary}" if (summary := seen.summary_text()) else nothing)
+    if end is not None:
+        say(f"\n{end}" if summary else end)
 
 
 def _say_engines() -> None:

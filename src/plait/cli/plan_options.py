@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -100,12 +101,13 @@ class OnCluster:
     def _recipe(self, path: Path, keys: Sequence[str], offered: Sequence[str]) -> tuple[Recipe, Coming]:
         """The recipe, or that of the stage, and the models that earlier stages make for it."""
         from plait.recipes.keys import is_setting, nearest, parse_overrides
-        from plait.recipes.stages import load_stages, stage_names
+        from plait.recipes.stages import load_stages, stage_names, unknown_in
         from plait.recipes.trust import user_recipe
 
         is_path = not is_setting(str(path))
         names = stage_names(path) if is_path else ()
-        overrides = parse_overrides(keys if is_path else (str(path), *keys), offered, names)  # refuses what is no path
+        tokens = keys if is_path else (str(path), *keys)  # what is no path is refused
+        overrides = parse_overrides(tokens, offered, names, partial(unknown_in, path if is_path else None))
         if not names:
             if self.stage is not None:
                 raise ConfigError(f"--stage: {path} has no stages, found `{self.stage}`; leave it out")

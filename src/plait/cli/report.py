@@ -30,28 +30,33 @@ _ANSWERS_COLUMNS = 72
 
 
 def print_outcome(recipe: Recipe, outcome: Outcome) -> None:
-    """The result of a finished run, or how to go on with a stopped one; `summary.txt` of its folder gets it too."""
+    """The result of a finished run, or how to go on with a stopped one, which stands last; `summary.txt` of its folder
+    gets it too."""
     forecast = read_forecast(recipe.run_dir)
     recorded = StringIO()
     for console in (SafeConsole(), SafeConsole(file=recorded, width=_KEPT_COLUMNS, force_terminal=False)):
-        _print_outcome(console, recipe, outcome)
+        if outcome.finished:
+            _print_outcome(console, recipe, outcome)
         if forecast is not None:
             _print_forecast(console, forecast)
+        if not outcome.finished:
+            _print_stopped(console, recipe, outcome)
     with contextlib.suppress(OSError):  # it was said
         write_file(recipe.run_dir / SUMMARY, recorded.getvalue().lstrip("\n"))
 
 
 def _print_outcome(console: SafeConsole, recipe: Recipe, outcome: Outcome) -> None:
-    if not outcome.finished:
-        where = f"\nstopped {_place(outcome)}; every step done is saved. Continue with the same command and "
-        console.print(Text.assemble(where, ("--resume", "bold"), f" (run_dir {recipe.run_dir})"))
-        return
     if outcome.after is not None:
         _print_comparison(console, recipe, outcome.before, outcome.after)
     if outcome.doctor:
         console.print(f"\n{outcome.doctor}", soft_wrap=True)
     console.print(f"\nmodel: {recipe.run_dir}/final", soft_wrap=True)
     console.print(f"metrics: {recipe.run_dir}/metrics.jsonl", soft_wrap=True)
+
+
+def _print_stopped(console: SafeConsole, recipe: Recipe, outcome: Outcome) -> None:
+    where = f"\nstopped {_place(outcome)}; every step done is saved. Continue with the same command and "
+    console.print(Text.assemble(where, ("--resume", "bold"), f" (run_dir {recipe.run_dir})"))
 
 
 def _print_forecast(console: SafeConsole, forecast: Forecast) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -22,6 +23,7 @@ from plait.paths import at_home
 if TYPE_CHECKING:
     from plait.launch.nodes.place import Attached, NodeOptions
     from plait.recipes.recipe import Recipe
+    from plait.recipes.role_models import ToCome
 
 TRUST = {"--trust-run-code": "run the flow and rewards that a recipe in a run's own folder names"}
 FLAGS = {
@@ -159,9 +161,12 @@ def _run(recipe: Recipe, path: Path | None, attached: Attached | None, num_nodes
     return 0 if outcome.finished else 130
 
 
-def check_flow(recipe: Recipe) -> None:
+def check_flow(recipe: Recipe, to_come: Mapping[str, ToCome] = MappingProxyType({})) -> None:
     """See now, and not when torch is there, that a built-in algorithm can be used as the recipe says. A file of the
     user's is imported once, when the run begins; a run that is resumed has begun with what it is.
+
+    Args:
+        to_come: as of `prepare`.
 
     Raises:
         UserError: it cannot; names the key and the remedy.
@@ -169,7 +174,7 @@ def check_flow(recipe: Recipe) -> None:
     from plait.recipes.flow_checks import checked_flow
 
     if recipe.algorithm.isidentifier():
-        checked_flow(recipe)
+        checked_flow(recipe, to_come=to_come)
 
 
 def check_place(recipe: Recipe, *, resume: bool) -> None:
@@ -195,14 +200,15 @@ def read_recipe(
         ConfigError: there is neither a recipe nor a key, or a token is not understood.
     """
     from plait.recipes.keys import is_setting, parse_overrides
-    from plait.recipes.stages import stage_names
+    from plait.recipes.stages import stage_names, unknown_in
 
     given = {token for token in tokens if token in flags}
     rest = [token for token in tokens if token not in flags]
     path = at_home(Path(rest.pop(0)), "`RECIPE`") if rest and not is_setting(rest[0]) else None
     if path is None and not rest:
         raise ConfigError(f"give a recipe: `{usage_of(command)}`; `plait {command} --help` lists the keys")
-    return path, parse_overrides(rest, (*flags, "--help", "--help-all"), stage_names(path)), given
+    offered = (*flags, "--help", "--help-all")
+    return path, parse_overrides(rest, offered, stage_names(path), partial(unknown_in, path)), given
 
 
 def options() -> Iterator[Option]:

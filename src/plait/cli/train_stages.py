@@ -30,12 +30,35 @@ def train_stages(path: Path, overrides: Sequence[tuple[str, Any]], place: NodeOp
     dry_run, resume = "--dry-run" in flags, "--resume" in flags
     if attached is not None and not attached.leads:
         return 0 if dry_run else train.serve(attached, stages.folder, stages.recipes)
+    with train.refusals_told(None if dry_run else attached, stages.folder):
+        _check_early(stages, resume=resume, dry_run=dry_run)
     num_nodes = place.nodes or 0
     shown = [flag for flag in ("--dry-run", "--resume") if flag in flags]
     with opening(title_of("train", path, *shown), stages_facts(stages)):
         if dry_run:
             return _print_plans(stages, attached.num_nodes if attached else max(1, num_nodes), resume=resume)
         return _run(stages, attached, num_nodes, resume=resume)
+
+
+def _check_early(stages: Stages, *, resume: bool, dry_run: bool) -> None:
+    """See now, and not when torch is there, what `train` sees of a recipe before it runs, of every stage.
+
+    Raises:
+        UserError: as of `train.check_flow`, `check_files` and `train.check_place`; the stage is named.
+    """
+    from plait.recipes.stages import in_stage
+    from plait.runtime.folder.run_files import RECIPE
+    from plait.runtime.inputs.reading import check_files
+
+    for name in stages.recipes:
+        recipe = stages.foreseen(name)
+        begun = resume and (recipe.run_dir / RECIPE).is_file()
+        with in_stage(name):
+            if not begun:
+                train.check_flow(recipe, stages.to_come(name))
+                check_files(recipe)
+            if not dry_run:
+                train.check_place(recipe, resume=begun)
 
 
 def attached_by(stages: Stages, place: NodeOptions) -> Attached | None:

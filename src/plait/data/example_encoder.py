@@ -67,7 +67,10 @@ class ExampleEncoder:
         raw = settings if self._chat else settings.model_copy(update={"chat_template": False})
         self._prompts = PromptEncoder(tokenizer, raw, conversational=first.conversational)
         if not self._chat and tokenizer.eos_token is None:
-            raise DataError("the tokenizer has no EOS token to end texts with; give messages, or another `model`")
+            raise DataError(
+                "the tokenizer has no EOS token to end texts with; name one (`eos_token` of tokenizer_config.json), "
+                "give messages, or another `model`"
+            )
         self._spoken = SpokenFinder(tokenizer, self._ids)
 
     @property

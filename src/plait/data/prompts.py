@@ -42,7 +42,8 @@ class PromptEncoder:
             raise DataError(
                 "the tokenizer has no chat template, but "
                 + ("the prompts are messages" if conversational else "`data.chat_template` is true")
-                + "; take an instruction-tuned `model`, or give text prompts with `data.chat_template: false`"
+                + "; take an instruction-tuned `model`, put a template into its folder (chat_template.jinja), or give "
+                "texts with `data.chat_template: false`"
             )
         if settings.system_prompt is not None and not self._chat:
             raise DataError("`data.system_prompt` needs a chat template, but text prompts are sent raw; remove it")

@@ -16,7 +16,7 @@ from plait.dataflow.unfit import nearest
 from plait.errors import ConfigError, FlowError
 from plait.recipes.other_names import answer_value
 from plait.recipes.recipe import Recipe
-from plait.recipes.recipe_file import option_names, validate_options
+from plait.recipes.recipe_file import option_names, recipe_of, unknown_keys, unknown_options, validate_options
 from plait.recipes.role_models import filled_roles
 from plait.rewards.loading import load_function
 from plait.user_code import UserCode, is_users, title_of
@@ -122,6 +122,29 @@ def trace_algorithm(
         said = partial(_said_of_others, title_of(flow))
         checked = None if cls is None else validate_options(cls, options, said, lets_be=lets_be)
     return trace(flow, roles=roles, options=checked)
+
+
+def unknown_with_options(tree: Mapping[str, Any]) -> list[str]:
+    """What to say of each key of a tree that there is not, of the options of a built-in algorithm, too. (A flow of the
+    user's is a file, which is imported when the run begins.)"""
+    algorithm = tree.get("algorithm", Recipe.model_fields["algorithm"].default)
+    options = tree.get("options")
+    own = []
+    if isinstance(algorithm, str) and algorithm in BUILT_IN and isinstance(options, Mapping):
+        cls = options_class(load_flow(algorithm))
+        own = [] if cls is None else unknown_options(cls, options, partial(_said_of_others, algorithm))
+    return [*unknown_keys(tree), *own]
+
+
+def checked_recipe(tree: Mapping[str, Any]) -> Recipe:
+    """`recipe_of`, which tells of unknown options at once with unknown keys.
+
+    Raises:
+        ConfigError: as there, or an option of a built-in algorithm is unknown.
+    """
+    if unknown := unknown_with_options(tree):
+        raise ConfigError(*unknown)
+    return recipe_of(tree)
 
 
 def _said_of_others(flow: str, option: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -29,7 +29,10 @@ def is_setting(token: str) -> bool:
 
 
 def parse_overrides(
-    tokens: Sequence[str], flags: Sequence[str] = (), stages: Sequence[str] = ()
+    tokens: Sequence[str],
+    flags: Sequence[str] = (),
+    stages: Sequence[str] = (),
+    unknown_in: Callable[[list[tuple[str, Any]]], Sequence[str]] = lambda pairs: (),
 ) -> list[tuple[str, Any]]:
     """`--key value` or `--key=value` pairs; dashes in a key read as underscores.
 
@@ -39,6 +42,7 @@ def parse_overrides(
     Args:
         flags: options that the command has besides, offered where a name is near to theirs.
         stages: names that a key may begin with, `--NAME.key value`.
+        unknown_in: what to say of keys of the recipe that there are not, with the pairs that are understood over them.
 
     Raises:
         ConfigError: tokens are no options, keys are unknown, or options have no value; each is answered.
@@ -52,7 +56,7 @@ def parse_overrides(
         except ConfigError as error:
             wrong += error.args
     if wrong:
-        raise ConfigError(*wrong)
+        raise ConfigError(*wrong, *unknown_in(pairs))
     return pairs
 
 

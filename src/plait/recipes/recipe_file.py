@@ -44,13 +44,22 @@ def load_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) ->
         ConfigError: the file cannot be read or is malformed, a key is unknown (the nearest valid name is offered), or
             a value does not fit.
     """
+    return recipe_of(recipe_tree(path, overrides))
+
+
+def recipe_tree(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) -> dict[str, Any]:
+    """The keys of a YAML recipe with overrides over them, which `recipe_of` checks.
+
+    Raises:
+        ConfigError: the file cannot be read, or has several stages; a key leads through a value that is no section.
+    """
     tree = {} if path is None else read_tree(path)
     if "stages" in tree:
         raise ConfigError(
             f"recipe `{path}` has several stages, which `plait train` and `plait.train` run; for anything else give "
             "the `recipe.yaml` in the folder of one that has begun"
         )
-    return recipe_of(merged(tree, overrides))
+    return merged(tree, overrides)
 
 
 def merged(tree: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -93,10 +102,14 @@ def recipe_of(tree: Mapping[str, Any]) -> Recipe:
     Raises:
         ConfigError: a key is unknown or missing, or a value does not fit.
     """
-    if unknown := list(_unknown(tree, Recipe)):
+    if unknown := unknown_keys(tree):
         raise ConfigError(*unknown)
+    wrong: list[str] = []
+    checked = _checked(tree, Recipe, wrong)
+    if wrong:
+        raise ConfigError(*wrong)
     try:
-        return Recipe.model_validate(_checked(tree, Recipe))
+        return Recipe.model_validate(checked)
     except ValidationError as error:
         raise ConfigError(*_explain(error)) from None
 
@@ -138,6 +151,11 @@ def _section(tree: dict[str, Any], path: Sequence[str], key: str) -> dict[str, A
     return tree
 
 
+def unknown_keys(tree: Mapping[str, Any]) -> list[str]:
+    """What to say of each key of a tree that recipes do not have; those in `options` are the flow's."""
+    return list(_unknown(tree, Recipe))
+
+
 def _unknown(tree: Mapping[str, Any], model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """What to say of each key that there is not: another system's recipe has many."""
     for name, value in tree.items():
@@ -153,10 +171,13 @@ def _unknown(tree: Mapping[str, Any], model: type[BaseModel], prefix: str = "") 
                 yield from _unknown(item if isinstance(item, Mapping) else {}, element, f"{prefix}{name}.{place}.")
 
 
-def _checked(tree: Mapping[str, Any], model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+def _checked(tree: Mapping[str, Any], model: type[BaseModel], wrong: list[str], prefix: str = "") -> dict[str, Any]:
     """The tree, whose keys are all known, with single values made lists where lists are taken.
 
     Keys inside `options` and task parameters are their owners'.
+
+    Args:
+        wrong: gets what to say of each key that is no section, or is one, where it has to be the other.
     """
     checked: dict[str, Any] = {}
     for name, value in tree.items():
@@ -166,17 +187,16 @@ def _checked(tree: Mapping[str, Any], model: type[BaseModel], prefix: str = "") 
             if not isinstance(value, Mapping):
                 key = f"{prefix}{name}.{next(iter(section.model_fields))}"
                 several = f"; {SEVERAL}" if name == "data" and isinstance(value, list | tuple) else ""
-                raise ConfigError(
-                    f"`{prefix}{name}` is a section of keys, such as `{key}`, found {shown(value)}{several}"
-                )
-            value = _checked(value, section, f"{prefix}{name}.")
+                wrong.append(f"`{prefix}{name}` is a section of keys, such as `{key}`, found {shown(value)}{several}")
+                continue
+            value = _checked(value, section, wrong, f"{prefix}{name}.")
         elif (element := element_of(info.annotation)) is not None and isinstance(value, list | tuple):
             value = [
-                _checked(item, element, f"{prefix}{name}.{place}.") if isinstance(item, Mapping) else item
+                _checked(item, element, wrong, f"{prefix}{name}.{place}.") if isinstance(item, Mapping) else item
                 for place, item in enumerate(value)
             ]
         elif isinstance(value, Mapping) and element is None and get_origin(info.annotation) is not dict:
-            raise no_section(f"{prefix}{name}", answer(f"{prefix}{name}", value))
+            wrong.append(str(no_section(f"{prefix}{name}", answer(f"{prefix}{name}", value))))
         elif takes_list(info.annotation) and not isinstance(value, list | tuple | Mapping | None):
             value = value if value in choices(info.annotation) else [value]
         checked[name] = value
@@ -240,10 +260,8 @@ def validate_options(
     """
     from pydantic import TypeAdapter
 
-    names = option_names(cls)
-    said_of = lambda key, name: answer(key) or elsewhere(name) or _said_of_own(name) or nearest(name, names, "options.")
-    if unknown := [(f"options.{name}", name) for name in options if names and name not in names]:
-        raise ConfigError(*(f"unknown key `{key}`{said_of(key, name)}" for key, name in unknown))
+    if unknown := unknown_options(cls, options, elsewhere):
+        raise ConfigError(*unknown)
     try:
         checked = TypeAdapter(cls).validate_python(dict(options))
     except ValidationError as error:
@@ -251,6 +269,16 @@ def validate_options(
     if isinstance(checked, Settings) and not lets_be:
         check_read("options", checked)
     return checked
+
+
+def unknown_options(
+    cls: type[Any], options: Mapping[str, Any], elsewhere: Callable[[str], str] = lambda name: ""
+) -> list[str]:
+    """What to say of each option that a class of options does not have; arguments as of `validate_options`."""
+    names = option_names(cls)
+    said_of = lambda key, name: answer(key) or elsewhere(name) or _said_of_own(name) or nearest(name, names, "options.")
+    unknown = [(f"options.{name}", name) for name in options if names and name not in names]
+    return [f"unknown key `{key}`{said_of(key, name)}" for key, name in unknown]
 
 
 def _said_of_own(name: str) -> str:

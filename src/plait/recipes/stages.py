@@ -7,16 +7,17 @@ with. Torch-free.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from plait.dataflow.unfit import nearest
-from plait.errors import ConfigError
-from plait.recipes.algorithm import traced_flow
+from plait.errors import ConfigError, UserError
+from plait.recipes.algorithm import checked_recipe, traced_flow, unknown_with_options
 from plait.recipes.recipe import Recipe
-from plait.recipes.recipe_file import merged, read_tree, recipe_of, without_other_length
+from plait.recipes.recipe_file import merged, read_tree, recipe_tree, without_other_length
 from plait.recipes.role_models import ToCome, main_role, role_models
 from plait.recipes.trust import check_origin
 
@@ -101,15 +102,83 @@ def load_stages(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, trust_
         ConfigError: a stage is malformed (its name is given), refers to none before it, or names a folder of its own;
             or the file lies in a run's folder and names code (`trust.check_origin`).
     """
+    common, trees = _stage_trees(path, overrides)
+    recipes: dict[str, Recipe] = {}
+    wrong: dict[str, list[str]] = {}
+    for name, tree in trees.items():
+        try:
+            recipes[name] = checked_recipe(tree)
+        except ConfigError as error:
+            for line in error.args:
+                wrong.setdefault(line, []).append(name)
+    if wrong:
+        raise ConfigError(*_with_stages(wrong))
+    for number, (name, recipe) in enumerate(recipes.items()):
+        if not trust_run_code:
+            check_origin(path, recipe, [*overrides, *_of_stage(name, overrides)])
+        _check_references(name, recipe, [*recipes][:number])
+    # A common key may be for another stage.
+    return Stages({name: recipe.letting_be(common) for name, recipe in recipes.items()}, path)
+
+
+@contextmanager
+def in_stage(name: str) -> Iterator[None]:
+    """What a user can mend in a stage is said with its name.
+
+    Raises:
+        UserError: the one that came, named by its stage.
+    """
+    try:
+        yield
+    except UserError as error:
+        named = type(error)(*(f"stage `{name}`: {said}" for said in error.args))
+        named.frames = error.frames
+        raise named from error
+
+
+def unknown_in(path: Path | None, overrides: Sequence[tuple[str, Any]]) -> list[str]:
+    """What to say of each key of a recipe file, of one run or of several stages, with overrides over it, that there is
+    not; nothing of a file that cannot be read."""
+    try:
+        if path is None or not stage_names(path):
+            return unknown_with_options(recipe_tree(path, overrides))
+        wrong: dict[str, list[str]] = {}
+        for name, tree in _stage_trees(path, overrides)[1].items():
+            for line in unknown_with_options(tree):
+                wrong.setdefault(line, []).append(name)
+    except ConfigError:
+        return []
+    return _with_stages(wrong)
+
+
+def _with_stages(wrong: Mapping[str, Sequence[str]]) -> list[str]:
+    """What to say of what is wrong, each with the stages in which it is."""
+    named = {line: ", ".join(f"`{name}`" for name in names) for line, names in wrong.items()}
+    return [f"stage{'s' * (len(wrong[line]) > 1)} {names}: {line}" for line, names in named.items()]
+
+
+def _of_stage(name: str, overrides: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Those of the overrides `NAME.key` that are for a stage, by its own keys."""
+    split = [(key.partition("."), value) for key, value in overrides]
+    return [(key, value) for (stage, _, key), value in split if stage == name and key]
+
+
+def _stage_trees(path: Path, overrides: Sequence[tuple[str, Any]]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The keys beside `stages`, with those overrides that are for all; and by name all keys of each stage.
+
+    Raises:
+        ConfigError: the file cannot be read, a stage has a name or a value that no stage may have, or a key leads
+            through a value that is no section.
+    """
     tree = read_tree(path)
-    trees = _stages_of(tree, path)
+    stages = _stages_of(tree, path)
     del tree["stages"]
-    of_all = [(key, value) for key, value in overrides if key.split(".")[0] not in trees]
+    of_all = [(key, value) for key, value in overrides if key.split(".")[0] not in stages]
     common = merged(tree, of_all)
     run_dir = common.pop("run_dir", Recipe.model_fields["run_dir"].default)
-    recipes: dict[str, Recipe] = {}
-    for name, own in trees.items():
-        if not str(name).isidentifier():
+    trees: dict[str, dict[str, Any]] = {}
+    for name, own in ((str(name), own) for name, own in stages.items()):
+        if not name.isidentifier():
             raise ConfigError(f"stage `{name}` needs the name of a folder, of letters, digits and `_`")
         if name in Recipe.model_fields:
             raise ConfigError(
@@ -118,18 +187,13 @@ def load_stages(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, trust_
             )
         if not isinstance(own, dict) or "run_dir" in own:
             raise ConfigError(f"stage `{name}` is a mapping of keys without `run_dir` (that of the recipe holds all)")
-        mine = [(key.split(".", 1)[1], value) for key, value in overrides if key.split(".")[0] == name and "." in key]
         try:
             theirs = [pair for pair in of_all if pair[0] != "model" or not str(own.get("model")).startswith("@")]
-            stage = merged(merged(_over(common, own), theirs), mine)
-            recipe = recipe_of(merged(stage, [("run_dir", run_dir and f"{run_dir}/{name}")]))
+            stage = merged(merged(_over(common, own), theirs), _of_stage(name, overrides))
+            trees[name] = merged(stage, [("run_dir", run_dir and f"{run_dir}/{name}")])
         except ConfigError as error:
             raise ConfigError(f"stage `{name}`: {error}") from None
-        if not trust_run_code:
-            check_origin(path, recipe, [*overrides, *mine])
-        _check_references(str(name), recipe, list(recipes))
-        recipes[str(name)] = recipe.letting_be(common)  # a common key may be for another stage
-    return Stages(recipes, path)
+    return common, trees
 
 
 def _over(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,15 +13,16 @@ from typing import Any
 
 from plait.errors import ConfigError
 from plait.output import run_holding
-from plait.recipes.algorithm import BUILT_IN
+from plait.recipes.algorithm import BUILT_IN, checked_recipe
 from plait.recipes.recipe import Recipe
-from plait.recipes.recipe_file import load_recipe
+from plait.recipes.recipe_file import recipe_tree
 
 
 def user_recipe(
     path: Path | None, overrides: Sequence[tuple[str, Any]], *, trust_run_code: bool = False, trains: bool = False
 ) -> Recipe:
-    """`load_recipe`, of a recipe whose code is about to run. What a run has begun with may have keys without effect.
+    """`load_recipe`, of a recipe whose code is about to run; unknown options of a built-in algorithm are told with
+    unknown keys. What a run has begun with may have keys without effect.
 
     Args:
         trains: its `run_dir` is about to be written.
@@ -30,7 +31,7 @@ def user_recipe(
         ConfigError: as there; or the file lies in the folder of a run, and names code that `overrides` do not name, or
             is to train in another folder, which they do not name: it is a copy, or has been moved.
     """
-    recipe = load_recipe(path, overrides)
+    recipe = checked_recipe(recipe_tree(path, overrides))
     if path is not None and not trust_run_code:
         check_origin(path, recipe, overrides)
     if path is None or (run := run_holding(path)) is None:

@@ -57,7 +57,7 @@ def check_scores(result: Any, turns: Sequence[int]) -> dict[str, Any]:
     """
     count = len(turns)
     if isinstance(result, str | bytes | dict) or not hasattr(result, "__len__") or not hasattr(result, "__getitem__"):
-        wanted = "one number for one sample" if count == 1 else f"a number for each of {count} samples"
+        wanted = "one number for each sample, here one" if count == 1 else f"a number for each of {count} samples"
         return {"error": f"returned {_kind(result)}, expected a list with {wanted}", "miscounted": True}
     if len(result) != count:
         return {"error": f"returned {len(result)} scores for {count} samples", "miscounted": True}
@@ -128,4 +128,4 @@ def as_number(value: Any) -> float | None:
 
 
 def _kind(value: Any) -> str:
-    return f"{type(value).__name__} {value!r:.60}"
+    return "None" if value is None else f"{type(value).__name__} {value!r:.60}"

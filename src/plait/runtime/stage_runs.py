@@ -6,6 +6,7 @@ Where they run on several nodes, the commands of these join once, before the che
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -13,16 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from plait.errors import ConfigError, UserError
+from plait.errors import ConfigError, DataError
 from plait.launch.nodes.gathered import STOPPED_CODE, Gathered
 from plait.launch.nodes.place import Attached
 from plait.launch.nodes.refusing import refusals_told
 from plait.observe.loading import loading
 from plait.observe.run_log import read_steps
+from plait.observe.screen import say
 from plait.output import marked
 from plait.recipes.device_checks import check_divided
 from plait.recipes.recipe import Recipe
-from plait.recipes.stages import Stages, final_folder, load_stages
+from plait.recipes.stages import Stages, final_folder, in_stage, load_stages
 from plait.runtime.api import run
 from plait.runtime.controller import Outcome
 from plait.runtime.folder.claim import claim
@@ -30,7 +32,7 @@ from plait.runtime.folder.export import export_whole
 from plait.runtime.folder.progressed import has_all_steps
 from plait.runtime.folder.run_files import CHECKPOINTS, METRICS, RECIPE, RunFiles
 from plait.runtime.folder.stored_recipe import as_begun, check_left
-from plait.runtime.inputs.prepared import Prepared
+from plait.runtime.inputs.prepared import NOTHING_KEPT, Kept, Prepared
 from plait.runtime.prediction.kept_plans import kept_for
 from plait.runtime.prediction.network import Machines
 from plait.runtime.prepare import prepare
@@ -59,7 +61,7 @@ def nodes_of_stages(stages: Stages, attached: Attached | None, *, resume: bool) 
         stack.enter_context(_made(folder))
         with refusals_told(attached, folder, loading):
             for name in stages.recipes:  # held while the others come: no other command takes one
-                with _named(name):
+                with in_stage(name):
                     recipe = stages.resolved(name)
                     check_divided(recipe, attached.num_nodes)
                     waiting.enter_context(claim(recipe, resume=resume and _has_begun(recipe)))
@@ -111,8 +113,9 @@ def check_stages(stages: Stages, *, resume: bool, placing: Placing = UNJOINED) -
         UserError: a stage cannot be run, or with `resume` was begun with another recipe; its name is given.
     """
     steps: dict[str, int] = {}
+    say("all stages are checked before the first begins", file=sys.stderr)
     for name in stages.recipes:
-        with _named(name):
+        with in_stage(name):
             recipe, foreseen = stages.resolved(name), stages.foreseen(name)
             begun = RunFiles(recipe.run_dir) if resume and _has_begun(recipe) else None
             if begun is not None:
@@ -121,9 +124,11 @@ def check_stages(stages: Stages, *, resume: bool, placing: Placing = UNJOINED) -
             if begun is not None:
                 foreseen = as_begun(begun.recipe, foreseen)
             foreseen, machines = placing(foreseen)
-            kept = kept_for(foreseen, machines.count, begun)
+            kept, damage = _kept_of(foreseen, machines.count, begun)
             prepared = prepare(foreseen, to_come=stages.to_come(name), kept=kept, machines=machines)
             steps[name] = prepared.recipe.steps
+            if damage is not None and not _is_done(recipe, steps[name]):
+                raise damage
             if begun is not None:
                 check_left(begun.recipe, recipe, partial(_is_done, recipe, steps[name]))
             with ExitStack() as stack:
@@ -131,13 +136,13 @@ def check_stages(stages: Stages, *, resume: bool, placing: Placing = UNJOINED) -
         yield name, prepared
 
 
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """What a user can mend in a stage is said with its name."""
+def _kept_of(recipe: Recipe, nodes: int, begun: RunFiles | None) -> tuple[Kept, DataError | None]:
+    """As of `kept_for`; or nothing, and what is wrong with the plan of the folder, which a stage that is done needs no
+    more."""
     try:
-        yield
-    except UserError as error:
-        raise type(error)(f"stage `{name}`: {error}") from error
+        return kept_for(recipe, nodes, begun), None
+    except DataError as damage:
+        return NOTHING_KEPT, damage
 
 
 def run_stages(
@@ -163,8 +168,10 @@ def run_stages(
         if resume and _is_done(recipe, checked[name].steps):
             yield name, recipe, None
             continue
+        text = f"stage `{name}` ({number} of {len(stages.recipes)}) begins"
+        say(text, file=sys.stderr)
         if nodes is not None:
-            nodes.tell(f"stage `{name}` ({number} of {len(stages.recipes)}) begins")
+            nodes.tell(text)
         begun = resume and _has_begun(recipe)
         planned = checked[name].plan
         outcome = run(recipe, resume=begun, recipe_file=stages.file, gathering=gathering, planned=planned)
@@ -187,7 +194,10 @@ def train_stages(path: Path, overrides: Sequence[tuple[str, Any]], *, resume: bo
     stages = load_stages(path, overrides, trust_run_code=trust_run_code)
     checked = checked_stages(stages, resume=resume)
     ran = [outcome for _, _, outcome in run_stages(stages, checked, resume=resume) if outcome is not None]
-    return ran[-1] if ran else run(stages.resolved(list(stages.recipes)[-1]), resume=True)
+    if ran:
+        return ran[-1]
+    last = [*stages.recipes][-1]
+    return run(stages.resolved(last), resume=True, planned=checked[last].plan)
 
 
 def _has_begun(recipe: Recipe) -> bool:

@@ -197,6 +197,15 @@ def test_a_file_is_no_model(tmp_path: Path, look: Callable[[str], object]):
 
 
 @pytest.mark.parametrize("look", [hub.resolve, hub.read_config])
+def test_a_folder_that_is_not_there_offers_the_nearest_beside_it(tmp_path: Path, look: Callable[[str], object]):
+    for name in ("final", "fial-notes"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "final" / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=rf"is neither .* Did you mean '{tmp_path}/final'\?$"):
+        look(f"{tmp_path}/fial")
+
+
+@pytest.mark.parametrize("look", [hub.resolve, hub.read_config])
 def test_a_name_that_is_nothing_offers_the_nearest_alias(look: Callable[[str], object]):
     with pytest.raises(ModelError, match=r"model: 'smolm2-135m' is neither .* Did you mean 'smollm2-135m-instruct'\?"):
         look("smolm2-135m")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from plait.cli import main
-from plait.errors import ConfigError, DataError
+from plait.errors import DataError, UserError
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.folder.stored_recipe import recipe_text
@@ -130,12 +130,15 @@ def test_a_column_that_the_prompt_template_names_is_said_to_stay(
         ({"cost.functions": ["mine.py"]}, "`cost.functions`: expected FILE.py:FUNCTION"),
         ({"algorithm": "mine.py:flow"}, "`algorithm`: the file `mine.py` does not exist in "),
         ({"turns.reply": "mine.py:f"}, "`turns.reply`: the file `mine.py` does not exist in "),
+        ({"model": "nowhere"}, "model: 'nowhere' is neither a known name"),
+        ({"reference.model": "./nowhere"}, "model: './nowhere' is neither a known name"),
+        ({"model": "nobody/knows"}, None),
     ],
 )
 def test_files_that_are_not_there_are_missed_before_anything_is_loaded(
     make_recipe: Callable[..., Recipe], keys: dict[str, object], said: str | None
 ) -> None:
-    with nullcontext() if said is None else pytest.raises((ConfigError, DataError), match=re.escape(said)):
+    with nullcontext() if said is None else pytest.raises(UserError, match=re.escape(said)):
         check_files(make_recipe(**keys))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,3 +96,12 @@ def _check_whole(folder: Path, name: str) -> None:
             f"model: {name!r} holds a LoRA adapter alone; give a whole model here: "
             "`plait export RUN_DIR --out FOLDER` writes one of a run, peft's `merge_and_unload` of others."
         )
+
+
+def nearest_folder(path: Path) -> Path | None:
+    """The folder of a model whose name is nearest to that of one that is not there, beside which it would be."""
+    with contextlib.suppress(OSError):
+        beside = [entry.name for entry in path.parent.iterdir() if (entry / "config.json").is_file()]
+        if close := difflib.get_close_matches(path.name, beside, n=1, cutoff=0.5):
+            return path.with_name(close[0])
+    return None

@@ -21,7 +21,7 @@ from typing import Any
 from plait.data.package_file import PackageFile, ProgressLine, cache_folder, prepared
 from plait.errors import ModelError
 from plait.models.files.adapter_folder import adapter_of, base_missing
-from plait.models.files.checkpoint_folder import check_config_there, check_folder, looking_at
+from plait.models.files.checkpoint_folder import check_config_there, check_folder, looking_at, nearest_folder
 from plait.models.files.claims import check_config, read_configuration
 from plait.models.files.known_shapes import KNOWN, is_shape, no_weights, shape_config
 from plait.models.files.tensor_file import is_whole
@@ -280,7 +280,9 @@ def _unknown(name: str) -> str:
 
 
 def _nearest(name: str) -> str:
-    """A model with weights before one that is known by its shape alone."""
+    """A folder before a model with weights, and that before one that is known by its shape alone."""
+    if (folder := nearest_folder(Path(at_home(name, "model")))) is not None:
+        return f" Did you mean {str(folder)!r}?"
     last = name.split("/")[-1].lower()
     close = [match for names in (ALIASES, KNOWN) for match in difflib.get_close_matches(last, names, n=1, cutoff=0.5)]
     return f" Did you mean {close[0]!r}?" if close else ""

@@ -81,7 +81,7 @@ class History:
         self._folder = folder
         self._path = folder / HISTORY
         self.saved_step = 0
-        self._stays: list[dict[str, Any]] = []
+        self.stays: list[dict[str, Any]] = []
         if resume and self._path.exists():
             self._read()
 
@@ -101,12 +101,12 @@ class History:
 
     def _comparable(self) -> list[dict[str, Any]]:
         """Stays with the plan and machine of the newest, back from it."""
-        newest, *earlier = reversed(self._stays)
+        newest, *earlier = reversed(self.stays)
         return [newest, *takewhile(lambda stay: "plan" in stay and _setting(stay) == _setting(newest), earlier)]
 
     def plan_of(self, step: int) -> str | None:
         """Digest of the plan that a step was done by, the last time that it was done; None: no stay says it."""
-        return next((stay.get("plan") for stay in reversed(self._stays) if stay["from_step"] < step), None)
+        return next((stay.get("plan") for stay in reversed(self.stays) if stay["from_step"] < step), None)
 
     def begin(
         self, origin: Origin, recipe: Recipe, plan: Plan, from_step: int, tell: Callable[[str], None]
@@ -125,7 +125,7 @@ class History:
         if (line := said_of_reading(named)) is not None:
             tell(line)
         inputs = [{"key": key, "path": str(path), "sha256": _digest(path)} for key, path in named.items()]
-        last = self._stays[-1] if self._stays else {}
+        last = self.stays[-1] if self.stays else {}
         changed = [
             *_changed(last.get("inputs", []), inputs, "key"),
             *_changed(last.get("code", []), code, "key", "path"),
@@ -148,7 +148,7 @@ class History:
         }
         if origin.restart is not None:
             stay["restart"] = vars(origin.restart)
-        self._stays.append(stay)
+        self.stays.append(stay)
         self._write()
         kept_in = self._folder / CODE
         return [
@@ -166,19 +166,19 @@ class History:
         self.saved_step = step
         self._update(to_step=step)
 
-    def end(self, how: str, step: int) -> None:
-        """This stay is over."""
-        if self._stays and self._stays[-1]["ended"] is None:
-            self._update(ended=_now(), how=how, to_step=step)
+    def end(self, how: str, step: int | None = None) -> None:
+        """This stay is over, after a step; None: after the newest that was saved."""
+        if self.stays and self.stays[-1]["ended"] is None:
+            self._update(ended=_now(), how=how, **({} if step is None else {"to_step": step}))
 
     def _update(self, **changes: Any) -> None:
-        if self._stays:
-            self._stays[-1] |= changes
+        if self.stays:
+            self.stays[-1] |= changes
             with contextlib.suppress(OSError):  # what a full disk means is said by what needs it
                 self._write()
 
     def _write(self) -> None:
-        record = {"format": FORM.format, "version": FORM.version, "saved_step": self.saved_step, "stays": self._stays}
+        record = {"format": FORM.format, "version": FORM.version, "saved_step": self.saved_step, "stays": self.stays}
         write_file(self._path, json.dumps(record, indent=1) + "\n")
 
     def _read(self) -> None:
@@ -187,7 +187,7 @@ class History:
         whole = type(step) is int and isinstance(stays, list) and all(_is_stay(stay) for stay in stays)
         if not whole:
             raise DataError(f"{self._path}: expected the stays of a run; it is damaged, put a copy back or remove it")
-        self.saved_step, self._stays = record["saved_step"], record["stays"]
+        self.saved_step, self.stays = record["saved_step"], record["stays"]
 
     def _kept(self, key: str, path: Path) -> dict[str, Any]:
         """What is noted of a file; its content is copied, under a name that other contents do not have."""

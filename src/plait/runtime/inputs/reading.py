@@ -3,6 +3,7 @@ held out."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,10 +26,12 @@ from plait.dataflow.graph import texts_of
 from plait.dataflow.made_rows import source_of
 from plait.dataflow.prompt_call import of_data
 from plait.errors import ConfigError, DataError
+from plait.models.files.hub import is_hub_id, read_config
 from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
 from plait.observe.loading import loading
 from plait.observe.screen import say
+from plait.paths import at_home
 from plait.recipes.checks import prompt_limit
 from plait.recipes.recipe import Recipe
 from plait.recipes.trust import code_of
@@ -212,14 +215,18 @@ def _in_keys_of(section: str) -> Iterator[None]:
 
 
 def check_files(recipe: Recipe) -> None:
-    """See that the files of data and the functions that a recipe names are there, before anything is loaded. Of a model
-    that is not there (`known_shapes`) a dry run reads neither.
+    """See that the files of data, the models and the functions that a recipe names are there, before anything is
+    loaded. Of a model that is not there (`known_shapes`) a dry run reads none of them.
 
     Raises:
-        ConfigError, DataError: one is not, as far as files tell, or the path of a function has no form of one.
+        ConfigError, DataError, ModelError: one is not, as far as files tell, or the path of a function has no form of
+            one.
     """
     if is_shape(recipe.model):
         return
+    for name in recipe.models_named().values():
+        if not is_hub_id(name) or os.path.lexists(at_home(name, "model")):  # what a hub has is asked later
+            read_config(name)
     for key, functions in code_of(recipe).items():
         for path in functions:
             check_defined(path, key=key)

@@ -21,12 +21,12 @@ def kept_for(recipe: Recipe, nodes: int, begun: RunFiles | None, planned: Plan |
 
     Args:
         begun: files of the run, where an earlier stay has begun it.
-        planned: its plan as it was prepared when it was checked, before it began.
+        planned: its plan as it was prepared when it was checked, before it began; then the stored one may be damaged.
 
     Raises:
         DataError: the recipe leaves its plan to be found, and the one that was found cannot be read.
     """
-    stored = None if begun is None else _stored(begun, recipe)
+    stored = None if begun is None else _stored(begun, recipe, is_needed=planned is None)
     fitting = (plan for plan in (stored, planned) if plan is not None and _fits(plan, recipe, nodes))
     return Kept(next(fitting, None), planned if stored is None else stored)
 
@@ -51,11 +51,11 @@ def _fits(plan: Plan, recipe: Recipe, nodes: int) -> bool:
     return is_searched(recipe) and plan.name == AUTO and places == (num_devices(recipe), nodes)
 
 
-def _stored(files: RunFiles, recipe: Recipe) -> Plan | None:
+def _stored(files: RunFiles, recipe: Recipe, *, is_needed: bool) -> Plan | None:
     """None where there is none, or it cannot be read and what it says is found again."""
     try:
         return Plan.load(files.plan)
-    except DataError:
-        if is_searched(recipe) and files.plan.is_file():
-            raise
+    except DataError as error:
+        if is_needed and is_searched(recipe) and files.plan.is_file():
+            raise DataError(f"{error}; put a copy back, or remove the file and a plan is found anew") from error
         return None

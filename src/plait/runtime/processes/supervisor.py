@@ -18,6 +18,7 @@ from plait.observe.loading import loading
 from plait.observe.progress import Progress
 from plait.runtime.controller import Outcome
 from plait.runtime.folder.directory import RunDirectory
+from plait.runtime.folder.ending import end_noted
 from plait.runtime.folder.history import Origin
 from plait.runtime.folder.progressed import has_checkpoint
 from plait.runtime.folder.run_files import RunFiles
@@ -70,7 +71,7 @@ def supervise(
         with launcher_shown(prepared, threads, status, places, progress, output_dir=folder) as launcher:
             if note := spread(plan):
                 progress.message(note)
-            with saying_what_is_left(progress, job, directory):
+            with saying_what_is_left(progress, job, directory), end_noted(directory):
                 return _run(launcher, job, directory, nodes, status)
 
 
