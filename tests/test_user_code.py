@@ -42,7 +42,8 @@ def test_the_users_own_lines_and_exit_code_2(
     (tmp_path / "flow.py").write_text(source)
     algorithm, data = f"{tmp_path}/flow.py:flow", tmp_path / "data.jsonl"
     data.touch()
-    keys = ["--model", "m", "--data.source", str(data), "--run_dir", f"{tmp_path}/run", "--algorithm", algorithm]
+    (tmp_path / "config.json").touch()  # a model's folder is looked for, and not read
+    keys = ["--model", str(tmp_path), "--data.source", str(data), "--run_dir", f"{tmp_path}/run", "--algorithm", algorithm]
     try:
         assert main(["train", *keys, "--dry-run"]) == 2
     finally:

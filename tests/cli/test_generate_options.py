@@ -200,7 +200,7 @@ def test_a_chat_template_that_does_not_fit_is_told_in_the_words_of_the_command(
     tokenizer.chat_template = None
     monkeypatch.setattr("plait.runtime.evaluating.generate_job.load_tokenizer", lambda _: tokenizer)
     code, error = ask("--chat-template", "true")
-    assert (code, "give text prompts with `--chat-template false`" in error, "data." in error) == (2, True, False)
+    assert (code, "or give texts with `--chat-template false`" in error, "data." in error) == (2, True, False)
 
 
 @pytest.mark.usefixtures("no_model_is_loaded")

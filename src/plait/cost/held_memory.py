@@ -60,6 +60,6 @@ def state_bytes(held: tuple[int, int], dp: int, dtype: str, *, followed: bool, s
 
 
 def _longest(elements: int, dp: int) -> int:
-    """Of the ranges that `zero_range` gives."""
+    """Elements of the longest range that `zero_range` gives."""
     ranges = (zero_range(elements, index, dp) for index in (0, dp - 1))
     return max(stop - start for start, stop in ranges)

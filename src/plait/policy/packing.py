@@ -47,7 +47,7 @@ class MicroBatch:
 
 
 NO_SAMPLES = MicroBatch((), 0)
-"""Of a rank that has fewer micro-batches than others, where all have to take part in each."""
+"""What a rank computes that has fewer micro-batches than others, where all have to take part in each."""
 
 
 class GroupTokens(NamedTuple):

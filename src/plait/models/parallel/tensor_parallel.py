@@ -122,7 +122,7 @@ class _Installer:
         self._alike = alike
         self._splits = split, TokenSplit(split.tp, splits=False)
         self.copies = tuple(map(Copies, self._splits))
-        """Of modules between which tokens are parted, and of those that have all."""
+        """Those of modules between which tokens are parted, and of those that have all."""
         self.summed: list[str] = []
         """Parameters of which every rank has a part of the gradient."""
         self._sharing: list[str] = []
