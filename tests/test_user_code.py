@@ -42,7 +42,7 @@ def test_the_users_own_lines_and_exit_code_2(
     (tmp_path / "flow.py").write_text(source)
     algorithm, data = f"{tmp_path}/flow.py:flow", tmp_path / "data.jsonl"
     data.touch()
-    (tmp_path / "config.json").touch()  # a model's folder is looked for, and not read
+    (tmp_path / "config.json").write_text("{}")  # looked for before the flow is read
     keys = ["--model", str(tmp_path), "--data.source", str(data), "--run_dir", f"{tmp_path}/run", "--algorithm", algorithm]
     try:
         assert main(["train", *keys, "--dry-run"]) == 2
