@@ -43,7 +43,16 @@ def test_the_users_own_lines_and_exit_code_2(
     algorithm, data = f"{tmp_path}/flow.py:flow", tmp_path / "data.jsonl"
     data.touch()
     (tmp_path / "config.json").write_text("{}")  # looked for before the flow is read
-    keys = ["--model", str(tmp_path), "--data.source", str(data), "--run_dir", f"{tmp_path}/run", "--algorithm", algorithm]
+    keys = [
+        "--model",
+        str(tmp_path),
+        "--data.source",
+        str(data),
+        "--run_dir",
+        f"{tmp_path}/run",
+        "--algorithm",
+        algorithm,
+    ]
     try:
         assert main(["train", *keys, "--dry-run"]) == 2
     finally:

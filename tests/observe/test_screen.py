@@ -98,8 +98,8 @@ def test_progress_shows_them() -> None:
 
 
 def test_nothing_prints_past_the_screen() -> None:
-    """`plait.compiled` lies below it, and prints a text of its own."""
-    apart = {"observe/screen.py", "observe/console.py", "compiled.py"}
+    """`plait.compiled` and `plait.orphan_guard` lie below it, and print a text of their own."""
+    apart = {"observe/screen.py", "observe/console.py", "compiled.py", "orphan_guard.py"}
     found = [
         f"{path.relative_to(SOURCES)}:{node.lineno}"
         for path in SOURCES.rglob("*.py")
