@@ -139,7 +139,8 @@ def test_numbers_and_arrays_of_numpy_are_those_of_python(monkeypatch: pytest.Mon
     options = {"kl_coef": np.float64(0.5), "mini_batches": np.int64(2), "table": [np.float32(0.5), np.arange(2)]}
     reward = {"functions": [sevens, sevens], "weights": np.array([1.0, 2.0])}
     keys: dict[str, Any] = {"model": "m", "data": {"source": "d.jsonl"}, "reward": reward, "steps": np.int64(3)}
-    plait.train(**keys, algorithm="my_flow.py:flow", options=options)  # whose options it has is seen later
+    keys["algorithm"] = "my_flow.py:flow"  # which options a file's flow has is seen later
+    plait.train(**keys, options=options)
     assert repr(asked[0].options) == "{'kl_coef': 0.5, 'mini_batches': 2, 'table': [0.5, [0, 1]]}"
     assert (asked[0].reward.weights, repr(asked[0].steps)) == ((1.0, 2.0), "3")
     with pytest.raises(
