@@ -86,7 +86,8 @@ class ModelCosts:
         self._sets = SampleSets(workload, self.shapes, flow, self._samples, self._lengths)
         self._cutting = Cutting(workload, self.shapes, flow, self._samples, self._lengths, cluster.software)
         self._memory = RoleMemory(workload, self.shapes, self._parameters)
-        role_passes = RolePasses(work_of_roles(workload, shapes, flow), cluster, profile)
+        works = work_of_roles(shapes, flow, workload.dtype, workload.lora, workload.frozen)
+        role_passes = RolePasses(works, cluster, profile)
         self._passes, self._copies = role_passes.of, role_passes.copies
         held = lambda role, sizes: self._memory.held(role, sizes, False)
         self._generations = Generations(workload, cluster, self.shapes, self._passes, held, profile)
