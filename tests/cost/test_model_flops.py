@@ -82,8 +82,20 @@ def test_weights_under_an_adapter_get_no_gradients() -> None:
 
 
 def test_a_loss_that_asks_for_other_tokens_passes_the_head_twice() -> None:
-    once, twice = (counted((0, 3, 2)).micro(SHAPE, heads) for heads in (1, 2))
+    once, twice = (counted((0, 3, 2)).micro(SHAPE, head_forwards=heads) for heads in (1, 2))
     assert training_flops(WORK, twice) - training_flops(WORK, once) == 2 * 2 * HEAD
+
+
+def test_each_batch_computes_the_prompts_of_its_samples() -> None:
+    """Two samples of one prompt of 3 tokens, one of another of 4: apart in two batches, together in a third, as in
+    another epoch; what prompts begin with is spared where a batch has several."""
+    samples = counted((7, 3, 2), (7, 3, 1), (9, 4, 1), root=2)
+    parts = [samples.micro(SHAPE, [batch]) for batch in ([0], [1, 2], [0, 1])]
+    assert [part.tokens for part in parts] == [3 + 2, (3 + 1) + (4 + 1) - 2, 3 + 2 + 1]
+    whole = samples.micro(SHAPE, [[0], [1, 2], [0, 1]])
+    assert whole.tokens == sum(part.tokens for part in parts)
+    assert whole.pairs == sum(part.pairs for part in parts)
+    assert whole.head_rows == sum(part.head_rows for part in parts) == 2 + 2 + 3
 
 
 SAMPLES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6)), min_size=1, max_size=12)

@@ -1,5 +1,5 @@
-"""How much of their devices the calls of a run use: by hand from the samples that it wrote, and the same work wherever it
-is done."""
+"""How much of their devices the calls of a run use: by hand from the samples that it wrote, and the same work wherever
+it is done."""
 
 from __future__ import annotations
 

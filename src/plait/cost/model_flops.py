@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,33 +39,29 @@ class CountedSamples:
     headed: Counts
     root: int = 0
 
-    def __len__(self) -> int:
-        return len(self.group)
-
-    def __getitem__(self, members: Sequence[int]) -> CountedSamples:
-        """The samples at these places."""
-        at = np.asarray(members, dtype=np.int64)
-        return CountedSamples(self.group[at], self.prompt[at], self.said[at], self.headed[at], self.root)
-
-    def micro(self, shape: ModelShape, head_forwards: int = 1) -> Micro:
-        """What one forward over all of them passes: each prompt once for the samples that share it, the root once.
+    def micro(self, shape: ModelShape, batches: Sequence[Sequence[int]] | None = None, head_forwards: int = 1) -> Micro:
+        """What forwards over them pass, added up: each prompt once in a batch for the samples that share it, the root
+        once in a batch.
 
         Args:
-            head_forwards: how often it passes the head.
+            batches: places of the samples of each, none of them empty; None: one of all.
+            head_forwards: how often a forward passes the head.
         """
-        _, firsts = np.unique(self.group, return_index=True)
-        prompts = self.prompt[firsts]
-        root = self.root if len(prompts) > 1 else 0
-        spared = max(0, len(prompts) - 1)
+        batches = [range(len(self.group))] if batches is None else batches
+        at = np.fromiter(chain.from_iterable(batches), dtype=np.int64)
+        numbers = np.repeat(np.arange(len(batches)), np.fromiter(map(len, batches), dtype=np.int64))
+        _, groups = np.unique(self.group, return_inverse=True)
+        _, firsts = np.unique(numbers * len(self.group) + groups[at], return_index=True)
+        prompts, before, said = self.prompt[at][firsts], self.prompt[at], self.said[at]
+        spared = len(prompts) - len(batches)
 
         def pairs(window: int) -> float:
-            of_prompts = pairs_within(prompts, window).sum() - spared * pairs_within(root, window)
-            of_said = pairs_within(self.prompt + self.said, window) - pairs_within(self.prompt, window)
-            return float(of_prompts + of_said.sum())
+            of_prompts = pairs_within(prompts, window).sum() - spared * pairs_within(self.root, window)
+            return float(of_prompts + (pairs_within(before + said, window) - pairs_within(before, window)).sum())
 
-        tokens = float(prompts.sum() - spared * root + self.said.sum())
+        tokens = float(prompts.sum() - spared * self.root + said.sum())
         near = tuple((window, pairs(window)) for window in sorted(set(shape.windows) - {0}))
-        return Micro(tokens, pairs(0), float(self.headed.sum()), near, head_forwards)
+        return Micro(tokens, pairs(0), float(self.headed[at].sum()), near, head_forwards)
 
 
 def forward_flops(work: ModelWork, micro: Micro) -> float:

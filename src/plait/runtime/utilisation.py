@@ -110,9 +110,8 @@ class Utilisation:
                 scored = counted(rows.samples, root=rows.root_tokens, each=node.scoring is not Score.SCORE)
                 return forward_flops(work, scored.micro(work.shape))
             case _:
-                batches = trained(node, state, self._prepared.recipe.seed)
-                heads = head_forwards(node)
-                return sum(training_flops(work, batch.micro(work.shape, heads)) for batch in batches)
+                samples, batches = trained(node, state, self._prepared.recipe.seed)
+                return training_flops(work, samples.micro(work.shape, batches, head_forwards(node)))
 
 
 def counted(samples: Sequence[Sample], *, root: int = 0, is_drawn: bool = False, each: bool = True) -> CountedSamples:
@@ -145,15 +144,14 @@ def scored_rows(node: Node, state: StepState) -> Rows:
     return rows.with_root()
 
 
-def trained(node: Node, state: StepState, seed: int) -> Iterator[CountedSamples]:
-    """The mini-batches of all epochs of a TRAIN call, as the trainer draws them, without those of which no token is
-    trained: they are not computed."""
+def trained(node: Node, state: StepState, seed: int) -> tuple[CountedSamples, list[tuple[int, ...]]]:
+    """The samples of a TRAIN call, and the mini-batches of all epochs, as the trainer draws them, without those of
+    which no token is trained: they are not computed."""
     options, rows = node.training, trained_rows(node, state.tables).with_root()
     samples = counted(rows.samples, root=rows.root_tokens)
     mask_R = mask_of(rows, node.mask, str(node.role))
     ends = rows.offsets if mask_R is None else np.concatenate([[0.0], np.cumsum(mask_R)])[rows.offsets]
     tokens = np.diff(ends)
     drawing = {"epochs": options.epochs, "seed": seed, "step": state.step, "whole_groups": options.whole_groups}
-    for members in drawn_batches(rows, options.mini_batches, **drawing):
-        if tokens[list(members)].sum():
-            yield samples[members]
+    batches = drawn_batches(rows, options.mini_batches, **drawing)
+    return samples, [members for members in batches if tokens[list(members)].any()]
