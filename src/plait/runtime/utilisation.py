@@ -82,14 +82,13 @@ class Utilisation:
     def _together(self, state: StepState, calls: Calls) -> Iterator[tuple[Node, ...]]:
         """The calls of models that have computed this batch in this step, and nothing else under their name: each
         alone, or those that train together."""
-        ahead, flow = calls.ahead, self._prepared.flow
-        for node in flow.nodes:
+        for node in self._prepared.flow.nodes:
             if node.role not in self._works:
                 continue
             match node.kind:
-                case CallKind.GENERATE if ahead is None:
+                case CallKind.GENERATE if calls.ahead is None:
                     yield (node,)
-                case CallKind.SCORE if not self._prepared.functions.get(node.role) and node.id not in (ahead or ()):
+                case CallKind.SCORE if self._scores_now(node, state, calls.ahead):
                     yield (node,)
                 case CallKind.TRAIN if state.step >= node.training.after:
                     partners = calls.partners(node, state.step)
@@ -97,6 +96,15 @@ class Utilisation:
                         yield partners
                 case _:
                     pass
+
+    def _scores_now(self, node: Node, state: StepState, ahead: frozenset[int] | None) -> bool:
+        """Whether a SCORE call is a model's alone, and scores samples in the step that trains on them: not as they are
+        drawn for a later one."""
+        if self._prepared.functions.get(str(node.role)):
+            return False
+        rows = self._prepared.flow.nodes[node.rows]
+        is_asked = rows.kind is CallKind.GENERATE and rows.generation.resample is not None
+        return ahead is None or not (node.id in ahead or (is_asked and node.id in state.model_scores))
 
     def _flops(self, node: Node, state: StepState) -> float:
         work = self._works[str(node.role)]
