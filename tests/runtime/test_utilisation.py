@@ -29,7 +29,8 @@ DRAWS, SCORES, TRAINS = (FLOW.of_kind(kind)[0] for kind in (CallKind.GENERATE, C
 def batch(node: Node, trained_of: list[float], kept: list[float]) -> StepState:
     """Three prompts of two samples with two tokens each."""
     state = whole_batch(0, node.id, 1, 2, 3)
-    assert TRAINS.mask is not None and TRAINS.keep is not None
+    assert TRAINS.mask is not None
+    assert TRAINS.keep is not None
     state.add(TRAINS.mask, np.array(trained_of))
     state.add(TRAINS.keep, np.array(kept))
     return state
@@ -37,7 +38,7 @@ def batch(node: Node, trained_of: list[float], kept: list[float]) -> StepState:
 
 def test_mini_batches_without_a_trained_token_are_not_computed() -> None:
     """Prompt 2's samples have none, and are a mini-batch of their own: two of three are left, twice."""
-    state = batch(DRAWS, [1, 0, 0, 1] + [0, 0, 0, 0] + [0, 0, 1, 1], [1] * 6)
+    state = batch(DRAWS, [1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 1], [1] * 6)
     samples, batches = trained(TRAINS, state, seed=3)
     assert len(samples.group) == 6
     assert sorted(batches) == [(0, 1), (0, 1), (4, 5), (4, 5)]

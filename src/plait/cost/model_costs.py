@@ -70,8 +70,7 @@ class ModelCosts:
         if several and self.pool_takes_rest:  # another system, whose groups nobody knows
             self.process_terms |= {NCCL: self.process_terms[NCCL] + connections.usual_bytes}
         self._nodes = {node.call: node for node in flow.nodes}
-        self.engine_bytes = workload.engine_bytes
-        self._profile = profile
+        self.engine_bytes, self._profile = workload.engine_bytes, profile
         self.corrections = Corrections({} if profile is None else profile.ratios(cluster.num_devices))
         given = dict(parameters or {})
         # Kept by instance: a search asks for the same again and again.
