@@ -65,13 +65,13 @@ class CountedSamples:
 
 
 def forward_flops(work: ModelWork, micro: Micro) -> float:
-    """Of one forward: two for each weight that a token passes, and the pairs that attention sees."""
+    """Operations of one forward: two for each weight that a token passes, and the pairs that attention sees."""
     return _flops(work, micro, backward=False)
 
 
 def training_flops(work: ModelWork, micro: Micro) -> float:
-    """Of a forward and its backward, which has twice as many; under an adapter the weights get no gradients, and their
-    products have as many as in the forward."""
+    """Operations of a forward and its backward, which has twice as many; under an adapter the weights get no gradients,
+    and their products have as many as in the forward."""
     return _flops(work, micro, backward=False) + _flops(work, micro, backward=True)
 
 

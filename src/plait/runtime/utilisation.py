@@ -30,7 +30,7 @@ JOINED = "+"
 
 
 class Utilisation:
-    """Of the calls of one run."""
+    """What the calls of one run make of their devices, step by step."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared, recipe = prepared, prepared.recipe
