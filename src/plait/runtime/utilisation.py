@@ -145,7 +145,8 @@ def scored_rows(node: Node, state: StepState) -> Rows:
     """What a SCORE call's model has read: all samples that were drawn, also those that were left out since."""
     rows = state.born[node.rows]
     if node.prompts is not None:
-        rows = state.written[node.prompts].behind(rows)
+        written = state.written[node.prompts]
+        rows = written.behind(written.rows)
     elif node.id in state.model_scores and node.rows in state.generated:
         told = state.model_scores[node.id]
         rows = Rows(tuple(s for s in state.generated[node.rows].samples if s.uid in told))
