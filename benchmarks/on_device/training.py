@@ -1,7 +1,8 @@
 """Model FLOPs utilisation (MFU) of training: micro-batches of 16k packed tokens, forward and backward.
 
 Counted are the products of forward and backward, three times those of a forward, with the pairs of tokens that see each
-other; recomputed forwards are not counted (Chowdhery et al. 2022, arXiv 2204.02311, appendix B).
+other; recomputed forwards are not counted (Chowdhery et al. 2022, arXiv 2204.02311, appendix B), as in `perf/mfu` of a
+run.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from on_device.job import SHAPES, Job, most_bytes, random_ids, rates_of, synchro
 from on_device.kernels import profiled, say_kernels
 from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.cost.estimate import model_shape
+from plait.cost.model_flops import training_flops
+from plait.cost.model_work import ModelWork
 from plait.data.computing import evaluate
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.dataflow import CallKind, trace
 from plait.models.language_loading import load_model
-from plait.models.shape import ModelShape
+from plait.runtime.utilisation import counted
 from plait.training.mini_batch import LossCall, LossTerm
 from plait.training.settings import OptimizerSettings
 from plait.training.trainer import Trainer
@@ -67,8 +70,8 @@ def measure(job: Job, shape: str, flops_per_s: float, checkpoints: bool) -> None
         if step >= WARM_UP:
             passes.append(by_kind["TRAIN"])
             optimizer.append(by_kind["STEP"])
-    counted = flops(model_shape(job.model(shape)), count, pairs(groups, samples, prompt_tokens, tokens))
-    share = counted / median(passes) / flops_per_s
+    work = ModelWork(sizes := model_shape(job.model(shape)), job.dtype, sizes.vocabulary)
+    share = training_flops(work, counted(rows.samples).micro(sizes)) / median(passes) / flops_per_s
     what = {"checkpoints": checkpoints, "tokens": count, "passes_s": passes, "optimizer_s": optimizer, "mfu": share}
     job.record("training", shape, **what, most_bytes=most_bytes(job.device))
     print(
@@ -138,18 +141,6 @@ def mark(device: str) -> Any:
 def between(before: Any, after: Any) -> float:
     """Seconds between two marks that the device has come to."""
     return after - before if isinstance(before, float) else before.elapsed_time(after) / 1e3
-
-
-def pairs(groups: int, samples: int, prompt_tokens: int, tokens: int) -> int:
-    """Of a token and one that it sees, a shared prompt's once."""
-    of_prompt = prompt_tokens * (prompt_tokens + 1) // 2
-    of_response = tokens * prompt_tokens + tokens * (tokens + 1) // 2
-    return groups * (of_prompt + samples * of_response)
-
-
-def flops(shape: ModelShape, tokens: int, seen: int) -> float:
-    """Of forward and backward; the embedding is counted as the head, to which it is tied."""
-    return 3 * (2.0 * shape.parameters * tokens + 4.0 * shape.layers * shape.heads * shape.head_dim * seen)
 
 
 if __name__ == "__main__":

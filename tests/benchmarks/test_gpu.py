@@ -217,16 +217,6 @@ def test_what_a_decode_step_reads(gpu: ModuleType) -> None:
     assert decode.read_bytes(shape, 10, "float32") == 4 * (weights + 10 * 24)
 
 
-def test_what_training_computes(gpu: ModuleType) -> None:
-    training = importlib.import_module("on_device.training")
-    shape = ModelShape.from_config(LLAMA, "a llama")
-    # prompts of 3 tokens: 6 pairs; a response of 2: 2·3 with the prompt, 3 of its own
-    assert training.pairs(groups=2, samples=4, prompt_tokens=3, tokens=2) == 2 * (6 + 4 * 9)
-    # a pair: 2 numbers of a head times 4 heads, in scores and in sums over values, in 3 layers; 2 FLOPs each
-    assert training.flops(shape, 0, 1) == 3 * (2 * 2 * 8 * 3)
-    assert training.flops(shape, 5, 0) == 3 * 2 * 5 * shape.parameters
-
-
 def test_products_of_a_step(gpu: ModuleType) -> None:
     """Of the larger shape first; of each what reads most in a step."""
     products = importlib.import_module("on_device.products")

@@ -10,7 +10,7 @@ import pytest
 from plait.cost import machine
 from plait.cost.hardware import GIB
 from plait.cost.lengths import Lengths, SampleLengths
-from plait.cost.machine import MACHINE_BANDWIDTH, cpu_kind, threads_alone, unmeasured
+from plait.cost.machine import MACHINE_BANDWIDTH, cpu_kind, peak_of_gpus, threads_alone, unmeasured
 from plait.cost.model_costs import ModelCosts
 from plait.cost.workload import Workload
 from plait.layout.mesh import Layout
@@ -94,3 +94,22 @@ def test_threads_are_as_openmp_is_told(monkeypatch: pytest.MonkeyPatch, said: st
     if said is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", said)
     assert (threads_alone(0), threads_alone(5)) == (threads, 5)
+
+
+@pytest.mark.parametrize(
+    ("names", "dtype", "peak"),
+    [
+        (["NVIDIA H100 80GB HBM3"] * 2, "bfloat16", 989e12),
+        (["NVIDIA H100 80GB HBM3"] * 2, "float32", 67e12),
+        (["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"], "bfloat16", None),
+        (["NVIDIA H100 80GB HBM3", "NVIDIA T4"], "bfloat16", None),
+        (["NVIDIA T4"], "bfloat16", None),
+    ],
+)
+def test_the_peak_of_gpus_is_that_of_one_known_kind(
+    names: list[str], dtype: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = [SimpleNamespace(name=name, total_memory=80 * GIB) for name in names]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: len(names))
+    monkeypatch.setattr("torch.cuda.get_device_properties", properties.__getitem__)
+    assert peak_of_gpus(dtype) == peak

@@ -7,9 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from statistics import NormalDist
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from plait.errors import ConfigError
 from plait.policy.packing import GroupTokens
+
+Counts = TypeVar("Counts", float, NDArray[Any])
 
 
 @dataclass(frozen=True)
@@ -166,21 +172,26 @@ class SampleLengths:
         """Window → those of them that are within it, of windows that are shorter than some sample."""
         p, r = self.prompts, self.responses
         longest = self.longest if samples else p.longest
+        shorter = [window for window in sorted(set(windows)) if 0 < window < longest]
+        if not shorter:
+            return ()
+        pairs = self._pairs or [(p.mean, tokens) for tokens in r.values]
+        of_prompt, before, said = (np.array(counts) for counts in (p.values, *zip(*pairs, strict=True)))
         near = []
-        for window in sorted(set(windows)):
-            if 0 < window < longest:
-                pairs = self._pairs or [(p.mean, tokens) for tokens in r.values]
-                of_prompt = sum(_seen(tokens, window) for tokens in p.values) / len(p.values)
-                of_response = sum(
-                    _seen(prompt + tokens, window) - _seen(prompt, window) for prompt, tokens in pairs
-                ) / len(pairs)
-                spared = max(0.0, prompts - roots) * _seen(p.root, window)
-                of_prompts = prompts * of_prompt - spared
-                near.append((window, of_prompts + samples * of_response))
+        for window in shorter:
+            of_response = pairs_within(before + said, window) - pairs_within(before, window)
+            spared = max(0.0, prompts - roots) * pairs_within(p.root, window)
+            of_prompts = prompts * float(pairs_within(of_prompt, window).mean()) - spared
+            near.append((window, of_prompts + samples * float(of_response.mean())))
         return tuple(near)
 
 
-def _seen(tokens: float, window: int) -> float:
-    """Pairs of so many tokens that follow each other, of which each sees itself and those before it in the window."""
-    full = min(tokens, window)
+def pairs_within(tokens: Counts, window: int) -> Counts:
+    """Pairs of so many tokens that follow each other, of which each sees itself and those before it in the window.
+
+    Args:
+        tokens: a number, or an array of them.
+        window: 0: each sees all before it.
+    """
+    full: Any = np.minimum(tokens, window) if window else tokens
     return full * (full + 1) / 2 + (tokens - full) * window

@@ -34,6 +34,17 @@ def threads_alone(asked: int) -> int:
     return asked or (int(said) if said.isdecimal() else 0) or usable_cores()
 
 
+def peak_of_gpus(dtype: str) -> float | None:
+    """Floating point operations per second of each GPU of this machine, as the vendor states them; None: plait does not
+    know them, or they are of several kinds."""
+    import torch
+
+    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    kinds = {known_device(one.name, one.total_memory) for one in properties}
+    peaks = {None if kind is None else kind.flops_of(dtype) for kind in kinds}
+    return peaks.pop() if len(peaks) == 1 else None
+
+
 @dataclass(frozen=True)
 class CpuKind:
     """What a core does on CPUs with the same instructions, in the layers of a model: products with all that is between

@@ -70,8 +70,7 @@ class ModelCosts:
         if several and self.pool_takes_rest:  # another system, whose groups nobody knows
             self.process_terms |= {NCCL: self.process_terms[NCCL] + connections.usual_bytes}
         self._nodes = {node.call: node for node in flow.nodes}
-        self.engine_bytes = workload.engine_bytes
-        self._profile = profile
+        self.engine_bytes, self._profile = workload.engine_bytes, profile
         self.corrections = Corrections({} if profile is None else profile.ratios(cluster.num_devices))
         given = dict(parameters or {})
         # Kept by instance: a search asks for the same again and again.
@@ -86,7 +85,8 @@ class ModelCosts:
         self._sets = SampleSets(workload, self.shapes, flow, self._samples, self._lengths)
         self._cutting = Cutting(workload, self.shapes, flow, self._samples, self._lengths, cluster.software)
         self._memory = RoleMemory(workload, self.shapes, self._parameters)
-        role_passes = RolePasses(work_of_roles(workload, shapes, flow), cluster, profile)
+        works = work_of_roles(shapes, flow, workload.dtype, workload.lora, workload.frozen)
+        role_passes = RolePasses(works, cluster, profile)
         self._passes, self._copies = role_passes.of, role_passes.copies
         held = lambda role, sizes: self._memory.held(role, sizes, False)
         self._generations = Generations(workload, cluster, self.shapes, self._passes, held, profile)

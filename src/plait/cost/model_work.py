@@ -111,8 +111,11 @@ class ModelWork:
 
     def products(self, tokens: float) -> float:
         """Floating point operations of a layer's matrix products in a forward, those of a recurrence among them."""
-        scanned = len(self.shape.recurrent) * self.shape.mixer.scanned / self.shape.layers
-        return 2 * tokens * (self.dense + self.shape.experts_per_token * self.expert + scanned)
+        return 2 * tokens * (self.dense + self.shape.experts_per_token * self.expert) + self.scanned(tokens)
+
+    def scanned(self, tokens: float) -> float:
+        """Those among them that have no weights: of a recurrence."""
+        return 2 * tokens * len(self.shape.recurrent) * self.shape.mixer.scanned / self.shape.layers
 
     def attention(self, pairs: float) -> float:
         """FLOPs of a layer's attention, over so many pairs of a query and a key."""

@@ -10,22 +10,31 @@ from plait.cost.layer_times import LayerTimes
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Passes
 from plait.cost.profile import Profile
-from plait.cost.workload import Workload
 from plait.dataflow import Dataflow
 from plait.layout.mesh import Layout
-from plait.models.lora_settings import NO_LORA
+from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
 from plait.recipes.role_models import is_scalar
 
 
-def work_of_roles(workload: Workload, shapes: Mapping[str, ModelShape], flow: Dataflow) -> dict[str, ModelWork]:
-    """Role → the work of its model, with an adapter where it has one; arguments as of `ModelCosts`."""
+def work_of_roles(
+    shapes: Mapping[str, ModelShape],
+    flow: Dataflow,
+    dtype: str,
+    lora: LoraSettings,
+    frozen: Mapping[str, LoraSettings],
+) -> dict[str, ModelWork]:
+    """Role → the work of its model, with an adapter where it has one.
+
+    Args:
+        shapes: as of `ModelCosts`; lora, frozen: as of `Workload`.
+    """
     return {
         role: ModelWork(
             shape,
-            workload.dtype,
+            dtype,
             1 if is_scalar(role) else shape.vocabulary,
-            workload.lora if role in flow.trained_roles else workload.frozen.get(role, NO_LORA),
+            lora if role in flow.trained_roles else frozen.get(role, NO_LORA),
         )
         for role, shape in shapes.items()
     }

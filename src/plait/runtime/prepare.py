@@ -108,6 +108,7 @@ def prepare(
         data.given,
         data.held_out,
         data.held_out_given,
+        machines.alike,
     )
 
 

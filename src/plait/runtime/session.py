@@ -37,6 +37,7 @@ from plait.runtime.steps.guess_knowledge import take_up_guesses, writing_parts
 from plait.runtime.steps.opened_roles import open_roles
 from plait.runtime.steps.rollout_moves import RolloutMoves
 from plait.runtime.steps.step import StepState
+from plait.runtime.utilisation import Utilisation
 from plait.runtime.workers import Leading
 from plait.workers.recorder import Recorder
 
@@ -113,6 +114,7 @@ class Session:
         check_engines(prepared, self.roles, self.aside)
         self.executor = Executor(prepared, self.roles, self.recorder, self.progress, self.aside.clock)
         self.feed = prepared.feed(self.done.prompts_drawn)
+        self.utilisation = Utilisation(prepared)
         self.batches = Batches(self.feed, recipe.prompts_per_step, self._drawn_before(checkpoint))
         with contextlib.ExitStack() as undo:
             if self._resume:

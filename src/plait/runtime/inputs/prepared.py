@@ -102,6 +102,8 @@ class Prepared:
     held_out: tuple[Prompt, ...]
     held_out_given: Mapping[str, tuple[Given, ...]]
     """Examples or pairs of a flow that does not generate."""
+    devices_alike: bool
+    """Whether the GPUs of all machines are of one kind, as far as they say it."""
 
     @property
     def shape(self) -> ModelShape:
