@@ -38,6 +38,8 @@ def write(folder: Path, *stays: dict[str, Any]) -> Path:
         (ended(how="finished"), "the run finished after step 2"),
         (ended(how="stopped"), f"the run was stopped after step 2, as was asked; go on with {RESUME}"),
         (ended(how="RunError: the disk is full"), "the run ended after step 2: the disk is full"),
+        (ended(how="RanksLost: node 1 is lost"), "the run ended after step 2: node 1 is lost"),
+        (ended(how="KeyboardInterrupt: "), f"the run ended after step 2: left at once; go on with {RESUME}"),
         (
             stay(),
             "the run was killed: its process is gone and wrote no reason (SIGKILL, want of memory, a power cut); "
@@ -49,7 +51,7 @@ def write(folder: Path, *stays: dict[str, Any]) -> Path:
             f"step is saved; go on with {RESUME}",
         ),
     ],
-    ids=["finished", "stopped", "failed", "killed", "killed before it has saved"],
+    ids=["finished", "stopped", "failed", "lost", "left", "killed", "killed before it has saved"],
 )
 def test_the_newest_stay_says_how_it_ended(tmp_path: Path, newest: dict[str, Any], said: str) -> None:
     assert said_of_end(write(tmp_path / "run", ended(how="RunError: earlier"), newest)) == said
@@ -66,6 +68,28 @@ def test_who_holds_the_folder_is_at_it_whatever_was_before(tmp_path: Path) -> No
     Lock(folder).release()  # to look has not kept it
 
 
+@pytest.mark.parametrize("begins", [True, False], ids=["begins", "ends"])
+def test_a_run_that_begins_or_ends_while_it_is_looked_at_is_not_said_to_be_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, begins: bool
+) -> None:
+    """As its history is read: the stay has begun in it, and has no end yet."""
+    folder = write(tmp_path / "run", stay())
+    locks = [] if begins else [Lock(folder)]
+    read = History._read
+
+    def late(history: History) -> None:
+        read(history)
+        if begins:
+            locks.append(Lock(folder))
+        else:
+            locks[0].release()
+
+    monkeypatch.setattr(History, "_read", late)
+    said = said_of_end(folder)
+    assert said is not None
+    assert said.startswith(f"the run goes on: process {os.getpid()} on ")
+
+
 def test_a_folder_that_tells_nothing(tmp_path: Path) -> None:
     assert said_of_end(tmp_path) is None
     assert said_of_end(write(tmp_path / "run")) is None
@@ -73,6 +97,9 @@ def test_a_folder_that_tells_nothing(tmp_path: Path) -> None:
     said = said_of_end(tmp_path)
     assert said is not None
     assert said.startswith(f"how the run ended is not known: {tmp_path}/run.json: expected a run in JSON")
+    said = said_of_end(write(tmp_path, ended(how=7)))
+    assert said is not None
+    assert said.startswith(f"how the run ended is not known: {tmp_path}/run.json: expected the stays of a run")
 
 
 def fails(directory: RunDirectory, why: str, *stays: dict[str, Any]) -> list[Any]:
