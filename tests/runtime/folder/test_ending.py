@@ -15,6 +15,10 @@ from plait.runtime.folder.ending import end_noted, said_of_end
 from plait.runtime.folder.history import History
 from plait.runtime.folder.run_lock import Lock
 
+KILLED = (
+    "the run was killed: its process is gone and wrote no reason (SIGKILL, want of memory, a power cut, a full disk)"
+)
+
 
 def stay(**known: Any) -> dict[str, Any]:
     """One that has begun at step 0 and saved the second."""
@@ -42,13 +46,11 @@ def write(folder: Path, *stays: dict[str, Any]) -> Path:
         (ended(how="KeyboardInterrupt: "), f"the run ended after step 2: left at once; go on with {RESUME}"),
         (
             stay(),
-            "the run was killed: its process is gone and wrote no reason (SIGKILL, want of memory, a power cut); "
-            f"step 2 is the newest that is saved; go on with {RESUME}",
+            f"{KILLED}; step 2 is the newest that is saved; go on with {RESUME}",
         ),
         (
             stay(to_step=0),
-            "the run was killed: its process is gone and wrote no reason (SIGKILL, want of memory, a power cut); no "
-            f"step is saved; go on with {RESUME}",
+            f"{KILLED}; no step is saved; go on with {RESUME}",
         ),
     ],
     ids=["finished", "stopped", "failed", "lost", "left", "killed", "killed before it has saved"],
@@ -116,7 +118,7 @@ def fails(directory: RunDirectory, why: str, *stays: dict[str, Any]) -> list[Any
     return [each["how"] for each in History(directory.path, resume=True).stays]
 
 
-def test_who_watches_notes_the_end_that_a_process_could_not_write(tmp_path: Path) -> None:
+def test_who_watches_notes_the_end_that_a_process_could_not_write_or_know(tmp_path: Path) -> None:
     """The stay before, which was killed too, stays as it is."""
     folder = write(tmp_path / "run", stay())
     for name in ("recipe.yaml", "run.lock"):
@@ -127,6 +129,10 @@ def test_who_watches_notes_the_end_that_a_process_could_not_write(tmp_path: Path
     newest = History(folder, resume=True).stays[-1]
     assert newest["ended"] is not None
     assert newest["to_step"] == 2
-    its_own = ended(how="RunError: its own")
-    assert fails(directory, "what it was told", stay(), stay(), its_own) == [None, None, "RunError: its own"]
+    waited = ended(how="RunError: waited in vain for rank 1", to_step=3)
+    told = fails(directory, "rank 1 was killed", stay(), stay(), waited)
+    assert told == [None, None, "RunError: rank 1 was killed"], "what came first"
+    assert History(folder, resume=True).stays[-1]["to_step"] == 3
+    told = fails(directory, "a rank failed as it left", stay(), stay(), stay(), ended(how="finished"))
+    assert told == [None, None, None, "finished"]
     directory.close()

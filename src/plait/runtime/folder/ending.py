@@ -35,8 +35,8 @@ def said_of_end(folder: Path) -> str | None:
     if how is not None:
         return f"the run ended after step {step}: {_OF_OURS.sub('', how) or f'left at once; go on with {RESUME}'}"
     return (
-        f"the run was killed: its process is gone and wrote no reason (SIGKILL, want of memory, a power cut); "
-        f"{f'step {step} is the newest that is saved' if step else 'no step is saved'}; go on with {RESUME}"
+        "the run was killed: its process is gone and wrote no reason (SIGKILL, want of memory, a power cut, a full "
+        f"disk); {f'step {step} is the newest that is saved' if step else 'no step is saved'}; go on with {RESUME}"
     )
 
 
@@ -60,15 +60,16 @@ def _begun(folder: Path) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def end_noted(directory: RunDirectory) -> Iterator[None]:
-    """For who watches the processes of a stay: the error that comes through is noted as its end, where its own process
-    could not."""
+    """For who watches the processes of a stay: the error that comes through is noted as its end. Its own process may
+    have been killed, or know but that it waited in vain for one that was."""
     before = _num_stays(directory)
     try:
         yield
     except BaseException as error:
-        directory.note_begun()
-        if _num_stays(directory) > before:
-            History(directory.path, resume=True).end(f"{type(error).__name__}: {error}")
+        with contextlib.suppress(DataError, OSError):  # the error that came through is the one to go on up
+            directory.note_begun()
+            if _num_stays(directory) > before:
+                History(directory.path, resume=True).end(f"{type(error).__name__}: {error}")
         raise
 
 
