@@ -334,7 +334,7 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
 def test_a_lock_whose_file_was_removed_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Opened before its holder removed it, locked after: whoever comes next would lock another file. Here it is so each
     time that it is tried."""
-    monkeypatch.setattr(run_lock, "_TRIES_S", 0.0)
+    monkeypatch.setattr(run_lock, "TRIES_S", 0.0)
     flock = fcntl.flock
 
     def late(fd: int, operation: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from plait.errors import RESUME, RunError
+from plait.runtime.folder import ending
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.ending import end_noted, said_of_end
 from plait.runtime.folder.history import History
@@ -77,16 +78,16 @@ def test_a_run_that_begins_or_ends_while_it_is_looked_at_is_not_said_to_be_kille
     """As its history is read: the stay has begun in it, and has no end yet."""
     folder = write(tmp_path / "run", stay())
     locks = [] if begins else [Lock(folder)]
-    read = History._read
 
-    def late(history: History) -> None:
-        read(history)
+    def late(path: Path, *, resume: bool) -> History:
+        history = History(path, resume=resume)
         if begins:
             locks.append(Lock(folder))
         else:
             locks[0].release()
+        return history
 
-    monkeypatch.setattr(History, "_read", late)
+    monkeypatch.setattr(ending, "History", late)
     said = said_of_end(folder)
     assert said is not None
     assert said.startswith(f"the run goes on: process {os.getpid()} on ")

@@ -42,7 +42,7 @@ def test_who_works_there_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.M
 def test_who_shares_the_lock_for_good_is_not_waited_for_without_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_lock, "_TRIES_S", 0.05)
+    monkeypatch.setattr(run_lock, "TRIES_S", 0.05)
     with open(tmp_path / "run.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         with pytest.raises(ConfigError, match="is in use by another process; wait for it"):

@@ -13,7 +13,7 @@ from plait.errors import ConfigError
 from plait.file_lock import NO_LOCKS, holder_of, is_taken, sign
 from plait.output import RUN_LOCK
 
-_TRIES_S, _TRIES_EVERY_S = 1.0, 0.02
+TRIES_S, _TRIES_EVERY_S = 1.0, 0.02
 """How long, and how often, a lock is tried that nobody works under: who asks has it for a moment, and who leaves may
 remove its file as we open it."""
 
@@ -27,7 +27,7 @@ class Lock:
     """
 
     def __init__(self, folder: Path) -> None:
-        path, until_s = folder / RUN_LOCK, time.monotonic() + _TRIES_S
+        path, until_s = folder / RUN_LOCK, time.monotonic() + TRIES_S
         self._fd = _opened(path)
         try:
             while not is_taken(self._fd, path):
