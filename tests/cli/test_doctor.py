@@ -50,6 +50,22 @@ def test_how_the_run_ended_stands_last(tmp_path: Path, capsys: pytest.CaptureFix
     assert (code, out) == (0, f"its doctor was off (`doctor.enabled`)\n{end}\n")
 
 
+def test_of_a_recipe_with_stages_it_says_how_each_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the order in which they were begun, also of one whose doctor was off; the last was killed."""
+    for number, (stage, how) in enumerate({"sft": "finished", "reward": "finished", "policy": None}.items()):
+        stay = {"started": f"2026-01-0{number + 1}", "from_step": 0, "to_step": number + 1, "code": [], "how": how}
+        record = {"format": "plait-run", "version": 1, "saved_step": 2, "stays": [stay]}
+        (tmp_path / stage).mkdir()
+        (tmp_path / stage / "run.json").write_text(json.dumps(record))
+    (tmp_path / "notes").mkdir()
+    code, out, _ = run(capsys, "doctor", tmp_path)
+    sft, reward, policy, *rest = out.splitlines()
+    assert sft == f"`{tmp_path}/sft`: the run finished after step 1"
+    assert reward == f"`{tmp_path}/reward`: the run finished after step 2"
+    assert policy.startswith(f"`{tmp_path}/policy`: the run was killed: ")
+    assert (code, rest) == (0, ["", "give one of these folders to see what its doctor said"])
+
+
 def test_a_folder_without_a_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for there, remedy in (
         (None, "give the folder of a run, or the word engines"),

@@ -27,6 +27,7 @@ from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime import api
 from plait.runtime.api import run
+from plait.runtime.folder.ending import said_of_end
 from plait.runtime.session import Session
 from tests.cases import slow_but
 
@@ -102,15 +103,22 @@ def test_wrong_input_leaves_the_old_run_and_the_folder_as_they_were(
 def test_a_tracker_that_does_not_start_leaves_nothing(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But to a run that is resumed it is how that stay ended."""
+
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise ConfigError("key `trackers`: no login")
 
-    with monkeypatch.context() as patch:
-        patch.setattr("plait.runtime.records.Trackers", refuse)
-        with pytest.raises(ConfigError, match="no login"):
-            run(make_recipe(steps=1))
+    def refused(recipe: Recipe, *, resume: bool = False) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("plait.runtime.records.Trackers", refuse)
+            with pytest.raises(ConfigError, match="no login"):
+                run(recipe, resume=resume)
+
+    refused(make_recipe(steps=1))
     assert not (tmp_path / "run").exists()
     assert run(make_recipe(steps=1)).finished
+    refused(make_recipe(steps=2), resume=True)
+    assert said_of_end(tmp_path / "run") == "the run ended after step 1: key `trackers`: no login"
 
 
 def test_a_folder_that_is_taken_is_refused_before_any_work(

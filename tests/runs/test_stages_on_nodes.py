@@ -77,7 +77,8 @@ def test_a_node_lost_in_the_second_stage_restarts_that_and_the_third_goes_on_wit
     recipe: Path, alone: Path
 ) -> None:
     run_dir = recipe.with_name("lost")
-    commands = begun(recipe, run_dir, "--restarts", "1", "--checkpoint.every", "1", "--reward_model.steps", "40")
+    keys = ("--checkpoint.every", "1", "--checkpoint.keep_last", "40", "--reward_model.steps", "40")
+    commands = begun(recipe, run_dir, "--restarts", "1", *keys)
     wait_for(run_dir / "reward_model" / "checkpoints" / "step-1", commands)
     commands[1].kill()
     leader = ends(commands)[0]
@@ -96,7 +97,7 @@ def test_a_node_lost_in_the_second_stage_restarts_that_and_the_third_goes_on_wit
 def test_what_ended_in_the_second_stage_is_resumed_there_on_both_nodes(recipe: Path, alone: Path) -> None:
     """First a rank is killed, which without `restarts` ends all; then a node is asked to stop; then it goes on."""
     run_dir = recipe.with_name("resumed")
-    keys = ("--checkpoint.every", "1", "--reward_model.steps", "200")
+    keys = ("--checkpoint.every", "1", "--checkpoint.keep_last", "200", "--reward_model.steps", "200")
     commands = begun(recipe, run_dir, *keys)
     wait_for(run_dir / "reward_model" / "checkpoints" / "step-1", commands)
     os.kill(process_of(run_dir / "reward_model", 1), signal.SIGKILL)

@@ -17,7 +17,8 @@ def doctor(what: Place, /) -> int:
     Parameters
     ----------
     what
-        Folder of a run: what its doctor has said so far, by step, and the summary. Or engines: who can draw samples.
+        Folder of a run: what its doctor has said so far, by step, the summary, and how the run ended; of several runs,
+        as those of stages: how each ended. Or engines: who can draw samples.
     """
     if what == _ENGINES:
         _say_engines()
@@ -27,24 +28,20 @@ def doctor(what: Place, /) -> int:
 
 
 def _say_findings(folder: Path) -> None:
-    """What its doctor said, and how the run ended. Raises ConfigError: it is no folder of a run."""
-    from plait.errors import ConfigError
+    """What its doctor said, and how the run ended; or how each of the runs in it did. Raises ConfigError: it is no
+    folder of a run."""
     from plait.observe.doctor import Doctor
     from plait.observe.run_log import read_steps
     from plait.runtime.folder.ending import said_of_end
-    from plait.runtime.folder.run_files import DOCTOR, RunFiles
+    from plait.runtime.folder.run_files import RunFiles
 
     files, end = RunFiles(folder), said_of_end(folder)
     if not os.path.isfile(files.doctor):
-        stages = ", ".join(f"`{path.parent}`" for path in sorted(folder.glob(f"*/{DOCTOR}")))
-        remedy = f"give one of {stages}" if stages else "give the folder of a run, or the word engines"
-        if end is not None:
+        if end is None:
+            _say_ends(folder)
+        else:
             say(f"its doctor was off (`doctor.enabled`)\n{end}")
-            return
-        if not folder.exists():
-            raise ConfigError(f"WHAT: `{folder}` does not exist; {remedy}")
-        remedy = "its doctor was off (`doctor.enabled`)" if os.path.isfile(files.recipe) else remedy
-        raise ConfigError(f"WHAT: `{folder}` has no {DOCTOR}; {remedy}")
+        return
     seen = Doctor()
     for finding in seen.read(files.doctor):
         say(str(finding))
@@ -55,6 +52,26 @@ def _say_findings(folder: Path) -> None:
     say(f"\n{summary}" if (summary := seen.summary_text()) else nothing)
     if end is not None:
         say(f"\n{end}" if summary else end)
+
+
+def _say_ends(folder: Path) -> None:
+    """How each of the runs in a folder ended. Raises ConfigError: there is none."""
+    from plait.errors import ConfigError
+    from plait.runtime.folder.ending import ends_below
+    from plait.runtime.folder.run_files import DOCTOR, RunFiles
+
+    ends = ends_below(folder)
+    for run, end in ends.items():
+        say(f"`{run}`: {end}")
+    if ends:
+        say("\ngive one of these folders to see what its doctor said")
+        return
+    runs = ", ".join(f"`{path.parent}`" for path in sorted(folder.glob(f"*/{DOCTOR}")))
+    remedy = f"give one of {runs}" if runs else "give the folder of a run, or the word engines"
+    if not folder.exists():
+        raise ConfigError(f"WHAT: `{folder}` does not exist; {remedy}")
+    remedy = "its doctor was off (`doctor.enabled`)" if os.path.isfile(RunFiles(folder).recipe) else remedy
+    raise ConfigError(f"WHAT: `{folder}` has no {DOCTOR}; {remedy}")
 
 
 def _say_engines() -> None:

@@ -211,7 +211,8 @@ def _explain(error: ValidationError, *section: str) -> list[str]:
         found = detail["input"]
         if detail["type"] == "missing" and isinstance(detail["loc"][-1], int):  # the last one is told of last
             around, _, place = key.rpartition(".")
-            lines = [line for line in lines if not line.startswith(f"key `{around}`: expected ")]
+            told = (f"key `{around}`: expected ", f"key `{around}.")  # of the list, or of values that it has
+            lines = [line for line in lines if not line.startswith(told)]
             lines.append(_miscounted(around, int(place) + 1, found))
         elif detail["type"] == "too_long" and detail["ctx"]["field_type"] == "Tuple":
             lines.append(_miscounted(key, detail["ctx"]["max_length"], found))

@@ -76,10 +76,13 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        self._note_end(kind, error)
+        self._stack.close()
+
+    def _note_end(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         finished = self.done.step >= self.recipe.steps
         ended = f"{kind.__name__}: {error}" if kind is not None else FINISHED if finished else STOPPED
         self.history.end(ended, self.done.step)
-        self._stack.close()
 
     def _open(self, stack: contextlib.ExitStack) -> None:
         recipe, prepared = self.recipe, self.prepared
@@ -126,6 +129,7 @@ class Session:
             with writing(self.directory.files.plan):  # of this stay: a run that is resumed may have another than before
                 write_file(self.directory.files.plan, prepared.plan.to_json())
             self._write_history()
+            undo.push(self._note_end)
             records = Records(prepared, self.directory, resume=self._resume, last_step=self.done.step)
             self.records = stack.enter_context(records)
             self.doctor = stack.enter_context(self._open_doctor()) if recipe.doctor.enabled else None

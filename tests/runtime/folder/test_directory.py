@@ -13,6 +13,7 @@ import pytest
 from plait.errors import ConfigError, RunError
 from plait.observe.run_log import RunLog, read_rows, write_rows
 from plait.observe.trace import TraceEvent, TraceWriter, read_trace
+from plait.runtime.folder import run_lock
 from plait.runtime.folder.directory import RunDirectory
 
 RECIPE = "model: m\nsteps: 3\n"
@@ -331,7 +332,9 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_lock_whose_file_was_removed_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Opened before its holder removed it, locked after: whoever comes next would lock another file."""
+    """Opened before its holder removed it, locked after: whoever comes next would lock another file. Here it is so each
+    time that it is tried."""
+    monkeypatch.setattr(run_lock, "TRIES_S", 0.0)
     flock = fcntl.flock
 
     def late(fd: int, operation: int) -> None:

@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 
 from plait.errors import RESUME, RunError
+from plait.runtime.folder import ending
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.ending import end_noted, said_of_end
 from plait.runtime.folder.history import History
 from plait.runtime.folder.run_lock import Lock
+
+KILLED = (
+    "the run was killed: its process is gone and wrote no reason (SIGKILL, want of memory, a power cut, a full disk)"
+)
 
 
 def stay(**known: Any) -> dict[str, Any]:
@@ -38,18 +43,18 @@ def write(folder: Path, *stays: dict[str, Any]) -> Path:
         (ended(how="finished"), "the run finished after step 2"),
         (ended(how="stopped"), f"the run was stopped after step 2, as was asked; go on with {RESUME}"),
         (ended(how="RunError: the disk is full"), "the run ended after step 2: the disk is full"),
+        (ended(how="RanksLost: node 1 is lost"), "the run ended after step 2: node 1 is lost"),
+        (ended(how="KeyboardInterrupt: "), f"the run ended after step 2: left at once; go on with {RESUME}"),
         (
             stay(),
-            "the run was killed: its process is gone and wrote no reason (SIGKILL, want of memory, a power cut); "
-            f"step 2 is the newest that is saved; go on with {RESUME}",
+            f"{KILLED}; step 2 is the newest that is saved; go on with {RESUME}",
         ),
         (
             stay(to_step=0),
-            "the run was killed: its process is gone and wrote no reason (SIGKILL, want of memory, a power cut); no "
-            f"step is saved; go on with {RESUME}",
+            f"{KILLED}; no step is saved; go on with {RESUME}",
         ),
     ],
-    ids=["finished", "stopped", "failed", "killed", "killed before it has saved"],
+    ids=["finished", "stopped", "failed", "lost", "left", "killed", "killed before it has saved"],
 )
 def test_the_newest_stay_says_how_it_ended(tmp_path: Path, newest: dict[str, Any], said: str) -> None:
     assert said_of_end(write(tmp_path / "run", ended(how="RunError: earlier"), newest)) == said
@@ -66,6 +71,28 @@ def test_who_holds_the_folder_is_at_it_whatever_was_before(tmp_path: Path) -> No
     Lock(folder).release()  # to look has not kept it
 
 
+@pytest.mark.parametrize("begins", [True, False], ids=["begins", "ends"])
+def test_a_run_that_begins_or_ends_while_it_is_looked_at_is_not_said_to_be_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, begins: bool
+) -> None:
+    """As its history is read: the stay has begun in it, and has no end yet."""
+    folder = write(tmp_path / "run", stay())
+    locks = [] if begins else [Lock(folder)]
+
+    def late(path: Path, *, resume: bool) -> History:
+        history = History(path, resume=resume)
+        if begins:
+            locks.append(Lock(folder))
+        else:
+            locks[0].release()
+        return history
+
+    monkeypatch.setattr(ending, "History", late)
+    said = said_of_end(folder)
+    assert said is not None
+    assert said.startswith(f"the run goes on: process {os.getpid()} on ")
+
+
 def test_a_folder_that_tells_nothing(tmp_path: Path) -> None:
     assert said_of_end(tmp_path) is None
     assert said_of_end(write(tmp_path / "run")) is None
@@ -73,6 +100,9 @@ def test_a_folder_that_tells_nothing(tmp_path: Path) -> None:
     said = said_of_end(tmp_path)
     assert said is not None
     assert said.startswith(f"how the run ended is not known: {tmp_path}/run.json: expected a run in JSON")
+    said = said_of_end(write(tmp_path, ended(how=7)))
+    assert said is not None
+    assert said.startswith(f"how the run ended is not known: {tmp_path}/run.json: expected the stays of a run")
 
 
 def fails(directory: RunDirectory, why: str, *stays: dict[str, Any]) -> list[Any]:
@@ -89,7 +119,7 @@ def fails(directory: RunDirectory, why: str, *stays: dict[str, Any]) -> list[Any
     return [each["how"] for each in History(directory.path, resume=True).stays]
 
 
-def test_who_watches_notes_the_end_that_a_process_could_not_write(tmp_path: Path) -> None:
+def test_who_watches_notes_the_end_that_a_process_could_not_write_or_know(tmp_path: Path) -> None:
     """The stay before, which was killed too, stays as it is."""
     folder = write(tmp_path / "run", stay())
     for name in ("recipe.yaml", "run.lock"):
@@ -100,6 +130,10 @@ def test_who_watches_notes_the_end_that_a_process_could_not_write(tmp_path: Path
     newest = History(folder, resume=True).stays[-1]
     assert newest["ended"] is not None
     assert newest["to_step"] == 2
-    its_own = ended(how="RunError: its own")
-    assert fails(directory, "what it was told", stay(), stay(), its_own) == [None, None, "RunError: its own"]
+    waited = ended(how="RunError: waited in vain for rank 1", to_step=3)
+    told = fails(directory, "rank 1 was killed", stay(), stay(), waited)
+    assert told == [None, None, "RunError: rank 1 was killed"], "what came first"
+    assert History(folder, resume=True).stays[-1]["to_step"] == 3
+    told = fails(directory, "a rank failed as it left", stay(), stay(), stay(), ended(how="finished"))
+    assert told == [None, None, None, "finished"]
     directory.close()

@@ -3,52 +3,73 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from plait.errors import RESUME, DataError
-from plait.file_lock import holder_of
-from plait.output import RUN_LOCK
 from plait.runtime.folder.directory import RunDirectory
-from plait.runtime.folder.history import FINISHED, STOPPED, History
+from plait.runtime.folder.history import FINISHED, HISTORY, STOPPED, History
+from plait.runtime.folder.run_lock import worker_at
+
+_OF_OURS = re.compile(r"^(RunError|RanksLost|KeyboardInterrupt|ConfigError|DataError|ModelError|FlowError): ")
+"""Kinds of errors whose message says all there is to know."""
 
 
 def said_of_end(folder: Path) -> str | None:
     """How the newest stay at the run in a folder ended, or that it has not, in words; None of a folder without one."""
+    worker = worker_at(folder)
     try:
         stays = History(folder, resume=True).stays
     except DataError as error:
         return f"how the run ended is not known: {error}"
     if not stays:
         return None
+    if (worker := worker or worker_at(folder)) is not None:  # also one that ended, or began, while it was read
+        return f"the run goes on: {worker} is at it"
     how, step = stays[-1].get("how"), stays[-1].get("to_step")
-    if (holder := _at_work(folder / RUN_LOCK)) is not None:
-        return f"the run goes on: {holder} is at it"
     if how == FINISHED:
         return f"the run finished after step {step}"
     if how == STOPPED:
         return f"the run was stopped after step {step}, as was asked; go on with {RESUME}"
     if how is not None:
-        said = how.removeprefix("RunError: ").removeprefix("KeyboardInterrupt: ")  # which tell all there is to know
-        return f"the run ended after step {step}: {said}"
+        return f"the run ended after step {step}: {_OF_OURS.sub('', how) or f'left at once; go on with {RESUME}'}"
     return (
-        f"the run was killed: its process is gone and wrote no reason (SIGKILL, want of memory, a power cut); "
-        f"{f'step {step} is the newest that is saved' if step else 'no step is saved'}; go on with {RESUME}"
+        "the run was killed: its process is gone and wrote no reason (SIGKILL, want of memory, a power cut, a full "
+        f"disk); {f'step {step} is the newest that is saved' if step else 'no step is saved'}; go on with {RESUME}"
     )
+
+
+def ends_below(folder: Path) -> dict[Path, str]:
+    """How each run ended that lies in a folder, such as those of the stages of a recipe: in the order in which they
+    were begun."""
+    said: dict[Path, str] = {}
+    for run in sorted({path.parent for path in folder.glob(f"*/{HISTORY}")}, key=_begun):
+        if (end := said_of_end(run)) is not None:
+            said[run] = end
+    return said
+
+
+def _begun(folder: Path) -> tuple[str, str]:
+    """When the run in a folder was begun, as its first stay tells, and its name; those that tell nothing come first."""
+    with contextlib.suppress(DataError):
+        if stays := History(folder, resume=True).stays:
+            return str(stays[0].get("started", "")), folder.name
+    return "", folder.name
 
 
 @contextlib.contextmanager
 def end_noted(directory: RunDirectory) -> Iterator[None]:
-    """For who watches the processes of a stay: the error that comes through is noted as its end, where its own process
-    could not."""
+    """For who watches the processes of a stay: the error that comes through is noted as its end. Its own process may
+    have been killed, or know but that it waited in vain for one that was."""
     before = _num_stays(directory)
     try:
         yield
     except BaseException as error:
-        directory.note_begun()
-        if _num_stays(directory) > before:
-            History(directory.path, resume=True).end(f"{type(error).__name__}: {error}")
+        with contextlib.suppress(DataError, OSError):  # the error that came through is the one to go on up
+            directory.note_begun()
+            if _num_stays(directory) > before:
+                History(directory.path, resume=True).end(f"{type(error).__name__}: {error}")
         raise
 
 
@@ -57,13 +78,3 @@ def _num_stays(directory: RunDirectory) -> int:
     with contextlib.suppress(DataError):
         return len(History(directory.path, resume=True).stays) if directory.begun else 0
     return 0
-
-
-def _at_work(lock: Path) -> str | None:
-    """Who holds the lock of a run; None: nobody."""
-    with contextlib.suppress(OSError), open(lock, "rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for a moment, until it is closed
-        except BlockingIOError:
-            return holder_of(file.fileno())
-    return None

@@ -167,8 +167,9 @@ class History:
         self._update(to_step=step)
 
     def end(self, how: str, step: int | None = None) -> None:
-        """This stay is over, after a step; None: after the newest that was saved."""
-        if self.stays and self.stays[-1]["ended"] is None:
+        """This stay is over, after a step; None: as was noted, or after the newest that was saved. An error takes the
+        place of one that was noted before: who watches the processes of a run knows what came first."""
+        if self.stays and self.stays[-1].get("how") not in (FINISHED, STOPPED):
             self._update(ended=_now(), how=how, **({} if step is None else {"to_step": step}))
 
     def _update(self, **changes: Any) -> None:
@@ -281,6 +282,7 @@ def _is_stay(stay: Any) -> bool:
     return (
         isinstance(stay, dict)
         and type(stay.get("from_step")) is int
+        and isinstance(stay.get("how"), str | None)
         and _are_files(stay.get("code"))
         and _are_files(stay.get("inputs", []))
     )

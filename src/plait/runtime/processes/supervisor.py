@@ -71,7 +71,7 @@ def supervise(
         with launcher_shown(prepared, threads, status, places, progress, output_dir=folder) as launcher:
             if note := spread(plan):
                 progress.message(note)
-            with saying_what_is_left(progress, job, directory), end_noted(directory):
+            with end_noted(directory), saying_what_is_left(progress, job, directory):
                 return _run(launcher, job, directory, nodes, status)
 
 
