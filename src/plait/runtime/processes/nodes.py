@@ -96,9 +96,7 @@ def commands_joined(
         )
         me = who(0, 0, own, own_devices=attached.own_devices, **given(recipes)._asdict())
         tasks, silence_s = range(1, attached.tasks), silent_after_s(list(recipes.values()))
-        coming = NodeRendezvous(
-            listener, key, tasks, me, silence_s, say, wished=interrupt_command, missed=said_at_once
-        )
+        coming = NodeRendezvous(listener, key, tasks, me, silence_s, say, wished=interrupt_command, missed=said_at_once)
         with _ended(coming.wait(place)) as gathered:
             for path in dict.fromkeys((folder.resolve(), folder.absolute())):  # ranks work in this command's folder
                 gathered.check_folder(path)
