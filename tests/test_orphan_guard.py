@@ -1,9 +1,14 @@
-"""Processes that leave it to the one that started them when to stop."""
+"""Processes that leave it to the one that started them when to stop, and end if that says nothing any more."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
+
+import pytest
 
 SCRIPT = """
 import multiprocessing, os, signal, subprocess, threading, time
@@ -50,3 +55,47 @@ def test_a_signal_to_all_processes_of_a_job_is_for_the_command_alone() -> None:
     and at once; handlers that others have set stay."""
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["-15", "-15", "-15"]
+
+
+WATCHED = """
+import signal, sys
+from plait.orphan_guard import end_unless_heard
+
+signal.signal(signal.SIGCONT, lambda *_: print("goes on", flush=True))
+end_unless_heard(int(sys.argv[1]), 4)
+print("begins", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.slow
+def test_what_its_owner_says_nothing_to_ends_but_not_while_it_is_stopped_itself() -> None:
+    """At first both are stopped, as when a scheduler suspends a job: five seconds that do not count. Then it runs and
+    hears nothing for four, which do."""
+    beats, ours = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", WATCHED, str(beats)],
+        pass_fds=[beats],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    os.close(beats)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "begins\n"
+        os.write(ours, b".")
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(5)
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout.readline() == "goes on\n"
+        time.sleep(0.7)  # longer than a look takes
+        assert process.poll() is None
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL
+        assert said.startswith("nothing came for 4 s from the process that started this rank")
+    finally:
+        process.kill()
+        os.close(ours)

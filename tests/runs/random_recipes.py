@@ -103,7 +103,7 @@ WHAT = (
     Draw(0.3, _one("options.multi_objective_aggregation", "normalize_then_sum"), ("grpo",)),
     Draw(0.3, _one("options.aggregation", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"), BUILT_IN),
     Draw(0.3, _one("options.entropy_coef", 0.02), REWARDED),
-    Draw(0.2, _one("options.dual_clip", 3.0), REWARDED),
+    Draw(0.4, ({"options.dual_clip": 3.0}, {"options.off_policy_mask_threshold": 1e-3}), REWARDED),
     Draw(0.4, (*_one("options.correction", "icepop", "seq_mask"), {"options.old_logprobs": "engine"}), REWARDED),
     Draw(0.3, _one("options.ratio", "sequence-mean", "sequence-product"), ("grpo",)),
     Draw(0.3, _one("options.mask_truncated", True), ("grpo",)),

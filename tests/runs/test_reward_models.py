@@ -187,6 +187,30 @@ def test_what_the_template_of_a_reward_model_does_not_write_is_said_once() -> No
     assert other.decode(read.prompt.token_ids + read.token_ids) == "<user>3 + 4?<assistant>add<assistant>it is seven"
 
 
+@pytest.mark.parametrize("first", ["", "7"])
+def test_a_reply_that_stands_elsewhere_too_does_not_hide_that_replies_are_not_written(first: str) -> None:
+    """The answer often repeats what a tool has said: whether that was written shows in another conversation."""
+    actor, other = typing.cast(Any, tiny_tokenizer()), typing.cast(Any, tiny_tokenizer())
+    other.chat_template = (
+        "{% for m in messages %}{% if m['role'] != 'tool' %}<{{ m['role'] }}>{{ m['content'] }}{% endif %}{% endfor %}"
+    )
+    told: list[str] = []
+    translator = translator_for(actor, other, tell=told.append)
+    assert translator is not None
+    prompt = Prompt(0, "3 + 4?", (1, 2), {"prompt": "3 + 4?"}, is_chat=True)
+
+    def with_reply(index: int, reply: str) -> Sample:
+        contents = [("assistant", "add"), ("tool", reply), ("assistant", "it is 7")]
+        turns = tuple({"role": role, "content": content} for role, content in contents)
+        return Sample(prompt, index, (5, 6), (-1.0, -1.0), "it is 7", FinishReason.STOP, turns=turns)
+
+    translator.translate_all([with_reply(0, first)])
+    assert not told
+    translator.translate_all([with_reply(1, "no such tool"), with_reply(2, "no tool")])
+    (said,) = told
+    assert "messages of the role `tool`" in said
+
+
 def test_a_reward_model_reads_what_others_said_up_to_where_it_was_trained(tiny_folder: Path, tmp_path: Path) -> None:
     """The template writes a line break behind the marker that closes an answer. One that plait has trained was never
     asked there; one from elsewhere was, as TRL trains on all that the template writes."""

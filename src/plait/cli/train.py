@@ -74,7 +74,7 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
         if told is not None:
             from plait.recipes.device_checks import check_divided
 
-            check_divided(loaded, told.num_nodes)
+            check_divided(loaded, told.num_nodes, told.tasks)
         if "--dry-run" not in flags:
             check_place(loaded, resume="--resume" in flags)
     if "--dry-run" in flags:

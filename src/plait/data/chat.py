@@ -193,12 +193,19 @@ def left_out(
     ):
         if is_there and text == _rendered_if_taken(tokenizer, less, less_row, how):
             yield what, None
-    for place, message in enumerate(messages):
-        said = (message.get("content") or "").strip()
-        if message["role"] in _WRITTEN or said in text:  # it may say what the template says by itself
-            continue
+    for place in not_found(messages, text):
         if text == _rendered_if_taken(tokenizer, [*messages[:place], *messages[place + 1 :]], row, how):
-            yield f"the role `{message['role']}`", place
+            yield f"the role `{messages[place]['role']}`", place
+
+
+def not_found(messages: Messages, text: str) -> list[int]:
+    """Places of the messages, but of roles that every template writes, whose content stands nowhere in a text. (One
+    that is found may still be left out: it may say what the template, or another message, says by itself.)"""
+    return [
+        place
+        for place, message in enumerate(messages)
+        if message["role"] not in _WRITTEN and (message.get("content") or "").strip() not in text
+    ]
 
 
 def _rendered_if_taken(tokenizer: Tokenizer, messages: Messages, row: Row, how: Mapping[str, Any]) -> str | None:

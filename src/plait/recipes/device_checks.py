@@ -27,13 +27,15 @@ def ranks_on_ray(recipe: Recipe) -> int:
     return num_ranks
 
 
-def check_divided(recipe: Recipe, nodes: int) -> None:
-    """Raises ConfigError where a recipe states a number of ranks that so many machines cannot have equally many of."""
+def check_divided(recipe: Recipe, nodes: int, commands: int) -> None:
+    """Raises ConfigError where a recipe states a number of ranks that so many commands, on so many machines, cannot
+    have equally many of."""
     num_ranks = ranks_of(recipe.plan) or recipe.devices
-    if num_ranks % nodes:
+    if num_ranks % commands:
+        places = f"{nodes} nodes" if commands == nodes else f"{commands} commands (on {nodes} nodes)"
         raise ConfigError(
-            f"{num_ranks} ranks cannot be divided among the {nodes} nodes of this run, equally many on each; set "
-            f"`devices`, or `num_ranks` of the plan file, to a multiple of {nodes}"
+            f"{num_ranks} ranks cannot be divided among the {places} of this run, equally many on each; set "
+            f"`devices`, or `num_ranks` of the plan file, to a multiple of {commands}"
         )
 
 

@@ -63,7 +63,7 @@ def nodes_of_stages(stages: Stages, attached: Attached | None, *, resume: bool) 
             for name in stages.recipes:  # held while the others come: no other command takes one
                 with in_stage(name):
                     recipe = stages.resolved(name)
-                    check_divided(recipe, attached.num_nodes)
+                    check_divided(recipe, attached.num_nodes, attached.tasks)
                     waiting.enter_context(claim(recipe, resume=resume and _has_begun(recipe)))
         nodes = stack.enter_context(commands_joined(stages.recipes, attached, folder, loading))
         waiting.close()

@@ -14,7 +14,7 @@ from plait.launch.nodes.place import Attached
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.node_files import Given
 from plait.runtime.processes import nodes
-from plait.runtime.processes.nodes import gathered_nodes, said_of_kinds, threads_of
+from plait.runtime.processes.nodes import gathered_nodes, said_of_kinds, silent_after_s, threads_of
 
 CPU = ("cpu", "a CPU")
 
@@ -51,6 +51,12 @@ def test_a_leader_that_has_only_a_name_of_its_own_for_itself_is_told(
         with gathered_nodes(Recipe.model_construct(), tmp_path, said.append, attached=place):
             pass
     assert [line.startswith("node0 is 127.0.1.1 on this machine") for line in said] == [True, *[False] * 4]
+
+
+@pytest.mark.parametrize(("freeze_after_s", "silence_s"), [((30.0,), 15.0), ((30.0, 5.0), 5.0), ((1.0,), 3.0)])
+def test_a_node_is_not_lost_between_two_of_its_heartbeats(freeze_after_s: tuple[float, ...], silence_s: float) -> None:
+    """They come every second, and before there are ranks nothing else does."""
+    assert silent_after_s([Recipe.model_construct(freeze_after_s=one) for one in freeze_after_s]) == silence_s
 
 
 @pytest.mark.parametrize(("num_ranks", "threads"), [(8, 2), (4, 4), (2, 4), (3, 4)])

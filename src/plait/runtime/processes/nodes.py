@@ -14,7 +14,7 @@ from plait.cost.hardware import Link
 from plait.launch.local import LocalNode
 from plait.launch.machine import hardware
 from plait.launch.node import Node
-from plait.launch.nodes.agent import who
+from plait.launch.nodes.agent import BEAT_S, who
 from plait.launch.nodes.gathered import Gathered, ended_by
 from plait.launch.nodes.gathering import NODE_SILENT_S, NodeRendezvous
 from plait.launch.nodes.interfaces import interface_variables, resolved
@@ -31,6 +31,7 @@ from plait.runtime.prediction.network import NOT_MEASURED, THIS_ONE, Machines, N
 from plait.runtime.prediction.spending import is_searched
 from plait.stop_signals import STOP_SIGNALS
 
+_FEWEST_BEATS = 3
 Gathering = Callable[[Recipe, Path, Callable[[str], None]], AbstractContextManager[Gathered | None]]
 """Recipe and folder of a run, and what says how far it is → the nodes that the run is on while inside; None: this
 machine alone."""
@@ -66,8 +67,8 @@ def gathered_nodes(
         return
     from plait.launch.nodes.on_ray import started_by_ray
 
-    need, key, silent_after_s = _need(recipe, num_nodes), secrets.token_bytes(32), _silent_after_s([recipe])
-    with started_by_ray(need, key, silent_after_s=silent_after_s, say=say) as gathered, _ended(gathered):
+    need, key, silence_s = _need(recipe, num_nodes), secrets.token_bytes(32), silent_after_s([recipe])
+    with started_by_ray(need, key, silent_after_s=silence_s, say=say) as gathered, _ended(gathered):
         gathered.check_folder(folder.resolve())
         yield gathered
 
@@ -94,10 +95,8 @@ def commands_joined(
             f"at {attached.leader[0]}:{attached.leader[1]}"
         )
         me = who(0, 0, own, own_devices=attached.own_devices, **given(recipes)._asdict())
-        tasks, silent_after_s = range(1, attached.tasks), _silent_after_s(list(recipes.values()))
-        coming = NodeRendezvous(
-            listener, key, tasks, me, silent_after_s, say, wished=interrupt_command, missed=said_at_once
-        )
+        tasks, silence_s = range(1, attached.tasks), silent_after_s(list(recipes.values()))
+        coming = NodeRendezvous(listener, key, tasks, me, silence_s, say, wished=interrupt_command, missed=said_at_once)
         with _ended(coming.wait(place)) as gathered:
             for path in dict.fromkeys((folder.resolve(), folder.absolute())):  # ranks work in this command's folder
                 gathered.check_folder(path)
@@ -129,8 +128,10 @@ def interrupt_command() -> None:
         os.kill(os.getpid(), heeded[0])
 
 
-def _silent_after_s(recipes: Sequence[Recipe]) -> float:
-    return min(NODE_SILENT_S, *(recipe.freeze_after_s for recipe in recipes))
+def silent_after_s(recipes: Sequence[Recipe]) -> float:
+    """Silence after which a node of these runs counts as lost: as of a rank, but no less than a few heartbeats of a
+    node."""
+    return max(_FEWEST_BEATS * BEAT_S, min(NODE_SILENT_S, *(recipe.freeze_after_s for recipe in recipes)))
 
 
 def placed_on(recipe: Recipe, nodes: Gathered | None) -> tuple[Recipe, Machines]:

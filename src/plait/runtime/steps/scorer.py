@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.data.chat import READS_TO_MARKER, Ids, left_out, render
+from plait.data.chat import READS_TO_MARKER, Ids, left_out, not_found, render
 from plait.data.formats import Row
 from plait.data.records import FinishReason, Sample, conversation
 from plait.data.rows import FloatArray, Rows
@@ -132,7 +132,8 @@ class Translator:
         self._key = key
         self._tell = tell
         self._looked_at: set[tuple[bool, bool, frozenset[str]]] = set()
-        """Conversations of which is known what the template leaves out: whether with tools, with calls, and roles."""
+        """Conversations of which is known what the template leaves out: whether with tools, with calls, and roles of
+        messages that stand nowhere in what it writes."""
         self._told: set[str] = set()
         self._to_marker = SpokenFinder(tokenizer, Ids(tokenizer)) if READS_TO_MARKER in tokenizer.init_kwargs else None
 
@@ -179,7 +180,8 @@ class Translator:
 
     def _tell_of_left_out(self, turns: list[dict[str, Any]], row: Row, text: str, how: Mapping[str, Any]) -> None:
         has_calls = any(message.get("tool_calls") for message in turns)
-        kind = (bool(row.columns["tools"]), has_calls, frozenset(message["role"] for message in turns))
+        absent = frozenset(turns[place]["role"] for place in not_found(turns, text))
+        kind = (bool(row.columns["tools"]), has_calls, absent)
         if self._tell is None or kind in self._looked_at:
             return
         self._looked_at.add(kind)
