@@ -148,6 +148,31 @@ def test_training_together_changes_nothing(
     assert_executed(found, order, 1 + flow[1]["options"].get("critic_warmup_steps", 0), second)
 
 
+ACTOR_DIVIDES = {"optimizer.shard_gradients": True}
+BOTH_DIVIDE = ACTOR_DIVIDES | {"critic.optimizer.shard_gradients": True}
+DIVIDED = {
+    "dp beside it": BOTH_DIVIDE,
+    "copies beside it": ACTOR_DIVIDES,
+    "two losses of adapters": BOTH_DIVIDE,
+    "balanced experts": BOTH_DIVIDE,
+}
+"""Of `CASES`, on two copies of all: what divides gradients over them."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DIVIDED)
+def test_gradients_that_are_divided_while_roles_train_together_change_nothing(
+    name: str, place: Path, placed: Callable[..., Recipe], reference: Callable[..., Path]
+) -> None:
+    """Of mini-batches of six samples copies have unequal numbers of micro-batches; a role that does not divide its own,
+    of which a copy has no more, goes on beside one that does."""
+    flow, places, schedule = CASES[name]
+    places = places if "2,3" in places["actor.train"] else BESIDE
+    few = {"micro_batch_tokens": 48}
+    found = fused_run(place, placed, f"divided {name}", flow, places, schedule, **few, **DIVIDED[name])
+    assert_equal_runs(found, reference(flow[0], steps=STEPS, **flow[1], **few))
+
+
 FOUND = {call: text.replace("=both", "=fused") for call, text in ACTOR_CRITIC.items()}
 
 

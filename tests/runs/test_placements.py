@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,8 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.schedule.timeline import load_any
 from tests.cases import slow_but
-from tests.runs.placed_runs import GRPO, LONG, PLANS, PPO, Flow, where
+from tests.models.tiny import save_tiny
+from tests.runs.placed_runs import GRPO, LONG, PLANS, PPO, SUMMED, Flow, where
 from tests.runs.plan_files import write_plan
 from tests.runs.plans import assert_equal_columns, assert_equal_runs
 
@@ -124,6 +126,8 @@ def test_samples_that_are_divided_by_predicted_time_change_nothing(
     assert_equal_runs(recipe.run_dir, reference(flow, **keys))
 
 
+BALANCED = {"model": "PLACE/mixture", "optimizer.router_aux_loss_coef": 0.1}
+"""A mixture of experts, and the loss of its routers."""
 PARTED: dict[str, tuple[Flow, dict[str, str]]] = {
     "grpo-2": (
         ("grpo", GRPO[1] | {"checkpoint_activations": True, "steps": 2}),
@@ -160,27 +164,64 @@ def test_tokens_that_ranks_part_between_layers_change_nothing(
     assert_equal_runs(recipe.run_dir, reference(flow, **keys))
 
 
-@pytest.mark.parametrize(
-    ("begun", "then"),
-    [
-        ("0,1 dp2", "0,1 pp2"),
-        pytest.param("0,1 tp2", "0,1 dp2", marks=pytest.mark.slow),
-    ],
-)
+CHANGED = {
+    "a divided one, then stages": ({}, "0,1 dp2", "0,1 pp2"),
+    "parted tokens, then a divided one": ({}, "0,1 tp2", "0,1 dp2"),
+    "divided stages, then parted tokens": ({}, "0,1,2,3 dp2 pp2", "1,0 tp2"),
+    "parted tokens, then divided stages": ({}, "0,1 tp2", "2,0,3,1 dp2 pp2"),
+    "a mixture, parted, then divided stages": (BALANCED, "0,1 tp2", "0,1,2,3 dp2 pp2"),
+    "a mixture, divided stages, then parted ones": (BALANCED, "0,1,2,3 dp2 pp2", "0,1,2,3 tp2 pp2"),
+}
+"""What is trained, by which layout a run begins, and by which it goes on."""
+
+
+@pytest.mark.parametrize("name", slow_but(tuple(CHANGED)[:1], CHANGED))
 def test_what_ranks_divide_may_change_where_a_run_goes_on(
-    begun: str, then: str, place: Path, placed: Callable[..., Recipe], reference: Callable[..., Path]
+    name: str, place: Path, placed: Callable[..., Recipe], reference: Callable[..., Path]
 ) -> None:
     """Gradients over dp, tokens over tp: each key is set where it divides something."""
-    keys, name = {**GRPO[1], "steps": 2}, f"divided-{begun[-3:]}-{then[-3:]}"
+    (what, begun, then), run_name = CHANGED[name], f"changed-{tuple(CHANGED).index(name)}"
+    keys = {**GRPO[1], "steps": 2, **what}
+    save_mixture(place)
 
     def recipe(steps: int, train: str) -> Recipe:
         plan = {"actor.generate": "0,1 dp2", "actor.train": train, "ref.logprobs": "0"}
-        divides = {"optimizer.shard_gradients": train.endswith("dp2"), "sequence_parallel": train.endswith("tp2")}
-        return placed("grpo", name, **keys | {"steps": steps}, **divides, **where(place, name, plan))
+        divides = {"optimizer.shard_gradients": "dp2" in train, "sequence_parallel": "tp2" in train}
+        return placed("grpo", run_name, **keys | {"steps": steps}, **divides, **where(place, run_name, plan))
 
     assert run(recipe(1, begun)).finished
     assert run(recipe(2, then), resume=True).finished
-    assert_equal_runs(place / name, reference("grpo", **keys))
+    assert_equal_runs(place / run_name, reference("grpo", **keys))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "train"),
+    [(SUMMED[1], "0,1,2,3 dp2 pp2"), (GRPO[1] | BALANCED | {"sampling.router_replay": True}, "0,1 tp2")],
+    ids=["divided stages", "a mixture, parted"],
+)
+def test_a_run_that_divides_goes_on_to_the_bit(
+    what: dict[str, Any], train: str, place: Path, placed: Callable[..., Recipe]
+) -> None:
+    save_mixture(place)
+    plan = {"actor.generate": "0,1 dp2", "actor.train": train, "ref.logprobs": "0"}
+    divides = {"optimizer.shard_gradients": "dp2" in train, "sequence_parallel": "tp2" in train}
+
+    def recipe(name: str, steps: int) -> Recipe:
+        keys = what | {"dtype": "float32", "steps": steps} | divides
+        return placed("grpo", f"{name}-{train[-3:]}", **keys, **where(place, f"bits-{train[-3:]}", plan))
+
+    for going_on, steps in ((False, 1), (True, 3)):
+        assert run(recipe("parts", steps), resume=going_on).finished
+    whole = recipe("whole", 3)
+    assert run(whole).finished
+    assert_equal_runs(recipe("parts", 3).run_dir, whole.run_dir, tolerance=0.0)
+
+
+def save_mixture(place: Path) -> None:
+    """The model of BALANCED."""
+    if not (place / "mixture").exists():
+        save_tiny(place / "mixture", family="qwen3_moe", weight_scale=0.05)
 
 
 @pytest.mark.slow

@@ -158,6 +158,22 @@ def test_a_random_plan_of_a_mixture_changes_nothing(
     changes_nothing(run_name, ("grpo", keys), plan_with_tp(MIXTURE, num_ranks, run_name), **how)
 
 
+DIVIDED = {"grpo": 2, "ppo": 2, "safe": 1}
+"""Flow → seeds."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flow", "seed"), [(flow, seed) for flow, seeds in DIVIDED.items() for seed in range(seeds)])
+def test_gradients_of_stages_that_are_divided_change_nothing(flow: str, seed: int, changes_nothing: OnPlan) -> None:
+    """Each plan trains some role by copies of stages, which have unequal numbers of micro-batches or none."""
+    runs, calls = FLOWS[flow]
+    name = f"divided-{flow}-{seed}"
+    roles = [call.removesuffix(".train") for call in calls if call.endswith(".train")]
+    sections = ["" if role == "actor" else f"{role}." for role in roles]
+    how = {f"{section}optimizer.shard_gradients": True for section in sections}
+    changes_nothing(name, runs, plan_with(" dp2 tp1 pp2", calls, 4, name), **how)
+
+
 PARTED = {
     "narrow": "0,1,2,3 tp2 pp2",
     "adapters": "1,0 tp2",
@@ -186,6 +202,12 @@ def plan_with_tp(calls: tuple[str, ...], num_ranks: int, seed: str) -> dict[str,
     plans = (random_plan(calls, num_ranks, f"{seed}-{number}") for number in itertools.count())
     has_tp = lambda text: "tp1" not in text.partition("|")[0]
     return next(plan for plan in plans if has_tp(plan["actor.train"]) or has_tp(plan["actor.generate"]))
+
+
+def plan_with(sizes: str, calls: tuple[str, ...], num_ranks: int, seed: str) -> dict[str, str]:
+    """The first random plan in which a role is trained by these sizes."""
+    plans = (random_plan(calls, num_ranks, f"{seed}-{number}") for number in itertools.count())
+    return next(plan for plan in plans if any(sizes in plan[call] for call in calls if call.endswith(".train")))
 
 
 def test_plans_are_reproducible_and_differ() -> None:

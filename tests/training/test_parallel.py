@@ -166,6 +166,7 @@ BALANCED = [
     (Parallelism(dp=2, pp=2), "experts", "pairs", {"checkpoint_activations": True}),
     (Parallelism(pp=4), "experts", "critic", {"pipeline": gpipe}),
     (Parallelism(dp=4), "experts", "grpo", {"shard_gradients": True, "micro_batch_tokens": 40}),
+    (Parallelism(dp=2, pp=2), "experts", "grpo", {"shard_gradients": True, "micro_batch_tokens": 40}),
     (Parallelism(tp=2), "experts", "critic", {"checkpoint_activations": True}),
     (Parallelism(pp=4), "adapter of experts", "grpo", {}),
     (Parallelism(dp=2, tp=2), "adapter of experts", "pairs", {"splits_tokens": True}),
@@ -245,6 +246,8 @@ SUMMED = [
     (Parallelism(pp=4), "adapter", {"pipeline": gpipe}),
     (Parallelism(pp=2), "biased", {"micro_batches": 1, "checkpoint_activations": True}),
     (Parallelism(dp=4), "experts", {"shard_gradients": True, "run_elements": 5000}),
+    (Parallelism(dp=2, pp=2), "tied", {"shard_gradients": True, "micro_batch_tokens": 40, "pipeline": gpipe}),
+    (Parallelism(dp=2, pp=2), "tied", {"shard_gradients": True, "micro_batch_tokens": 40, "pipeline": one_at_a_time}),
     (Parallelism(dp=2, tp=2), "biased adapter", {"micro_batch_tokens": 40}),
 ]
 

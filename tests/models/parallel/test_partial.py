@@ -208,6 +208,7 @@ def test_parted_tokens_of_other_models(four: Workers, case: dict[str, Any]) -> N
     judge(four.ask("compare", "llama", sizes(tp=2, pp=2) | PARTED, **case), "llama", case.get("dtype", "float64"))
 
 
+UNEVEN_EXPERTS = {"num_experts": 5, "num_local_experts": 5, "n_routed_experts": 5}
 WITH_ALL = [
     ("qwen3_moe", sizes(tp=2, pp=2), {}),
     ("mixtral", sizes(tp=3), {"num_local_experts": 3}),
@@ -215,6 +216,12 @@ WITH_ALL = [
     ("deepseek_v3", sizes(tp=2), {}),
     ("gpt_oss", sizes(tp=2), {"intermediate_size": 32}),
     ("gpt_oss", sizes(tp=2, pp=2), {}),
+    ("qwen3_next", sizes(tp=2, pp=2), {}),
+    ("lfm2_moe", sizes(tp=3), UNEVEN_EXPERTS),
+    ("granitemoehybrid", sizes(tp=2), {}),
+    ("nemotron_h", sizes(tp=2, pp=2), {}),
+    ("bamba", sizes(tp=2, pp=2), {"mamba_n_groups": 1}),
+    ("olmo_hybrid", sizes(tp=2), {}),
 ]
 
 
@@ -222,8 +229,8 @@ WITH_ALL = [
 def test_modules_that_need_all_tokens_get_them(
     four: Workers, family: str, shape: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    """Routers, shared experts with a gate, projections of latent attention, an attention that ranks hold whole, and
-    whole layers."""
+    """Routers, shared experts with a gate, projections of latent attention, attention and mixers that ranks hold whole
+    or gather, and whole layers."""
     judge(four.ask("compare", family, shape | PARTED, **options), family)
 
 
@@ -258,7 +265,6 @@ def test_experts_whose_parts_no_grouped_product_takes(four: Workers) -> None:
     judge(four.ask("compare", "mixtral", sizes(tp=4), dtype="float32", intermediate_size=40), "mixtral", "float32")
 
 
-UNEVEN_EXPERTS = {"num_experts": 5, "num_local_experts": 5, "n_routed_experts": 5}
 NARROW = {"intermediate_size": 32}
 OF_EXPERTS = [
     ("qwen3_moe", sizes(tp=3), UNEVEN_EXPERTS),
@@ -445,6 +451,8 @@ ADAPTED = [
     pytest.param("deepseek_v3", sizes(tp=2) | PARTED, {}, id="parted, latent attention", marks=pytest.mark.slow),
     pytest.param("qwen2_moe", sizes(tp=2, pp=2) | PARTED, {}, id="parted, shared experts", marks=pytest.mark.slow),
     pytest.param("olmo_hybrid", sizes(tp=2) | PARTED, {}, id="parted, gathered heads", marks=pytest.mark.slow),
+    pytest.param("gpt_oss", sizes(tp=2) | PARTED, {}, id="parted, a whole attention", marks=pytest.mark.slow),
+    pytest.param("nemotron_h", sizes(tp=2) | PARTED, {}, id="parted, groups, experts", marks=pytest.mark.slow),
     pytest.param("llama", sizes(pp=2, stages=(1, 2)), {"num_hidden_layers": 3}, id="stages"),
     pytest.param("qwen2", sizes(tp=2, pp=2) | PARTED, {"scalar": True}, id="both, a scalar model, parted tokens"),
     pytest.param("gpt_neox", sizes(tp=2, pp=2), {"copied": True}, id="both, a copy", marks=pytest.mark.slow),
