@@ -27,8 +27,8 @@ from tests.runs.test_on_update import wait_until
 from tests.runs.test_resume import kill
 
 Way = Callable[[Drawn, str, Any], Recipe]
-SEEDS = (*range(30), 696, 760, 1387)
-"""The last but one has tools, turns and stop strings."""
+SEEDS = (*range(30), 332, 696, 760, 1387)
+"""332 keeps prefixes while one rank of its instance makes room. The last but one has tools, turns and stop strings."""
 QUICK = (696, 1387)
 """On one rank each. The first is killed; the second has turns and stop strings."""
 UNFIT = range(60)

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from plait.data.records import FinishReason, Prompt, Sample
+from plait.generation.engine import Engine
 from plait.generation.request import Request
 from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.generation.step_record import StepRecord
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
@@ -31,6 +33,7 @@ from plait.workers.rank_state import RankState
 from plait.workers.status_file import StatusFile
 from plait.workers.upkeep import Version
 from plait.workers.words import Delivered, Forget, ForgetCall, Generate, Migrate
+from tests.models.tiny import tiny_model
 
 
 def request(uid: int, tokens: int) -> Request:
@@ -59,6 +62,9 @@ class Tokens:
 
     def add(self, request: Request) -> None:
         self.left[request.prompt.uid], self.drawn[request.prompt.uid] = request, 0
+
+    def know_weights(self) -> None:
+        assert not self.left
 
     def update_weights(self, version: int) -> None:
         assert not self.left
@@ -143,6 +149,29 @@ def test_a_rank_that_lags_waits_for_what_a_step_begins_with() -> None:
     pair.step(never, lambda: second.hear(*next(coming)))
     assert pair.engines[1].log == ["step with [1, 2]"]
     assert next(coming)[0] == 9, "it has read no further"
+
+
+@torch.no_grad()
+def test_weights_that_were_away_on_one_rank_have_computed_the_same_prefixes() -> None:
+    """Only new weights, of which all ranks are told, take the cached blocks of a prompt away."""
+    computed = []
+    for was_away in (False, True):
+        engine = Engine(tiny_model(), SamplingSettings(max_running=2, prefix_cache_tokens=64))
+        alone, asked = LockstepEngine(engine, Team.alone(), None, None), []
+        for number, version in enumerate((0, 0, 1)):
+            if was_away:
+                engine.model.weights.copy_(engine.model.weights.clone())
+            if version:
+                alone.update_weights(version)
+            prompt, sampling = Prompt(number, "", tuple(range(3, 23))), Sampling(max_tokens=2)
+            alone.hear(number, asks([Request(prompt, 1, sampling, NoiseKey(0))]))
+            alone.step(never)
+            assert alone.last_step is not None
+            asked.append(alone.last_step.num_prefill_tokens)
+            while not alone.is_empty:
+                alone.step(never)
+        computed.append(asked)
+    assert computed == [[20, 4, 20], [20, 4, 20]]
 
 
 def test_where_the_leader_is_in_an_instance_it_decides() -> None:

@@ -75,6 +75,10 @@ class EngineState:
         """Whether the model's weights have changed without `update_weights`."""
         return self._weights_version != self.model.weights_version
 
+    def know_weights(self) -> None:
+        """See `Engine.know_weights`."""
+        self._weights_version = self.model.weights_version
+
     def expect_work(self) -> None:
         """Before samples are added: forget cached blocks of older weights."""
         self.forward.work_added()
@@ -82,7 +86,7 @@ class EngineState:
             return
         if self.is_stale:
             self._forget()
-        self._weights_version = self.model.weights_version
+        self.know_weights()
 
     def follow(self, plan: StepPlan) -> None:
         """Give samples the blocks and rows that a plan has before its forward."""
@@ -181,7 +185,7 @@ class EngineState:
         else:
             self._forget()
         self.flight.new_version(version)
-        self._weights_version = self.model.weights_version
+        self.know_weights()
 
     def _recompute(self) -> None:
         self.epoch += 1
