@@ -111,11 +111,7 @@ class ModelWork:
 
     def products(self, tokens: float) -> float:
         """Floating point operations of a layer's matrix products in a forward, those of a recurrence among them."""
-        return 2 * tokens * (self.dense + self.shape.experts_per_token * self.expert) + self.scanned(tokens)
-
-    def scanned(self, tokens: float) -> float:
-        """Those among them that have no weights: of a recurrence."""
-        return 2 * tokens * len(self.shape.recurrent) * self.shape.mixer.scanned / self.shape.layers
+        return 2 * tokens * (self.dense + self.shape.experts_per_token * self.expert) + scanned(self.shape, tokens)
 
     def attention(self, pairs: float) -> float:
         """FLOPs of a layer's attention, over so many pairs of a query and a key."""
@@ -136,6 +132,11 @@ class ModelWork:
         shape = self.shape
         of_sample = STATE_PASSES * shape.mixer.state_bytes(self.width) * shape.mixer.most(tp)
         return samples * (of_sample * len(shape.recurrent) / shape.layers)
+
+
+def scanned(shape: ModelShape, tokens: float) -> float:
+    """Floating point operations of a layer's products in a forward that have no weights: of a recurrence."""
+    return 2 * tokens * len(shape.recurrent) * shape.mixer.scanned / shape.layers
 
 
 def balancing(shape: ModelShape, tokens: float, samples: float, *, backward: bool) -> float:
