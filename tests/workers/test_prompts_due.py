@@ -60,9 +60,6 @@ class Computing:
         self.log.append("computes " + " ".join(f"{c.uid}[{c.start}:{c.stop}]" for c in plan.chunks))
         return []
 
-    def know_weights(self) -> None:
-        pass
-
     def do(self, number: int, gathering: Gathering) -> Said | None:
         if gathering.stage is not Stage.GIVE:
             return None

@@ -274,11 +274,6 @@ class Engine:
         self.rest()
         return self._turns.take_landed().finished + open_samples
 
-    def know_weights(self) -> None:
-        """The weights are those of the last `update_weights`, whatever has been written since: they were away from the
-        device, and have come back. What they computed stays. To be called while nothing is in flight."""
-        self.state.known_weights = self.model.weights_version
-
     def update_weights(self, version: int, kv: HeldKV = "recompute") -> None:
         """The model's weights have changed: stamp tokens from now on with `version`.
 

@@ -59,8 +59,7 @@ class EngineState:
         self.epoch = 0
         """How often all keys and values in flight were computed again."""
         self.keep_memory = keep_memory
-        self.known_weights = 0
-        """`weights_version` of the model when its weights were those of the cached blocks."""
+        self._weights_version = 0
 
     def compute_for_others(self) -> None:
         """From now on, before any work: prompts are computed for other engines, which draw their samples."""
@@ -74,7 +73,7 @@ class EngineState:
     @property
     def is_stale(self) -> bool:
         """Whether the model's weights have changed without `update_weights`."""
-        return self.known_weights != self.model.weights_version
+        return self._weights_version != self.model.weights_version
 
     def expect_work(self) -> None:
         """Before samples are added: forget cached blocks of older weights."""
@@ -83,7 +82,7 @@ class EngineState:
             return
         if self.is_stale:
             self._forget()
-        self.known_weights = self.model.weights_version
+        self._weights_version = self.model.weights_version
 
     def follow(self, plan: StepPlan) -> None:
         """Give samples the blocks and rows that a plan has before its forward."""
@@ -182,7 +181,7 @@ class EngineState:
         else:
             self._forget()
         self.flight.new_version(version)
-        self.known_weights = self.model.weights_version
+        self._weights_version = self.model.weights_version
 
     def _recompute(self) -> None:
         self.epoch += 1

@@ -159,8 +159,6 @@ class LockstepEngine:
         """
         began, waited_s = time.perf_counter(), self._waited.seconds
         self.last_step, self._moved, self._tells_first = None, None, False
-        if not self._engine.has_work:  # on some ranks of an instance they had to make room, on others not
-            self._engine.know_weights()
         samples = self._take(self._agreed(read))
         if self._prompts is not None and not self._is_due:
             self._tell_what_is_due(self._prompts)
