@@ -26,7 +26,7 @@ from sides import positive
 
 from plait.cost.cluster_file import read_cluster
 from plait.cost.lengths import Lengths, SampleLengths
-from plait.errors import PlaitError
+from plait.errors import ConfigError, PlaitError
 from plait.planner.plan_moves import Moves
 from plait.planner.plan_objective import Objective
 from plait.planner.plan_problem import PlanProblem
@@ -206,17 +206,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.tiny:
         options.settings, options.proposals = "prompts", 25
-    names = options.settings.split(",")
-    if unknown := [name for name in names if name not in SETTINGS]:
-        print(f"error: --settings: expected some of {', '.join(SETTINGS)}, found {unknown[0]}", file=sys.stderr)
-        return 2
     try:
-        for name in names:
-            compare(planning_of(SETTINGS[name], tiny=options.tiny), SETTINGS[name].title, options)
+        for setting in chosen(options.settings):
+            compare(planning_of(setting, tiny=options.tiny), setting.title, options)
     except PlaitError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def chosen(names: str) -> list[Setting]:
+    """The settings of an option, by their names with commas between. Raises ConfigError: there is none of a name."""
+    if unknown := [name for name in names.split(",") if name not in SETTINGS]:
+        raise ConfigError(f"--settings: expected some of {', '.join(SETTINGS)}, found {unknown[0]}")
+    return [SETTINGS[name] for name in names.split(",")]
 
 
 def planning_of(setting: Setting, *, tiny: bool) -> Planning:

@@ -141,6 +141,9 @@ def test_a_reward_model_with_a_template_of_its_own_reads_what_the_policy_is_aske
 
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+WRITES_NO_REPLIES = (
+    "{% for m in messages %}{% if m['role'] != 'tool' %}<{{ m['role'] }}>{{ m['content'] }}{% endif %}{% endfor %}"
+)
 WRITES_TOOLS = (
     "{% if tools %}[{% for t in tools %}{{ t.function.name }}{% endfor %}]{% endif %}"
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
@@ -167,9 +170,7 @@ def test_a_reward_model_with_a_template_of_its_own_reads_the_tools(tools: Any) -
 def test_what_the_template_of_a_reward_model_does_not_write_is_said_once() -> None:
     """Many write no tools, and only the roles that they know: such a model scores, and one reads what it has not."""
     actor, other = typing.cast(Any, tiny_tokenizer()), typing.cast(Any, tiny_tokenizer())
-    other.chat_template = (
-        "{% for m in messages %}{% if m['role'] != 'tool' %}<{{ m['role'] }}>{{ m['content'] }}{% endif %}{% endfor %}"
-    )
+    other.chat_template = WRITES_NO_REPLIES
     told: list[str] = []
     translator = translator_for(actor, other, tell=told.append)
     assert translator is not None
@@ -191,9 +192,7 @@ def test_what_the_template_of_a_reward_model_does_not_write_is_said_once() -> No
 def test_a_reply_that_stands_elsewhere_too_does_not_hide_that_replies_are_not_written(first: str) -> None:
     """The answer often repeats what a tool has said: whether that was written shows in another conversation."""
     actor, other = typing.cast(Any, tiny_tokenizer()), typing.cast(Any, tiny_tokenizer())
-    other.chat_template = (
-        "{% for m in messages %}{% if m['role'] != 'tool' %}<{{ m['role'] }}>{{ m['content'] }}{% endif %}{% endfor %}"
-    )
+    other.chat_template = WRITES_NO_REPLIES
     told: list[str] = []
     translator = translator_for(actor, other, tell=told.append)
     assert translator is not None
