@@ -81,7 +81,7 @@ def test_the_defaults_of_gkd(monkeypatch):
     _, ours, theirs, name = row("`distill`: `beta`")
     assert float(ours) == DistillOptions().beta
     assert as_value(theirs) == default(GKDConfig, name)
-    assert f"at its `temperature`\n  ({default(GKDConfig, 'temperature')} unless set)" in PAGE
+    assert f"at its `temperature` ({default(GKDConfig, 'temperature')} unless set)" in PAGE
 
 
 @pytest.mark.parametrize("trainer", ["GRPOTrainer", "RLOOTrainer", "DistillationTrainer"])
