@@ -66,6 +66,8 @@ def test_parted_tokens_come_together_before_a_mixture_once_more() -> None:
             plain, parted = (way(replace(micro, parted=parts), 0)["tensor parallel"] for parts in (False, True))
             gather = found.times.traffic.gather("tp", 96 * 64 * 2)
             assert parted - plain == pytest.approx(of_all * 4 * gather)
+        again = found.backward(replace(micro, parted=True, gathered_again=True), 0)["tensor parallel"]
+        assert again - plain == pytest.approx((of_all + 2) * 4 * gather), "and before attention and MLP"
         plain, parted = (found.received_bytes(replace(micro, parted=parts)) for parts in (False, True))
         assert plain == 4 * 2 * 2 * 96 * 64 * 2
         assert parted - plain == of_all * 4 * 96 * 64 * 2

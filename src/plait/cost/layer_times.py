@@ -34,6 +34,7 @@ class Micro:
     head_forwards: how often a forward passes the head
     balanced: samples over which routers sum up what they choose, for a loss of theirs; 0: they have none
     parted: ranks of tp have some of the tokens each between products (`sequence_parallel`)
+    gathered_again: so a backward gathers what enters the products: nothing is computed again in it
     """
 
     tokens: float
@@ -43,13 +44,14 @@ class Micro:
     head_forwards: int = 1
     balanced: float = 0.0
     parted: bool = False
+    gathered_again: bool = False
 
     def __truediv__(self, parts: float) -> Micro:
         near = tuple((window, pairs / parts) for window, pairs in self.near)
         tokens, pairs, head_rows, balanced = (
             count / parts for count in (self.tokens, self.pairs, self.head_rows, self.balanced)
         )
-        return Micro(tokens, pairs, head_rows, near, self.head_forwards, balanced, self.parted)
+        return replace(self, tokens=tokens, pairs=pairs, head_rows=head_rows, near=near, balanced=balanced)
 
     def seen(self, window: int) -> float:
         """Pairs that a layer of a window computes; 0: it has none."""
@@ -115,7 +117,7 @@ class LayerTimes:
             of_weights,
             self._adapters(micro.tokens, backward=backward),
             self._balancing(micro, backward=backward),
-            self._together(micro),
+            self._together(micro, backward=backward),
         )
 
     def passes(self, backward: bool) -> int:
@@ -131,16 +133,17 @@ class LayerTimes:
         seconds = work.adapter_s(tokens, self.layout.parallelism.tp, rate, bandwidth, backward=backward)
         return {"adapters": float(seconds) * self.contention}
 
-    def _together(self, micro: Micro) -> Terms:
-        """What it takes that tokens which are parted come together before a mixture, forward as backward: the sum
-        behind its experts gives each rank all of them, where elsewhere the sum and the gathering before it are halves
-        of one exchange."""
+    def _together(self, micro: Micro, *, backward: bool) -> Terms:
+        """What it takes beyond the sums that tokens which are parted come together: before a mixture, forward as
+        backward (the sum behind its experts gives each rank all of them, where elsewhere the sum and the gathering
+        before it are halves of one exchange), and in a backward what entered attention and MLP."""
         shape, tp = self.work.shape, self.layout.parallelism.tp
-        if not micro.parted or tp == 1 or not shape.expert_layers:
+        again = 2 if backward and micro.gathered_again else 0
+        if not micro.parted or tp == 1 or not shape.expert_layers + again:
             return {}
         row = micro.tokens * shape.hidden * self.work.width
         seconds = self.traffic.gather("tp", row) if self.profile is None else self._ring_s(row, 1)
-        return {"tensor parallel": shape.expert_layers / shape.layers * seconds}
+        return {"tensor parallel": (shape.expert_layers / shape.layers + again) * seconds}
 
     def _balancing(self, micro: Micro, *, backward: bool) -> Terms:
         """What a router's loss takes; none where it has none."""
