@@ -52,6 +52,9 @@ class Computing:
     def add(self, request: Request) -> None:
         self.scheduler.add(request.prompt.uid, len(request.prompt.token_ids), request.indices, ())
 
+    def know_weights(self, *, are_new: bool) -> None:
+        assert not are_new
+
     def abort(self, uid: int) -> None:
         self.scheduler.remove([(uid, 0)])
 
@@ -105,7 +108,7 @@ class Run:
     def tell(self, stage: Gathering) -> int:
         self.number += 1
         if COMPUTES in stage.concerned:
-            self.instance.hear(self.number, Migrate("actor", stage))
+            self.instance.hear(self.number, Migrate("actor", stage, 0))
         if stage.stage is Stage.HERE:
             self.heard.append((self.number, DRAWS, Said(Stage.HERE, {(COMPUTES, DRAWS): Message({})})))
         if stage.stage is Stage.TAKE:
@@ -116,7 +119,7 @@ class Run:
         asked = [Request(Prompt(u, "", (1,) * n), 1, Sampling(max_tokens=9), NoiseKey(0)) for u, n in enumerate(tokens)]
         for share in self.prompts.deal([(DRAWS, request) for request in asked]).values():
             self.number += 1
-            self.instance.hear(self.number, Generate("actor", "actor.generate", [request for _, request in share]))
+            self.instance.hear(self.number, Generate("actor", "actor.generate", [request for _, request in share], 0))
             for target, request in share:
                 self.outstanding.dealt([request], target, self.number)
 

@@ -78,9 +78,12 @@ class EngineState:
     def expect_work(self) -> None:
         """Before samples are added: forget cached blocks of older weights."""
         self.forward.work_added()
-        if self.has_work:
-            return
-        if self.is_stale:
+        if not self.has_work:
+            self.know_weights(are_new=self.is_stale)
+
+    def know_weights(self, *, are_new: bool) -> None:
+        """See `Engine.know_weights`."""
+        if are_new:
             self._forget()
         self._weights_version = self.model.weights_version
 
