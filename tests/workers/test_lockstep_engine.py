@@ -46,6 +46,7 @@ class Tokens:
 
     speculation = None
     model = SimpleNamespace(team=Team.alone())
+    state = SimpleNamespace(expect_work=lambda are_new: None)
 
     def __init__(self, log: list[str] | None = None) -> None:
         self.log = [] if log is None else log
@@ -63,10 +64,6 @@ class Tokens:
 
     def add(self, request: Request) -> None:
         self.left[request.prompt.uid], self.drawn[request.prompt.uid] = request, 0
-
-    def know_weights(self, *, are_new: bool) -> None:
-        assert not self.left
-        assert not are_new
 
     def update_weights(self, version: int) -> None:
         assert not self.left

@@ -32,6 +32,7 @@ class Computing:
     """The engine of an instance that computes prompts, ten tokens a step, and its way to the other instance."""
 
     model = SimpleNamespace(team=Team.alone())
+    state = SimpleNamespace(expect_work=lambda are_new: None)
     speculation, place, received_bytes, is_under_way = None, COMPUTES, 0, False
 
     def __init__(self, log: list[str]) -> None:
@@ -51,9 +52,6 @@ class Computing:
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request.prompt.uid, len(request.prompt.token_ids), request.indices, ())
-
-    def know_weights(self, *, are_new: bool) -> None:
-        assert not are_new
 
     def abort(self, uid: int) -> None:
         self.scheduler.remove([(uid, 0)])

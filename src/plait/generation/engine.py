@@ -274,12 +274,6 @@ class Engine:
         self.rest()
         return self._turns.take_landed().finished + open_samples
 
-    def know_weights(self, *, are_new: bool) -> None:
-        """While nothing is in flight: what was written into the weights since the last work has changed them, or left
-        them as they were. Where nobody says so, what was written has."""
-        allow(not self.state.has_work, "know_weights: samples are in flight; call `update_weights`")
-        self.state.know_weights(are_new=are_new)
-
     def update_weights(self, version: int, kv: HeldKV = "recompute") -> None:
         """The model's weights have changed: stamp tokens from now on with `version`.
 

@@ -36,8 +36,8 @@ class Freshness:
         """Role → how often it had been when its held copies were brought weights."""
 
     def weights_number(self, role: str) -> int:
-        """Of the weights that a role generates with: another after each change that its engines have got. Weights that
-        were away, or are moved anew because they were dropped, have the number that they had."""
+        """The number of the weights that a role generates with: another after each change that its engines have got.
+        Weights that were away, or are moved anew because they were dropped, have the number that they had."""
         return (self._in_held if self._held[role] else self._changes)[role]
 
     def told(self, ranks: Collection[int], needed: Collection[Copy]) -> None:

@@ -261,7 +261,7 @@ class LockstepEngine:
         """Before work: cached prefixes stay if they are of weights of this number. What a rank finds written on its own
         device says less: weights that come back, or that are moved anew, are written where they were away."""
         if not self._engine.has_work:
-            self._engine.know_weights(are_new=number != self._weights)
+            self._engine.state.expect_work(are_new=number != self._weights)
             self._weights = number
 
     def _gather(self, number: int, gathering: Gathering) -> None:
