@@ -118,7 +118,7 @@ class Worker:
             report = to_the_end(moving(plan, self.rank, buffers, Channel(deadline_s=20.0), name="test"))
         after = [values.to(DTYPES[target.dtype]) for values in before]
         wrong = self.count_wrong(buffers, target, after) + self.count_wrong(buffers, source, before)
-        wrong += sum(buffers[name]._version == before for name, before in versions.items())
+        wrong += sum(buffers[name]._version == was for name, was in versions.items())
         return self.outcome(plan, report, wrong, live.peak_bytes)
 
     def outcome(self, plan: MovePlan, report: MoveReport, wrong: int, live_bytes: int = 0) -> Outcome:

@@ -38,10 +38,12 @@ def _plan(chance: random.Random, algorithm: str, what: dict[str, Any]) -> str | 
     if chance.random() < 0.1:
         several = len({_role_of(call) for call in calls}) > 1
         return chance.choice(["colocated 4", *(["split 4"] if several else [])])
-    plan = _divided(chance, calls) if chance.random() < 0.4 else random_plan(calls, RANKS, str(chance.random()))
+    keeps_state = flows.family_of(what) in flows.KEEP_STATE  # their layers are cut in two at most
+    is_divided = chance.random() < 0.4 or keeps_state
+    plan = _divided(chance, calls) if is_divided else random_plan(calls, RANKS, str(chance.random()))
     if "actor.generate" in plan and chance.random() < 0.4:
         plan |= _instances_of_two(chance)
-    if flows.family_of(what) in flows.KEEP_STATE or "on_update" in what:
+    if keeps_state or "on_update" in what:
         plan = {call: text for call, text in plan.items() if not call.endswith(" prefill")}
     if chance.random() < 0.5:
         trained = {_role_of(call) for call in calls if call.endswith(".train")} if "lora.rank" not in what else set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -117,7 +117,7 @@ def team(peers: Any) -> Any:
     return SimpleNamespace(all=peers, pp=SimpleNamespace(index=0, size=1))
 
 
-def asks(requests: list[Request], weights: int = 0) -> Generate:
+def asks(requests: Sequence[Request], weights: int = 0) -> Generate:
     return Generate("actor", "actor.generate", requests, weights)
 
 
