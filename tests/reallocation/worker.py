@@ -83,7 +83,8 @@ class Outcome:
     """What one move did on one rank."""
 
     wrong: int
-    """Holdings of source or target that are not, bit by bit, what they have to be."""
+    """Holdings of source or target that are not, bit by bit, what they have to be; buffers in which nothing is found
+    written, though it was (`Tensor._version`)."""
     bytes_differ: str
     """Empty where each link of this rank carried what was planned."""
     transient_over: bool
@@ -111,10 +112,13 @@ class Worker:
         before = values_of(source, source.dtype)
         for held in source.ranks.get(self.rank, ()):
             held_part(buffers, held).copy_(cut(before[held.param], held))
+        row = [action for action in plan.rows.get(self.rank, ()) if action.kind in (MoveKind.COPY, MoveKind.RECV)]
+        versions = {piece.buffer: buffers[piece.buffer]._version for action in row for piece in action.target}
         with LiveMemory(buffers) as live:
             report = to_the_end(moving(plan, self.rank, buffers, Channel(deadline_s=20.0), name="test"))
         after = [values.to(DTYPES[target.dtype]) for values in before]
         wrong = self.count_wrong(buffers, target, after) + self.count_wrong(buffers, source, before)
+        wrong += sum(buffers[name]._version == was for name, was in versions.items())
         return self.outcome(plan, report, wrong, live.peak_bytes)
 
     def outcome(self, plan: MovePlan, report: MoveReport, wrong: int, live_bytes: int = 0) -> Outcome:

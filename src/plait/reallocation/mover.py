@@ -20,6 +20,7 @@ from itertools import groupby
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from plait.layout.boxes import Slice
 from plait.layout.holdings import ITEM_BYTES
@@ -187,6 +188,8 @@ class _Run:
                 if message.staged:
                     scatter(message.tensor, self.buffers, runs(action.target))
                     self.inbox.give_back(message.tensor)
+                else:
+                    increment_version(message.tensor)  # a message does not, and engines go by it
             case MoveKind.READ:
                 for source, target in paired_runs(action.source, action.target):
                     stored = self.reader.buffer(action.peer, source.buffer)

@@ -17,7 +17,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from plait.layout.boxes import Box
 from plait.layout.holdings import packed
@@ -114,16 +113,13 @@ class HostMemory:
         return _together(reports)
 
     def onloading(self) -> Work[MoveReport]:
-        """Give the buffers memory again and copy them back, at most a bucket per `next()`. For who asks whether they
-        were written (`Tensor._version`) they were not: on some ranks of a group they were away, on others not.
-        """
+        """Give the buffers memory again and copy them back, at most a bucket per `next()`."""
         assert not self.is_dropped, f"{self._name}: what was dropped has to be moved anew"
         reports = []
         for key in [key for key in self._buffers if key in self._away]:
             buffer = self._buffers[key]
             _give_memory(buffer)
-            with _unsafe_preserve_version_counter(buffer):
-                reports.append((yield from self._copying(f"onload/{key}", self._copies[key], buffer, BUCKET_BYTES)))
+            reports.append((yield from self._copying(f"onload/{key}", self._copies[key], buffer, BUCKET_BYTES)))
             self._away.remove(key)
             if not self._keep:
                 del self._copies[key]
