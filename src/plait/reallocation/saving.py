@@ -25,7 +25,7 @@ from plait.layout.move import BUCKET_BYTES, plan_move
 from plait.layout.stores import from_manifest, stored_once, to_manifest, writers
 from plait.output import sync
 from plait.reallocation.communicator import Channel
-from plait.reallocation.mover import MoveReport, moving
+from plait.reallocation.mover import moving
 from plait.reallocation.stores import store_files, store_path
 from plait.schedule.work import Work
 
@@ -53,7 +53,7 @@ def saving(
     saved: SavedFiles,
     *,
     bucket_bytes: int = BUCKET_BYTES,
-) -> Work[MoveReport]:
+) -> Work[None]:
     """Save what all ranks hold, an action per `next()`; every rank of `holdings` does its part, in no order.
 
     Args:
@@ -68,7 +68,7 @@ def saving(
     if rank == min(holdings.ranks):
         _write_whole(saved.manifest, to_manifest(stores, cluster))
     files = store_files(stores, cluster, saved.folder, saved.name)
-    return (yield from moving(plan, rank, buffers, files=files, name=f"{saved.name}.save"))
+    yield from moving(plan, rank, buffers, files=files, name=f"{saved.name}.save")
 
 
 def written(holdings: Holdings, rank: int, saved: SavedFiles) -> list[Path]:
@@ -87,7 +87,7 @@ def loading(
     channel: Channel | None = None,
     *,
     bucket_bytes: int = BUCKET_BYTES,
-) -> Work[MoveReport]:
+) -> Work[None]:
     """Load under any layout, an action per `next()`. Each node reads what it needs once; its ranks spread it.
 
     Args:
@@ -107,7 +107,7 @@ def loading(
     source = from_manifest(text, target.params, cluster, str(path))
     plan = plan_move(source, target, cluster, bucket_bytes=bucket_bytes)
     files = store_files(source, cluster, saved.folder, saved.name)
-    return (yield from moving(plan, rank, buffers, channel, files=files, name=f"{saved.name}.load"))
+    yield from moving(plan, rank, buffers, channel, files=files, name=f"{saved.name}.load")
 
 
 def _write_whole(path: Path, text: str) -> None:
