@@ -77,7 +77,7 @@ def resolve_plan(
     return plan
 
 
-def on_nodes(plan: Plan, nodes: int, label: str = "`plan`") -> Plan:
+def on_nodes(plan: Plan, nodes: int, label: str) -> Plan:
     """A plan whose ranks are on so many machines.
 
     Raises:
@@ -96,7 +96,7 @@ def on_nodes(plan: Plan, nodes: int, label: str = "`plan`") -> Plan:
     return replace(plan, nodes=nodes)
 
 
-def on_cluster(plan: Plan, cluster: ClusterSpec, label: str = "`plan`") -> Plan:
+def on_cluster(plan: Plan, cluster: ClusterSpec, label: str) -> Plan:
     """A plan of all devices of a cluster, on its nodes.
 
     Raises:

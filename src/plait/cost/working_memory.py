@@ -194,7 +194,7 @@ def _expands_keys(shape: ModelShape, width: int) -> bool:
     return width != 2 or any(shape.windows)
 
 
-def logits_bytes(shape: ModelShape, width: int, device: str, tp: int = 1) -> int:
+def logits_bytes(shape: ModelShape, width: int, device: str, tp: int) -> int:
     """Bytes of the rows that pass the head of a language model at a time, on the rank of tp that has most of it."""
     vocabulary = -(-shape.vocabulary // tp)
     return head_chunk_bytes(vocabulary, width, device)
@@ -212,7 +212,7 @@ def kept_logits(shape: ModelShape, width: int, device: str, tokens: int, tp: int
     return min(tokens * shape.vocabulary * width, kept_logits_bytes(device))
 
 
-def head_gradient_bytes(shape: ModelShape, width: int, tp: int = 1) -> int:
+def head_gradient_bytes(shape: ModelShape, width: int, tp: int) -> int:
     """Beside the accumulated one, while the head's weights are trained; as of `logits_bytes`."""
     return -(-shape.vocabulary // tp) * shape.hidden * (4 + 2 * width)
 

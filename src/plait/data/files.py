@@ -16,9 +16,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from plait.data.formats import nearest
 from plait.data.other_forms import no_text, remedy
 from plait.data.settings import SEVERAL
+from plait.dataflow.unfit import nearest
 from plait.errors import DataError
 from plait.json_text import Malformed, kind_of
 from plait.json_text import parse as parse_json

@@ -13,11 +13,12 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from plait.dataflow.unfit import nearest
 from plait.errors import DataError
 from plait.json_text import kind_of
 
@@ -280,9 +281,3 @@ def _are_texts(content: Any) -> bool:
 def _text(content: str | list[dict[str, str]] | None) -> str | None:
     """Parts as one text, which every chat template takes: many would print a list as Python does."""
     return "".join(part["text"] for part in content) if isinstance(content, list) else content
-
-
-def nearest(name: str, names: Sequence[str]) -> str:
-    """` (did you mean …?)`, or nothing when no name is near."""
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f" (did you mean `{close[0]}`?)" if close else ""

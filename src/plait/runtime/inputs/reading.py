@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from plait.algorithms.kto import KTOOptions, unbalanced
 from plait.data.examples import ExampleSet, Given, evaluation_samples, example_set, most_tokens
-from plait.data.formats import RowKind, nearest
+from plait.data.formats import RowKind
 from plait.data.mismatched import mismatched
 from plait.data.mixture import Mixed
 from plait.data.numbers import check_numbers, names_asked
@@ -25,6 +25,7 @@ from plait.dataflow.from_samples import title_of_call
 from plait.dataflow.graph import texts_of
 from plait.dataflow.made_rows import source_of
 from plait.dataflow.prompt_call import of_data
+from plait.dataflow.unfit import nearest
 from plait.errors import ConfigError, DataError
 from plait.models.files.hub import is_hub_id, read_config
 from plait.models.files.known_shapes import is_shape
