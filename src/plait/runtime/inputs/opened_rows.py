@@ -87,7 +87,8 @@ def given_names(flow: Dataflow) -> tuple[str, ...]:
 
 
 def settings_of(name: str, flow: Dataflow, recipe: Recipe) -> DataSettings:
-    """Where given samples come from: `data`, unless that holds the prompts."""
+    """Where given samples come from: `data`, unless that holds the prompts. Raises ConfigError: there is no other
+    section."""
     if not flow.of_kind(CallKind.GENERATE):
         return recipe.data
     if recipe.pretraining is None:
@@ -108,7 +109,8 @@ def in_keys_of(flow: Dataflow) -> Iterator[None]:
 
 @contextmanager
 def in_section(section: str) -> Iterator[None]:
-    """What is wrong with data is told by the keys of the section that names them."""
+    """What is wrong with data is told by the keys of the section that names them: raises DataError as what is done
+    inside does, so worded."""
     try:
         yield
     except DataError as error:
