@@ -176,6 +176,11 @@ class Profile(Settings):
         points = {"forward": self.forward, "backward": self.backward, "prompts": self.prompts or self.forward}
         return interpolated(points[of], tokens)
 
+    def frozen_backward_s(self, tokens: float) -> float:
+        """Of a layer whose weights get no gradients: without a product with each of them; as a forward at least."""
+        gradients = ModelWork(self.shape, self.dtype, 1).weighted(tokens) / interpolated(self.products, tokens)
+        return max(self.layer_s(tokens), self.layer_s(tokens, "backward") - gradients)
+
     @property
     def fixed_s(self) -> float:
         """Seconds of a layer that do not go with its weights, and stay where it is cut over tp: what its least row
