@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from plait.cost.layer_kinds import layer_kinds
-from plait.cost.model_work import ModelWork, balance_bytes, balancing
+from plait.cost.model_work import ModelWork, balance_bytes, balancing, weight_passes
 from plait.cost.profile import Profile, interpolated
 from plait.cost.traffic import Traffic
 from plait.generation.settings import MOST_REPLAYED
@@ -118,7 +118,7 @@ class LayerTimes:
 
     def passes(self, backward: bool) -> int:
         """Forwards that a pass takes as long as, in what goes with weights."""
-        return self.work.weight_passes if backward else 1
+        return weight_passes(self.work, backward=backward)
 
     def _adapters(self, tokens: float, *, backward: bool = False) -> Terms:
         """A layer's as the plain layers compute them; none where there are none."""
@@ -158,9 +158,8 @@ class LayerTimes:
         tp, share = self.layout.parallelism.tp, self.share
         if self.profile is not None:
             which: Literal["forward", "backward"] = "backward" if backward else "forward"
-            frozen = backward and self.work.lora.rank > 0
-            seconds = self.profile.frozen_backward_s(tokens) if frozen else self.profile.layer_s(tokens, which)
-            terms = self._measured(seconds, tokens, 1 + backward)
+            is_frozen = backward and self.work.lora.rank > 0
+            terms = self._measured(self.profile.layer_s(tokens, "frozen" if is_frozen else which), tokens, 1 + backward)
             if tp > 1:
                 terms["tensor parallel"] += self._waits_s(tokens, which)
             return terms

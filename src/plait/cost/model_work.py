@@ -111,18 +111,8 @@ class ModelWork:
 
     def products(self, tokens: float, *, backward: bool = False) -> float:
         """Floating point operations of a layer's matrix products, those of a recurrence among them."""
-        weights, scan = self.weighted(tokens), scanned(self.shape, tokens)
-        return self.weight_passes * weights + 2 * scan if backward else weights + scan
-
-    def weighted(self, tokens: float) -> float:
-        """Operations of a layer's products with its weights in a forward."""
-        return 2 * tokens * (self.dense + self.shape.experts_per_token * self.expert)
-
-    @property
-    def weight_passes(self) -> int:
-        """Forwards that a backward's products with weights have as many operations as: under an adapter the weights get
-        no gradients, only what is before them does."""
-        return 1 if self.lora.rank else 2
+        weights, scan = weighted(self, tokens), scanned(self.shape, tokens)
+        return weight_passes(self, backward=backward) * weights + (1 + backward) * scan
 
     def attention(self, pairs: float, *, backward: bool = False) -> float:
         """Floating point operations of a layer's attention, over so many pairs of a query and a key. A backward has two
@@ -146,6 +136,17 @@ class ModelWork:
         shape = self.shape
         of_sample = STATE_PASSES * shape.mixer.state_bytes(self.width) * shape.mixer.most(tp)
         return samples * (of_sample * len(shape.recurrent) / shape.layers)
+
+
+def weighted(work: ModelWork, tokens: float) -> float:
+    """Floating point operations of a layer's products with its weights in a forward."""
+    return 2 * tokens * (work.dense + work.shape.experts_per_token * work.expert)
+
+
+def weight_passes(work: ModelWork, *, backward: bool) -> int:
+    """Forwards that a pass's products with weights have as many operations as: under an adapter the weights get no
+    gradients, only what is before them does."""
+    return 2 if backward and not work.lora.rank else 1
 
 
 def scanned(shape: ModelShape, tokens: float) -> float:
