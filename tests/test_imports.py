@@ -62,7 +62,10 @@ GROUPS = {
     "batching": (("plait.policy.batching", "plait.generation.settings"), HEAVY),
     "settings of training": (("plait.training.settings", "plait.training.memory"), HEAVY),
     "what is checked of a flow": (("plait.recipes.flow_checks",), ("torch", "transformers")),
-    "what is checked of files": (("plait.runtime.inputs.reading",), ("torch", "transformers")),
+    "what is checked of files": (
+        ("plait.runtime.inputs.reading", "plait.runtime.inputs.opened_rows"),
+        ("torch", "transformers"),
+    ),
     "what `plait generate` reads": (("plait.cli.generate", "plait.cli.kept"), ("torch", "transformers")),
 }
 """By a name: modules, and what is not imported when they are, nor by those before them."""

@@ -45,9 +45,26 @@ def test_how_the_run_ended_stands_last(tmp_path: Path, capsys: pytest.CaptureFix
         (folder / "run.json").write_text(json.dumps(record))
     assert run(capsys, "doctor", tmp_path / "warned")[1].splitlines()[-2:] == ["", end]
     assert run(capsys, "doctor", tmp_path / "sound")[1] == f"steps: 1; the doctor found nothing\n{end}\n"
-    (tmp_path / "sound" / "doctor.jsonl").unlink()
-    code, out, _ = run(capsys, "doctor", tmp_path / "sound")
-    assert (code, out) == (0, f"its doctor was off (`doctor.enabled`)\n{end}\n")
+
+
+def test_without_its_file_the_doctor_was_off_or_had_no_step_to_look_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that is killed before its first step has written no `doctor.jsonl`, though its doctor was on."""
+    stay = {"from_step": 0, "to_step": 0, "code": []}
+    (tmp_path / "run.json").write_text(
+        json.dumps({"format": "plait-run", "version": 1, "saved_step": 0, "stays": [stay]})
+    )
+    for doctor, said in (
+        ("doctor: {enabled: false}", "its doctor was off (`doctor.enabled`)"),
+        ("doctor: {enabled: true}", "no step has ended that the doctor could look at"),
+        ("steps: 3", "no step has ended that the doctor could look at"),
+    ):
+        (tmp_path / "recipe.yaml").write_text(doctor)
+        code, out, _ = run(capsys, "doctor", tmp_path)
+        first, end = out.splitlines()
+        assert (code, first) == (0, said)
+        assert end.startswith("the run was killed: ")
 
 
 def test_of_a_recipe_with_stages_it_says_how_each_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +91,7 @@ def test_a_folder_without_a_doctor(tmp_path: Path, capsys: pytest.CaptureFixture
     ):
         if there is not None:
             (tmp_path / there).parent.mkdir(exist_ok=True)
-            (tmp_path / there).touch()
+            (tmp_path / there).write_text("doctor: {enabled: false}")
         code, _, err = run(capsys, "doctor", tmp_path)
         assert (code, err) == (2, f"error: WHAT: `{tmp_path}` has no doctor.jsonl; {remedy}\n")
     code, _, err = run(capsys, "doctor", tmp_path / "nothere")

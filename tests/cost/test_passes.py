@@ -9,20 +9,25 @@ import pytest
 
 from plait.cost.decoding import decode_steps
 from plait.cost.hardware import Software
-from plait.cost.layer_times import LayerTimes, Micro, total
+from plait.cost.layer_times import LayerTimes, Micro, added, total
+from plait.cost.model_flops import training_flops
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Passes
 from plait.cost.profile import interpolated
+from plait.cost.shape_parameters import adapter_parameters
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.shards import balanced_stages
 from plait.models.lora_settings import LoraSettings
+from plait.models.shape import ModelShape
 from plait.planner.stage_layers import cut_layers
+from tests.cost.test_layer_kinds import MIXED, RECURRENT
 from tests.cost.test_model_costs import HEAD, LAYER, SHAPE, SOFTWARE, WORK, a_cluster, check, costs_of
 from tests.cost.test_profile import PROFILE
 
 FORWARD = {"products": 2 * 96 * LAYER / 0.5e9, "attention": 4 * (4 * 36 + 8 * 100) * 64 / 0.5e9}
 """A layer over the 96 tokens of a step, which are more than reading its weights takes."""
 ONE = Layout.on(range(1))
+WINDOWED = replace(SHAPE, windows=(0, 2, 0, 0))
 ADAPTER = 4 * (64 + 64) + 3 * (64 + 128)
 """Numbers of a layer's adapters of rank 1."""
 
@@ -66,26 +71,29 @@ def test_parted_tokens_come_together_before_a_mixture_once_more() -> None:
             plain, parted = (way(replace(micro, parted=parts), 0)["tensor parallel"] for parts in (False, True))
             gather = found.times.traffic.gather("tp", 96 * 64 * 2)
             assert parted - plain == pytest.approx(of_all * 4 * gather)
+        again = found.backward(replace(micro, parted=True, gathered_again=True), 0)["tensor parallel"]
+        assert again - plain == pytest.approx((of_all + 2) * 4 * gather), "and before attention and MLP"
         plain, parted = (found.received_bytes(replace(micro, parted=parts)) for parts in (False, True))
         assert plain == 4 * 2 * 2 * 96 * 64 * 2
         assert parted - plain == of_all * 4 * 96 * 64 * 2
 
 
-def test_a_backward_of_adapters_is_one_forward() -> None:
-    """Weights get no gradients: products, attention and head twice in place of three times. The optimizer passes the
-    adapter's numbers alone: 12 bytes there and back, weights of two and gradients of four."""
+def test_weights_under_an_adapter_get_no_gradients() -> None:
+    """Products and head twice in place of three times; attention, which has no weights, three times. The optimizer
+    passes the adapter's numbers alone: 12 bytes there and back, weights of two and gradients of four."""
     whole, adapted = (
         costs_of(replace(WORK, lora=LoraSettings(rank=rank))).call("actor.train", "train", ONE).terms for rank in (0, 2)
     )
-    for name in ("products", "attention", "head"):
+    for name in ("products", "head"):
         assert adapted[name] == pytest.approx(2 / 3 * whole[name])
+    assert adapted["attention"] == pytest.approx(whole["attention"]) == 4 * 3 * FORWARD["attention"]
     assert adapted["optimizer"] == pytest.approx((2 * 12 + 2 + 4) * 4 * 2 * ADAPTER / 0.5e8)
     assert "adapters" not in whole
 
 
 def test_adapters_of_a_forward_and_a_backward() -> None:
     """Of 96 tokens: products of A and B; one pass over 512 inputs and six over 576 outputs. In the backward the
-    products twice, four passes over outputs and five over inputs. The reference has none."""
+    products twice, four passes over outputs and five over inputs; attention once more. The reference has none."""
     costs = costs_of(replace(WORK, lora=LoraSettings(rank=2)))
     products = 2 * 96 * 2 * ADAPTER / 0.5e9
     forward = products + 96 * 2 * (6 * 576 + 512) / 0.5e8
@@ -98,7 +106,29 @@ def test_adapters_of_a_forward_and_a_backward() -> None:
     (stage,) = costs.stage_seconds("actor.train", ONE, 1)
     (whole,) = costs_of(WORK).stage_seconds("actor.train", ONE, 1)
     assert stage[0] - whole[0] == pytest.approx(4 * forward)
-    assert stage[1] - whole[0] == pytest.approx(4 * backward)
+    assert stage[1] - whole[0] == pytest.approx(4 * (backward + FORWARD["attention"]))
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("shape", [SHAPE, MIXED, WINDOWED, RECURRENT])
+def test_seconds_and_operations_are_one_arithmetic(shape: ModelShape, rank: int) -> None:
+    """What computes takes as long as a training's operations, of layers with windows and recurrences, too."""
+    work, micro = ModelWork(shape, "bfloat16", 1000, LoraSettings(rank=rank)), Micro(96, 944, 96, ((2, 180),))
+    found = Passes(LayerTimes(a_cluster(4, software=SOFTWARE), work, ONE))
+    terms = added(found.forward(micro, 0), found.backward(micro, 0))
+    adapters = 3 * 2 * 96 * adapter_parameters(shape, work.lora)
+    computing_s = terms["products"] + terms["attention"] + terms["head"]
+    assert computing_s == pytest.approx((training_flops(work, micro) - adapters) / 0.5e9)
+
+
+def test_a_measured_backward_of_frozen_weights_lacks_one_product_with_each() -> None:
+    """Of 20 tokens a forward takes 2 s and a backward 5; products with a layer's weights 2 * 20 * 40,960 operations, of
+    which there are 1e6 in a second, or so few that no time is left but a forward's."""
+    frozen = ModelWork(SHAPE, "bfloat16", 1000, LoraSettings(rank=2))
+    for per_s, expected in ((1e6, 5 - 2 * 20 * LAYER / 1e6), (1e5, 2.0)):
+        profile = PROFILE.model_copy(update={"shape": SHAPE, "dtype": "bfloat16", "products": ((20, per_s),)})
+        terms = LayerTimes(profile.cluster(), frozen, ONE, profile).passed(Micro(20, 210, 0), backward=True)
+        assert terms["layers"] == pytest.approx(expected)
 
 
 def test_a_step_of_few_samples_reads_adapters() -> None:

@@ -24,9 +24,8 @@ from plait.cost.layer_times import LayerTimes
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.measured import stopwatch
 from plait.cost.measured import work as work_of_profile
-from plait.cost.measured.host import measure_host
 from plait.cost.measured.links import Pair
-from plait.cost.measured.measuring import measure
+from plait.cost.measured.measuring import measure, measure_host
 from plait.cost.measured.models import by_layer
 from plait.cost.measured.sizes import sizes_of
 from plait.cost.measured.stopwatch import in_rounds

@@ -538,6 +538,10 @@ def test_turns_that_are_rewritten_at_once_are_refused(tmp_path):
         ({"messages": [assistant("a")]}, ["the assistant speaks first", "data.system_prompt"]),
         ({"prompt": "a", "completions": "b"}, ["`prompt` and `completion`", "; rename `completions` to `completion`"]),
         ({"mesages": []}, ["; rename `mesages` to `messages`"]),
+        ({"messages": "a"}, ["rows.jsonl:1: `messages` must be a list of messages, found a text", "column `text`"]),
+        ({"question": "a", "answer": "b"}, ["; rename `question` to `prompt` and `answer` to `completion`"]),
+        ({"instruction": "a", "input": "", "output": "b"}, ["; rename `instruction` to `prompt` and `output` to `co"]),
+        ({"prompt": "a", "response": "b"}, ["; rename `response` to `completion`"]),
         ({"prompt": "a"}, ["examples need the columns", "found `prompt`; rename the columns"]),
         (
             {"prompt": "a", "completion": None},

@@ -85,6 +85,7 @@ def test_another_prompt_column(tmp_path):
         (['{"prompt": "a", "images": ["x"]}'], ["a.jsonl:1", "column `images`"]),
         (['{"prompt": "a", "image": "x.png"}'], ["a.jsonl:1", "column `image`"]),
         (['{"prompt": [{"role": "human", "content": "a"}]}'], ["a.jsonl:1", "`human`, as ShareGPT", "write `user`"]),
+        (['{"prompt": [{"role": "User", "content": "a"}]}'], ["a.jsonl:1", "the role `User`; write `user`"]),
         ([""], ["holds no row", "data.source"]),
     ],
 )
@@ -158,6 +159,12 @@ def test_a_file_that_is_not_utf8(tmp_path):
     file.write_bytes(b'{"prompt": "\xff"}')
     with pytest.raises(DataError, match="not UTF-8"):
         read_jsonl(file)
+    file.write_bytes('{"prompt": "a"}\n{"prompt": "ä"}\n'.encode("cp1252"))
+    with pytest.raises(DataError, match=r"not UTF-8 \(line 2: .*, as UTF-8: iconv -f WINDOWS-1252 -t UTF-8 "):
+        read_jsonl(file)
+    file.write_bytes('{"prompt": "a"}\n'.encode("utf-16"))
+    with pytest.raises(DataError, match=r"is UTF-16; .*, as UTF-8: iconv -f UTF-16 -t UTF-8 .*a\.jsonl > rows\.jsonl$"):
+        read_jsonl(file)
     file.write_bytes(gzip.compress(b'{"prompt": "a"}'))
     with pytest.raises(DataError, match=r"a\.jsonl` is packed by gzip; `data\.source` takes JSONL, .*: unpack it"):
         read_jsonl(file)
@@ -169,6 +176,7 @@ def test_a_file_that_is_not_utf8(tmp_path):
         ("a.XLSX", b"PK\x03\x04\xff", r'of a table make such a file by pandas\.read_excel\(".*a\.XLSX"\)'),
         ("a.csv", b"prompt\n\xe4\n", r'pandas\.read_csv\(".*a\.csv"\)\..* \(with encoding="cp1252", or what it has\)$'),
         ("a.zip", b"PK\x03\x04\xff", "is packed by zip; .*: unpack it"),
+        ("a.zip", b"PK\x03\x04", "it is packed by zip: unpack it"),  # bytes that are a text, too
     ],
 )
 def test_a_table_is_known_by_its_name_before_it_is_taken_for_packed(tmp_path, name, begin, said):

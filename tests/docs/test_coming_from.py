@@ -322,6 +322,9 @@ def test_values_have_other_names_too() -> None:
         ("logger.wandb.org", ": OpenRLHF's `logger.wandb` is `trackers` here"),
         ("n_samples_per_prompt", ": OpenRLHF's is `samples_per_prompt` here (docs/coming-from-openrlhf.md)"),
         ("rollout.n_samples_per_prompt", ": OpenRLHF's is `samples_per_prompt` here (docs/coming-from-openrlhf.md)"),
+        ("top_p", ": TRL's is `sampling.top_p` here (log-probs are over the tokens that are left"),
+        ("actor_rollout_ref.rollout.top_k", ": verl's is `sampling.top_k` here (log-probs"),
+        ("loss_type", ": TRL's is `options.aggregation` and `options.loss_type` here"),
         ("batch_size", ": OpenRLHF's `rollout.batch_size` is `prompts_per_step` here"),
     ],
 )

@@ -380,6 +380,37 @@ def test_roles_train_together_on_the_same_ranks_or_not_at_all() -> None:
     assert {place.placements[0].schedule for place in alone} <= {"", "one at a time"}
 
 
+def test_roles_whose_gradients_are_divided_train_together_in_one_copy() -> None:
+    """The critic in two copies of two stages beside four of the actor trains alone; in four stages it goes together.
+    The actor, which has the most stages, is one copy in either."""
+    of = replace(problem(4), pairs=(("actor", "critic"),))
+    everyone, (actor, critic) = (0, 1, 2, 3), (of.graph.slots_of(role)["train"] for role in ("actor", "critic"))
+    divisions: tuple[tuple[str | None, set[int]], ...] = ((None, {2, 4}), ("actor", {2, 4}), ("critic", {4}))
+    for divided, expected in divisions:
+        roles = {role: replace(facts, one_copy=role == divided) for role, facts in of.roles.items()}
+        space = PlanSpace(replace(of, roles=roles))
+        state = list(one_mesh(space) or ())
+        (sizes,) = [one for one in space.forms.parallelisms(actor, everyone) if one.pp == 4]
+        whole = space.place(actor, everyone, space.forms.form_of(actor, everyone, sizes))
+        kept = set[int]()
+        for stages in (2, 4):
+            state[actor], state[critic] = space.together(whole, critic, stages) or ()
+            lawful = space.lawful(state)
+            if lawful == tuple(state):
+                kept.add(stages)
+            assert len(fused_slots(lawful)) in (0, 2)
+        assert kept == expected
+        moves, rng, proposed = Moves(space), Random("divided"), set[int]()
+        alone = space.apart(state)
+        for _ in range(1000):
+            near = moves.near(alone, rng)
+            if fused_slots(near):
+                stages = {"actor": near[actor].placements[0].pp, "critic": near[critic].placements[0].pp}
+                proposed.add(stages["critic"])
+                assert divided is None or stages[divided] == max(stages.values())
+        assert proposed == expected
+
+
 def test_a_search_proposes_training_together() -> None:
     """Stages are forced, as tensor parallelism costs much and a device has room for a part of a model alone."""
     of = replace(problem(4, memory=260, tp=1), pairs=(("actor", "critic"),))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,6 +160,10 @@ HOW = (
 """How it is run: none of these changes a result."""
 
 
+ENDINGS = ("kill", "rank", "interrupt")
+"""SIGKILL to the command, or to one of its processes; SIGINT to the command."""
+
+
 @dataclass(frozen=True)
 class Drawn:
     flow: Flow
@@ -169,6 +173,12 @@ class Drawn:
     """Its process is killed when so many steps are recorded; None: it is not."""
     then: str | dict[str, str]
     """The plan that it goes on with."""
+    by: str = "kill"
+    """How it is ended, one of `ENDINGS`."""
+
+
+PlanOf = Callable[[random.Random, str, dict[str, Any]], str | dict[str, str]]
+"""Draws a plan for an algorithm, with the keys of what is trained."""
 
 
 def random_recipe(seed: int, *, fits: bool = True) -> Drawn:
@@ -177,14 +187,20 @@ def random_recipe(seed: int, *, fits: bool = True) -> Drawn:
     Args:
         fits: whether its keys go together; else whatever comes, which may be refused.
     """
-    chance = random.Random(f"recipe {seed}")
+    return drawn_by(random.Random(f"recipe {seed}"), (WHAT, HOW), _plan, fits=fits)
+
+
+def drawn_by(
+    chance: random.Random, among: tuple[Sequence[Draw], Sequence[Draw]], plan_of: PlanOf, *, fits: bool = True
+) -> Drawn:
+    """As `random_recipe`, of these keys of what is trained and of how, and of these plans."""
     algorithm = chance.choice(ALGORITHMS)
-    what, how = ({k: v for draw in draws for k, v in draw.drawn(chance, algorithm).items()} for draws in (WHAT, HOW))
+    what, how = ({k: v for draw in draws for k, v in draw.drawn(chance, algorithm).items()} for draws in among)
     if algorithm not in ROLLOUTS:
         what |= NO_ROLLOUT | {"data.source": f"PLACE/{'examples' if algorithm == 'sft' else 'pairs'}.jsonl"}
     if fits:
         _leave_what_goes_together(algorithm, what, how)
-    plan, then = (_plan(chance, algorithm, what) for _ in range(2))
+    plan, then = (plan_of(chance, algorithm, what) for _ in range(2))
     ends = chance.randrange(1, what["steps"]) if chance.random() < 0.4 else None
     options = {key.removeprefix("options."): value for key, value in what.items() if key.startswith("options.")}
     keys = {key: value for key, value in what.items() if not key.startswith("options.")}
@@ -196,7 +212,7 @@ def _leave_what_goes_together(algorithm: str, what: dict[str, Any], how: dict[st
     if "turns.reply" in what:
         what |= TURNS
         _without(how, "fusion", "rebalance")
-    if "lora.rank" in what or "ref.logprobs" not in _calls(algorithm, what):
+    if "lora.rank" in what or "ref.logprobs" not in calls_of(algorithm, what):
         _without(what, "reference.sync_every")
     if algorithm in (flows.JUDGED, flows.ATTEMPTED, "remax"):  # they generate more than once
         _without(what, "on_update", "tokens_per_version")
@@ -247,7 +263,7 @@ def _without(keys: dict[str, Any], *names: str) -> None:
         keys.pop(name, None)
 
 
-def _calls(algorithm: str, what: dict[str, Any]) -> Sequence[str]:
+def calls_of(algorithm: str, what: dict[str, Any]) -> Sequence[str]:
     calls = ["reward.train" if algorithm == "reward_model" else "actor.train"]
     if algorithm in ROLLOUTS:
         calls.append("actor.generate")
@@ -268,7 +284,7 @@ def _calls(algorithm: str, what: dict[str, Any]) -> Sequence[str]:
 
 
 def _plan(chance: random.Random, algorithm: str, what: dict[str, Any]) -> str | dict[str, str]:
-    calls = tuple(_calls(algorithm, what))
+    calls = tuple(calls_of(algorithm, what))
     roles = {call.partition(".")[0] for call in calls}
     if chance.random() < 0.35:
         named = ["colocated 2", *(["split 2"] if len(roles) > 1 else [])]

@@ -3,13 +3,18 @@ test's id is the seed of all, and they are printed where it fails. float64, as i
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
+import signal
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from plait.errors import UserError
@@ -17,7 +22,7 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.prepare import prepare
 from tests.cases import slow_but
-from tests.forked import forked
+from tests.forked import exit_code_of, forked
 from tests.models.tiny import save_tiny
 from tests.runs.placed_runs import where
 from tests.runs.plans import assert_equal_runs
@@ -25,12 +30,14 @@ from tests.runs.random_flows import fill_more, make_family
 from tests.runs.random_recipes import ALGORITHMS, HOW, REPLIES, ROLLOUTS, WHAT, Drawn, random_recipe
 from tests.runs.test_on_update import wait_until
 from tests.runs.test_resume import kill
+from tests.runs.wide_recipes import wide_recipe
 
 Way = Callable[[Drawn, str, Any], Recipe]
 SEEDS = (*range(30), 332, 696, 760, 1387)
 """332 keeps prefixes while one rank of its instance makes room. The last but one has tools, turns and stop strings."""
 QUICK = (696, 1387)
 """On one rank each. The first is killed; the second has turns and stop strings."""
+WIDE = tuple(seed for seed in range(16) if seed != 15)
 UNFIT = range(60)
 QUICK_UNFIT = range(6)
 
@@ -58,27 +65,50 @@ def way(place: Path, placed: Callable[..., Recipe]) -> Way:
 
 @pytest.mark.parametrize("seed", slow_but(QUICK, SEEDS))
 def test_no_way_to_run_a_recipe_changes_what_it_comes_to(seed: int, way: Way) -> None:
-    drawn = random_recipe(seed)
+    check(random_recipe(seed), str(seed), way)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", WIDE)
+def test_no_way_to_run_a_recipe_on_four_ranks_changes_what_it_comes_to(seed: int, way: Way) -> None:
+    check(wide_recipe(seed), f"wide-{seed}", way)
+
+
+def check(drawn: Drawn, name: str, way: Way) -> None:
+    """In its way, ended and resumed where that was drawn, it is the run of one plain process."""
     print(drawn)
-    plain, other = way(drawn, f"plain-{seed}", None), way(drawn, f"other-{seed}", drawn.plan)
+    plain, other = way(drawn, f"plain-{name}", None), way(drawn, f"other-{name}", drawn.plan)
     run(plain)
     if drawn.ends is None:
         run(other)
     else:
-        ended_in_step(other, drawn.ends)
-        run(way(drawn, f"other-{seed}", drawn.then), resume=True)
+        ended_in_step(other, drawn.ends, drawn.by)
+        run(way(drawn, f"other-{name}", drawn.then), resume=True)
     # Adam makes of the rounding of a gradient that is almost nothing, which goes by who adds what, 1e-7 of an update.
     assert_equal_runs(other.run_dir, plain.run_dir, tolerance=1e-7)
 
 
-def ended_in_step(recipe: Recipe, steps: int) -> None:
-    """Run, and kill it when so many steps are recorded, wherever it is by then. Where it ends before that it has
+def ended_in_step(recipe: Recipe, steps: int, by: str) -> None:
+    """Run, and end it when so many steps are recorded, wherever it is by then. Where it ends before that it has
     failed."""
     running, rows = forked(lambda: run(recipe)), recipe.run_dir / "metrics.jsonl"
     recorded = lambda: rows.is_file() and len(rows.read_text().splitlines()) >= steps
     wait_until(lambda: recorded() or os.waitid(os.P_PID, running, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
-    kill(running)
+    if by == "kill":
+        kill(running)
+    else:
+        end_by_itself(running, by, random.Random(recipe.run_dir.name))
     assert recorded(), f"it ended before it had recorded {steps} steps; its error is in what was captured of stderr"
+
+
+def end_by_itself(running: int, by: str, chance: random.Random) -> None:
+    """At a random moment of a second, one of its processes is killed, or it is interrupted; what it does then is its
+    own."""
+    time.sleep(chance.random())
+    ranks = psutil.Process(running).children(recursive=True) if by == "rank" else []
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(chance.choice(ranks).pid, signal.SIGKILL) if ranks else os.kill(running, signal.SIGINT)
+    exit_code_of(running, 300.0)
 
 
 @pytest.mark.parametrize("seed", slow_but(QUICK_UNFIT, UNFIT))

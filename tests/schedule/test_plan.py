@@ -71,7 +71,7 @@ def test_a_plan_may_be_written_by_hand():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_ranks": 2}, "actor.generate decode: expected different ranks below num_ranks 2"),
+        ({"num_ranks": 2}, r"^p\.json: actor.generate decode: expected different ranks below num_ranks 2"),
         ({"version": 3}, "version 1, found 3"),
         ({"placement": []}, "unknown key 'placement'"),
         ({"format": "x"}, "expected a plan file"),
@@ -80,8 +80,8 @@ def test_a_plan_may_be_written_by_hand():
         ({"placements": [{"call": "a", "mode": "train", "ranks": [0], "after": "burn"}]}, "'burn'"),
         ({"placements": [{"call": "a", "mode": "train", "ranks": [0]}] * 2}, "expected one placement 'a train'"),
         ({"placements": [{"mode": "train"}]}, r"placements\[0\]: the key 'call' is missing"),
-        ({"placements": [], "num_ranks": 1}, "schedule '1F1B' needs 2 ranks of 1"),
-        ({"schedules": [{}]}, "expected a schedule file"),
+        ({"placements": [], "num_ranks": 1}, r"^p\.json: schedule '1F1B' needs 2 ranks of 1"),
+        ({"schedules": [{}]}, r"^p\.json: expected a schedule file"),
         ({"num_ranks": "2"}, "p.json: expected a whole number for 'num_ranks', found '2'"),
         ({"num_ranks": True}, "expected a whole number for 'num_ranks', found True"),
         ({"name": 5}, "expected a text for 'name', found 5"),

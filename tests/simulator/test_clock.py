@@ -1,4 +1,4 @@
-"""Simulated seconds under the dispatcher of a run: by hand, and schedules as tasks against the compiled simulator."""
+"""Simulated seconds under the dispatcher of a run: by hand, and schedules as tasks against the static simulator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plait.schedule.generators import gpipe, one_f_one_b
 from plait.schedule.schedule import Schedule, with_transfers
 from plait.schedule.work import Done, Work
 from plait.simulator.clock import SimulatedClock
-from plait.simulator.static import Program, simulate
+from plait.simulator.static import simulate
 from tests.schedule.workloads import workloads
 
 
@@ -53,11 +53,11 @@ class Lanes:
 
 @settings(deadline=None, max_examples=40)
 @given(workloads())
-def test_a_schedule_takes_under_the_dispatcher_what_the_compiled_simulator_says(workload):
+def test_a_schedule_takes_under_the_dispatcher_what_the_static_simulator_says(workload):
     for rule in (gpipe, one_f_one_b):
         schedule = with_transfers(rule(workload))
         seconds = workload.duration_s()
-        simulated = simulate(Program(schedule), seconds)
+        simulated = simulate(schedule, seconds)
         assert Lanes(schedule, seconds).run() == {s.action: (s.start_s, s.end_s) for s in simulated.spans}
 
 

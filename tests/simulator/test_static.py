@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,11 +6,9 @@ from plait.errors import DataError
 from plait.planner.evaluate import score
 from plait.schedule.action import Kind
 from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
-from plait.schedule.pipeline import fused_workload
 from plait.schedule.schedule import Schedule, parse, with_transfers
 from plait.schedule.validate import validate
-from plait.simulator import kernels
-from plait.simulator.static import Program, simulate
+from plait.simulator.static import simulate
 from tests.schedule.workloads import workloads
 
 TWO_STAGES = parse("rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1B0 1F1 1B1\n")
@@ -63,7 +60,7 @@ def test_the_ledger_takes_at_the_start_and_gives_back_at_the_end():
 
 def test_a_deadlock_is_explained():
     with pytest.raises(DataError, match=r"deadlock: 0B0 .* waits for 1B0"):
-        Program(parse("rank 0: 0F0 0B0 0F1 0B1\nrank 1: 1F0 1F1 1B0 1B1\n"))
+        simulate(parse("rank 0: 0F0 0B0 0F1 0B1\nrank 1: 1F0 1F1 1B0 1B1\n"), seconds)
 
 
 @settings(deadline=None)
@@ -81,17 +78,16 @@ def test_the_simulator_agrees_with_the_search_about_time_and_memory(workload):
 def test_a_makespan_is_at_least_critical_path_and_busiest_rank_and_grows_with_durations(workload, rng):
     """Monotone for a fixed schedule; list scheduling is not, and nothing here claims it."""
     schedule = one_f_one_b(workload)
-    program = Program(schedule)
-    times = program.durations_s(workload.duration_s())
-    makespan = float((program.starts_s(times) + times).max())
+    times = workload.duration_s()
+    makespan = simulate(schedule, times).makespan_s
     chain = max(
         sum(p.forward_s[s][i] + p.backward_s[s][i] for s in range(p.num_stages))
         for p in workload.pipelines
         for i in range(p.num_microbatches)
     )
     assert makespan >= max(chain, *workload.work_s()) * (1 - 1e-12)
-    longer = times * np.asarray([1 + rng.random() * rng.randrange(2) for _ in times])
-    assert float((program.starts_s(longer) + longer).max()) >= makespan * (1 - 1e-12)
+    longer = {action: took * (1 + rng.random() * rng.randrange(2)) for action, took in times.items()}
+    assert simulate(schedule, longer).makespan_s >= makespan * (1 - 1e-12)
 
 
 @settings(deadline=None)
@@ -124,15 +120,3 @@ def in_order(action, ids):
 
 def fused_caps_off(workload):
     return type(workload)(workload.pipelines, workload.num_ranks)
-
-
-def test_the_compiled_loop_equals_its_plain_twin():
-    workload = fused_workload((4, 2), (5, 3), (2.5, 1.25))
-    program = Program(one_f_one_b(workload))
-    times = program.durations_s(workload.duration_s())
-    results = []
-    for loop in (kernels.longest_paths, getattr(kernels.longest_paths, "py_func", kernels.longest_paths)):
-        start, queue = np.zeros(len(times)), np.zeros(len(times), np.int64)
-        assert loop(*program.edges, program.num_waits.copy(), times, start, queue) == len(times)
-        results.append((start.tolist(), queue.tolist()))
-    assert results[0] == results[1]

@@ -194,8 +194,8 @@ def locked(worker: Any, groups: int, requests: Sequence[Request]) -> Seen:
     engine, team = engine_on(worker, {"pp": worker.context.num_ranks}, {"decode_groups": groups})
     lockstep, seen = LockstepEngine(engine, team, None, None), Seen()
     coming = [
-        (0, Generate("actor", "actor.generate", requests[:1])),
-        (1, Generate("actor", "actor.generate", requests[1:])),
+        (0, Generate("actor", "actor.generate", requests[:1], 0)),
+        (1, Generate("actor", "actor.generate", requests[1:], 0)),
     ]
 
     def hear() -> None:

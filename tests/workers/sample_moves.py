@@ -31,6 +31,7 @@ from plait.workers.sample_offers import Answer, Given, Lack
 from tests.generation.guessing import Guessing, misleading
 from tests.generation.requests import request
 from tests.models.tiny import tiny_model
+from tests.reallocation.worker import differing
 from tests.workers.said import Said, said_by
 
 BUCKET_BYTES = 4096
@@ -122,11 +123,8 @@ def moved(seen: Seen, mover: SampleMover, keys: Sequence[Key], recompute: Sequen
     seen.moves.append(to_the_end(mover.moving(keys, recompute=recompute)))
     move = seen.moves[-1]
     seen.lacks.append(move.lacks)
-    planned = {link: size for link, size in move.plan.traffic.link_bytes.items() if mover.rank in link}
-    if move.report.link_bytes != planned:
-        seen.wrong.append(f"planned {planned}, counted {move.report.link_bytes}")
-    if move.report.staging_bytes > 2 * BUCKET_BYTES:
-        seen.wrong.append(f"{move.report.staging_bytes} bytes besides the buffers")
+    if wrong := differing(move.plan, mover.rank, move.report):
+        seen.wrong.append(wrong)
 
 
 def ended(seen: Seen, *engines: Engine | None) -> Seen:

@@ -27,7 +27,7 @@ def moving(may_end: threading.Event, report: MoveReport | Exception) -> Work[Mov
 
 
 def test_it_goes_on_by_itself_and_says_when_it_is_through() -> None:
-    may_end, report = threading.Event(), MoveReport(0, {}, {}, 0, (), 0)
+    may_end, report = threading.Event(), MoveReport({}, {})
     move = BackgroundMove(moving(may_end, report), "samples", CPU)
     assert not move.is_done
     with pytest.raises(RunError, match=r"samples: expected what goes ahead to be through within 0\.01 s"):
@@ -86,7 +86,7 @@ class Stream:
 def test_on_a_gpu_it_is_through_when_its_stream_is(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Stream] = []
     monkeypatch.setattr(background_move, "Aside", lambda device: made.append(Stream(device)) or made[-1])
-    may_end, report = threading.Event(), MoveReport(0, {}, {}, 0, (), 0)
+    may_end, report = threading.Event(), MoveReport({}, {})
     move = BackgroundMove(moving(may_end, report), "samples", torch.device("cuda", 0))
     may_end.set()
     assert not move.wait(0.05)
@@ -103,7 +103,7 @@ def test_on_a_gpu_it_is_through_when_its_stream_is(monkeypatch: pytest.MonkeyPat
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_a_gpu_it_holds_up_nothing_else() -> None:
     """It reads what was asked for before, and what is asked for behind `finish` reads what it has written."""
-    device, report = torch.device("cuda", 0), MoveReport(0, {}, {}, 0, (), 0)
+    device, report = torch.device("cuda", 0), MoveReport({}, {})
     buffer = torch.ones(4, device=device).mul_(2)
 
     def slow() -> Work[MoveReport]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -46,6 +46,7 @@ class Tokens:
 
     speculation = None
     model = SimpleNamespace(team=Team.alone())
+    state = SimpleNamespace(expect_work=lambda are_new: None)
 
     def __init__(self, log: list[str] | None = None) -> None:
         self.log = [] if log is None else log
@@ -116,8 +117,8 @@ def team(peers: Any) -> Any:
     return SimpleNamespace(all=peers, pp=SimpleNamespace(index=0, size=1))
 
 
-def asks(requests: list[Request]) -> Generate:
-    return Generate("actor", "actor.generate", requests)
+def asks(requests: Sequence[Request], weights: int = 0) -> Generate:
+    return Generate("actor", "actor.generate", requests, weights)
 
 
 def never() -> None:
@@ -150,9 +151,9 @@ def test_a_rank_that_lags_waits_for_what_a_step_begins_with() -> None:
 
 
 @torch.no_grad()
-def test_weights_that_were_away_have_computed_the_same_prefixes() -> None:
-    """Else ranks of an instance, of which some had to make room, would differ about cached blocks. What is written into
-    weights takes these away, also before the engine is told."""
+def test_prefixes_stay_by_the_number_of_the_weights() -> None:
+    """Not by what a rank finds written: ranks of an instance, of which some had to make room, would differ about cached
+    blocks; and of weights that come as messages nothing is found written."""
     engine = Engine(tiny_model(), SamplingSettings(max_running=2, prefix_cache_tokens=64))
     weights = engine.model.weights
     memory = HostMemory({"weights": weights})
@@ -162,18 +163,24 @@ def test_weights_that_were_away_have_computed_the_same_prefixes() -> None:
         for moving in (memory.offloading, memory.onloading):
             deque(moving(), maxlen=0)
 
+    def go_and_be_brought() -> None:
+        values = weights.clone()
+        memory.drop()
+        memory.allocate()
+        weights.copy_(values)
+
     nothing: Callable[[], object] = lambda: None
-    between = (nothing, nothing, go_and_come, lambda: weights.mul_(0.5), go_and_come)
-    for number, happens in enumerate(between):
+    between = ((nothing, 1), (nothing, 1), (go_and_come, 1), (go_and_be_brought, 1), (nothing, 2), (go_and_come, 2))
+    for number, (happens, of_weights) in enumerate(between):
         happens()
         prompt, sampling = Prompt(number, "", tuple(range(3, 23))), Sampling(max_tokens=2)
-        alone.hear(number, asks([Request(prompt, 1, sampling, NoiseKey(0))]))
+        alone.hear(number, asks([Request(prompt, 1, sampling, NoiseKey(0))], of_weights))
         alone.step(never)
         assert alone.last_step is not None
         asked.append(alone.last_step.num_prefill_tokens)
         while not alone.is_empty:
             alone.step(never)
-    assert asked == [20, 4, 4, 20, 4]
+    assert asked == [20, 4, 4, 4, 20, 4]
 
 
 def test_where_the_leader_is_in_an_instance_it_decides() -> None:
@@ -258,7 +265,7 @@ class Rank:
         self.coming.append((after, Message({"call": call}, (), "score", number, 1)))
 
     def asks(self, after: int, number: int, *requests: Request) -> None:
-        self.command(after, number, Generate("actor", "actor.generate", requests))
+        self.command(after, number, asks(requests))
 
     def poll(self, sources: list[int]) -> tuple[int, Message] | None:
         return self.receive(sources) if self.coming and self.coming[0][0] <= len(self.log) else None
@@ -298,7 +305,7 @@ def test_steps_are_actions_of_the_call_that_asked_for_them(monkeypatch: pytest.M
     """A rollout, an evaluation, which is of no step, and right behind it a rollout again."""
     rank = Rank(monkeypatch)
     rank.asks(0, 1, request(1, 2))
-    rank.command(2, 2, Generate("actor", "evaluate", [request(2, 1)]), step=None)
+    rank.command(2, 2, Generate("actor", "evaluate", [request(2, 1)], 0), step=None)
     rank.asks(3, 3, request(3, 1))
     rank.command(100, 4, End())
     rank.serve()
@@ -369,7 +376,7 @@ def test_what_a_prompt_needs_to_go_on_is_told_before_the_next_step_is_computed()
     alone.hear(3, asks([request(1, 5), request(2, 5)]))
     assert alone.step(never) == []
     gathering = Gathering({(1, 0): [(1, PROMPT)]}, {1: 3}, stage=Stage.GIVE)
-    alone.hear(4, Migrate("actor", gathering))
+    alone.hear(4, Migrate("actor", gathering, 0))
     assert alone.step(never) == [(4, Said(Stage.GIVE, {}))]
     assert alone.last_step is None
     assert engine.log == ["step with [1, 2]"]

@@ -86,31 +86,33 @@ def on_device(manager: OffloadManager) -> int:
     return sum(unit.memory.device_bytes for unit in manager.units)
 
 
-def on_host(manager: OffloadManager) -> int:
-    """Bytes of the copies there."""
-    return sum(unit.memory.host_bytes for unit in manager.units)
+def on_host(manager: OffloadManager, *buffers: torch.Tensor) -> int:
+    """Bytes of the copies there of those that are away."""
+    values = [manager.now(buffer) for buffer in buffers]
+    return sum(now.nbytes for buffer, now in zip(buffers, values, strict=True) if now is not None and now is not buffer)
 
 
 def test_room_is_made_before_what_is_needed_comes_back() -> None:
-    (actor, _), (ref, ref_weights), (copy, copied) = unit("actor", 10), unit("ref", 20), unit("actor", 30, "drop")
+    (actor, own), (ref, ref_weights), (copy, copied) = unit("actor", 10), unit("ref", 20), unit("actor", 30, "drop")
+    buffers = own, ref_weights, copied
     home = OffloadManager({("actor", "train"): [actor], ("ref", "score"): [ref], ("actor", "decode"): [copy]})
     home.recorder = Recorder()
     assert on_device(home) == 240
     home.want(("actor", "train"))
-    assert (on_device(home), on_host(home)) == (40, 80), "what is dropped leaves no copy"
+    assert (on_device(home), on_host(home, *buffers)) == (40, 80), "what is dropped leaves no copy"
     assert home.now(copied) is None
     found = home.now(ref_weights)
     assert found is not None
     assert found.tolist() == list(range(20))
     home.want(("ref", "score"))
-    assert (on_device(home), on_host(home)) == (80, 40)
+    assert (on_device(home), on_host(home, *buffers)) == (80, 40)
     home.want(("actor", "train"), filled=[copy])
     copied.copy_(torch.arange(30.0))
     assert on_device(home) == 160
     home.want(("actor", "decode"))
     assert (on_device(home), copied.sum()) == (120, 435)
     home.want()
-    assert (on_device(home), on_host(home)) == (0, 120)
+    assert (on_device(home), on_host(home, *buffers)) == (0, 120)
     kinds = [(span.action, span.kind, span.role, span.bytes) for span in home.recorder.take().spans]
     assert kinds[:3] == [
         ("ref.offload/weights/0", "OFFLOAD", "ref", 80),

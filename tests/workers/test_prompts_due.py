@@ -32,6 +32,7 @@ class Computing:
     """The engine of an instance that computes prompts, ten tokens a step, and its way to the other instance."""
 
     model = SimpleNamespace(team=Team.alone())
+    state = SimpleNamespace(expect_work=lambda are_new: None)
     speculation, place, received_bytes, is_under_way = None, COMPUTES, 0, False
 
     def __init__(self, log: list[str]) -> None:
@@ -105,7 +106,7 @@ class Run:
     def tell(self, stage: Gathering) -> int:
         self.number += 1
         if COMPUTES in stage.concerned:
-            self.instance.hear(self.number, Migrate("actor", stage))
+            self.instance.hear(self.number, Migrate("actor", stage, 0))
         if stage.stage is Stage.HERE:
             self.heard.append((self.number, DRAWS, Said(Stage.HERE, {(COMPUTES, DRAWS): Message({})})))
         if stage.stage is Stage.TAKE:
@@ -116,7 +117,7 @@ class Run:
         asked = [Request(Prompt(u, "", (1,) * n), 1, Sampling(max_tokens=9), NoiseKey(0)) for u, n in enumerate(tokens)]
         for share in self.prompts.deal([(DRAWS, request) for request in asked]).values():
             self.number += 1
-            self.instance.hear(self.number, Generate("actor", "actor.generate", [request for _, request in share]))
+            self.instance.hear(self.number, Generate("actor", "actor.generate", [request for _, request in share], 0))
             for target, request in share:
                 self.outstanding.dealt([request], target, self.number)
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from plait.cli.app import Place
 from plait.observe.screen import say
 
+if TYPE_CHECKING:
+    from plait.runtime.folder.run_files import RunFiles
+
 _ENGINES = Path("engines")
+_NO_STEP = "no step has ended that the doctor could look at"
 
 
 def doctor(what: Place, /) -> int:
@@ -40,18 +45,23 @@ def _say_findings(folder: Path) -> None:
         if end is None:
             _say_ends(folder)
         else:
-            say(f"its doctor was off (`doctor.enabled`)\n{end}")
+            say(f"{_why_silent(files)}\n{end}")
         return
     seen = Doctor()
     for finding in seen.read(files.doctor):
         say(str(finding))
     count = len(read_steps(files.metrics)) if os.path.isfile(files.metrics) else 0
-    nothing = (
-        f"steps: {count}; the doctor found nothing" if count else "no step has ended that the doctor could look at"
-    )
+    nothing = f"steps: {count}; the doctor found nothing" if count else _NO_STEP
     say(f"\n{summary}" if (summary := seen.summary_text()) else nothing)
     if end is not None:
         say(f"\n{end}" if summary else end)
+
+
+def _why_silent(files: RunFiles) -> str:
+    """Why a run's folder has nothing of its doctor: that was off, or no step was there yet to look at."""
+    from plait.runtime.folder.stored_recipe import had_doctor
+
+    return _NO_STEP if had_doctor(files.recipe) else "its doctor was off (`doctor.enabled`)"
 
 
 def _say_ends(folder: Path) -> None:
@@ -70,7 +80,7 @@ def _say_ends(folder: Path) -> None:
     remedy = f"give one of {runs}" if runs else "give the folder of a run, or the word engines"
     if not folder.exists():
         raise ConfigError(f"WHAT: `{folder}` does not exist; {remedy}")
-    remedy = "its doctor was off (`doctor.enabled`)" if os.path.isfile(RunFiles(folder).recipe) else remedy
+    remedy = _why_silent(files) if os.path.isfile((files := RunFiles(folder)).recipe) else remedy
     raise ConfigError(f"WHAT: `{folder}` has no {DOCTOR}; {remedy}")
 
 

@@ -48,13 +48,12 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
     path, overrides, flags = train.read_recipe("eval", tokens, FLAGS)
 
     from plait.recipes.trust import user_recipe
-    from plait.runtime.inputs.reading import check_files
 
     recipe = without_training(user_recipe(path, overrides, trust_run_code="--trust-run-code" in flags))
     recipe = with_reference(recipe, path, overrides)
     if recipe.evaluation.items == 0:
         raise ConfigError("`evaluation.items` is 0: set how many held-out items to answer (--evaluation.items 100)")
-    check_files(recipe)
+    train.check_inputs(train.check_flow(recipe.letting_be(), trains=False), recipe)
     with opening(title_of("eval", path), opening_facts(recipe)):
         from plait.cli.report import held_out_text, how_answered
         from plait.runtime.api import evaluate_model

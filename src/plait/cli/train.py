@@ -21,6 +21,7 @@ from plait.observe.screen import say
 from plait.paths import at_home
 
 if TYPE_CHECKING:
+    from plait.dataflow import Dataflow
     from plait.launch.nodes.place import Attached, NodeOptions
     from plait.recipes.recipe import Recipe
     from plait.recipes.role_models import ToCome
@@ -58,8 +59,7 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
 
         return train_stages(path, overrides, place, flags)
     loaded = user_recipe(path, overrides, trust_run_code=trust, trains=True)
-    if "--resume" not in flags:
-        check_flow(loaded)
+    flow = None if "--resume" in flags else check_flow(loaded)
     attached = attached_by(loaded, place)
     if attached is not None and not attached.leads:
         from plait.runtime.folder.node_files import ALONE
@@ -68,9 +68,7 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
     told = attached if "--dry-run" not in flags else None
     with refusals_told(told, loaded.run_dir):
         if "--resume" not in flags:
-            from plait.runtime.inputs.reading import check_files
-
-            check_files(loaded)  # a node that serves reads none of them
+            check_inputs(flow, loaded)  # a node that serves reads none of them
         if told is not None:
             from plait.recipes.device_checks import check_divided
 
@@ -161,20 +159,39 @@ def _run(recipe: Recipe, path: Path | None, attached: Attached | None, num_nodes
     return 0 if outcome.finished else 130
 
 
-def check_flow(recipe: Recipe, to_come: Mapping[str, ToCome] = MappingProxyType({})) -> None:
+def check_flow(
+    recipe: Recipe, to_come: Mapping[str, ToCome] = MappingProxyType({}), *, trains: bool = True
+) -> Dataflow | None:
     """See now, and not when torch is there, that a built-in algorithm can be used as the recipe says. A file of the
     user's is imported once, when the run begins; a run that is resumed has begun with what it is.
 
     Args:
-        to_come: as of `prepare`.
+        to_come, trains: as of `prepare`.
+
+    Returns:
+        The flow, if it is built in.
 
     Raises:
         UserError: it cannot; names the key and the remedy.
     """
     from plait.recipes.flow_checks import checked_flow
 
-    if recipe.algorithm.isidentifier():
-        checked_flow(recipe, to_come=to_come)
+    return checked_flow(recipe, to_come=to_come, trains=trains) if recipe.algorithm.isidentifier() else None
+
+
+def check_inputs(flow: Dataflow | None, recipe: Recipe) -> None:
+    """See now, and not when torch is there, that the files of a recipe are there, and that small ones of data hold the
+    rows that a built-in flow reads.
+
+    Raises:
+        UserError: as of `check_files` and `check_rows`.
+    """
+    from plait.runtime.inputs.opened_rows import check_rows
+    from plait.runtime.inputs.reading import check_files
+
+    check_files(recipe)
+    if flow is not None:
+        check_rows(flow, recipe)
 
 
 def check_place(recipe: Recipe, *, resume: bool) -> None:

@@ -44,19 +44,17 @@ def _check_early(stages: Stages, *, resume: bool, dry_run: bool) -> None:
     """See now, and not when torch is there, what `train` sees of a recipe before it runs, of every stage.
 
     Raises:
-        UserError: as of `train.check_flow`, `check_files` and `train.check_place`; the stage is named.
+        UserError: as of `train.check_flow`, `train.check_inputs` and `train.check_place`; the stage is named.
     """
     from plait.recipes.stages import in_stage
     from plait.runtime.folder.run_files import RECIPE
-    from plait.runtime.inputs.reading import check_files
 
     for name in stages.recipes:
         recipe = stages.foreseen(name)
         begun = resume and (recipe.run_dir / RECIPE).is_file()
         with in_stage(name):
             if not begun:
-                train.check_flow(recipe, stages.to_come(name))
-                check_files(recipe)
+                train.check_inputs(train.check_flow(recipe, stages.to_come(name)), recipe)
             if not dry_run:
                 train.check_place(recipe, resume=begun)
 

@@ -58,11 +58,17 @@ class Cutting:
         near = lengths.near_pairs(self._shapes[str(node.role)].windows, prompts, share, count)
         pairs, heads = lengths.pairs(prompts, share, count), head_forwards(node)
         trains, workload = node.kind is CallKind.TRAIN, self._workload
-        balanced, parted = (
-            share if trains and node.role in workload.balanced else 0,
-            trains and workload.sequence_parallel,
+        micro = Micro(
+            tokens + count * p.root,
+            pairs,
+            share * r.mean,
+            near,
+            heads,
+            balanced=share if trains and node.role in workload.balanced else 0,
+            parted=trains and workload.sequence_parallel,
+            gathered_again=not workload.checkpoint_activations,
         )
-        return Micro(tokens + count * p.root, pairs, share * r.mean, near, heads, balanced, parted) / count, count
+        return micro / count, count
 
     def least(self, sizes: Parallelism) -> int:
         """Micro-batches that are wanted."""

@@ -11,15 +11,17 @@ from plait.cost.draft_memory import draft_widened
 from plait.cost.estimate import Rows
 from plait.cost.generation_memory import widened_bytes
 from plait.cost.held_parameters import HeldPart, held_parts, rows_of, with_engine
-from plait.cost.kept_sets import SETS
+from plait.cost.kept_sets import NO_SETS, SETS, reads_sets
 from plait.cost.lengths import SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts, Kind
-from plait.cost.set_memory import held_sets
+from plait.cost.sample_sets import share_bytes
 from plait.cost.step_room import STEP
 from plait.cost.working_memory import MESSAGES, NCCL, Expected, keeps_freed, process_terms, slack_rows
-from plait.dataflow import Dataflow
+from plait.cost.workload import Samples
+from plait.dataflow import CallKind, Dataflow, Node
+from plait.dataflow.made_rows import prompts_each
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
@@ -188,7 +190,7 @@ def _process(rank: int, facts: Facts) -> Mapping[str, int]:
     groups, messages = facts.connected[rank]
     if NCCL in terms:
         terms |= {NCCL: terms[NCCL] + groups}
-    later = {MESSAGES: messages, SETS: held_sets(rank, facts)}
+    later = {MESSAGES: messages, SETS: _held_sets(rank, facts)}
     return terms | {what: count for what, count in later.items() if count}
 
 
@@ -199,3 +201,35 @@ def _reading_bytes(held: Sequence[HeldPart]) -> int:
     states = [part for part in held if part.is_state]
     stay = sum(part.num_bytes for part in states if part.after == "keep")
     return weights + stay + max((part.num_bytes for part in states if part.after != "keep"), default=0)
+
+
+def _held_sets(rank: int, facts: Facts) -> int:
+    """Bytes of a CPU's memory that what samples were drawn from takes (a GPU's samples are in its host's): the first
+    rank, which runs the flow, has all samples, every other one its share of those that it draws, scores or trains
+    on."""
+    recipe, flow = facts.recipe, facts.flow
+    if recipe.device != "cpu" or not (recipe.sampling.filters or recipe.sampling.router_replay):
+        return 0
+    drawn = [_set_bytes(facts, node, 1) for node in flow.of_kind(CallKind.GENERATE)]
+    shares = [0, (1 + recipe.max_staleness) * sum(drawn)] if rank == 0 else [0]
+    for model in facts.models:
+        place = facts.places[model.role]
+        for node in flow.calls(model.role):
+            if node.kind is CallKind.GENERATE and place.drawing_on(rank) is not None:
+                shares.append(_set_bytes(facts, node, len(place.drawing)))
+            layout = place.train if node.kind is CallKind.TRAIN else place.score if reads_sets(node) else None
+            if layout is not None and rank in layout.mesh.ranks:
+                shares.append(_set_bytes(facts, node, layout.parallelism.dp))
+    return max(shares)
+
+
+def _set_bytes(facts: Facts, node: Node, copies: int) -> int:
+    """Bytes of what one of so many copies or instances has of a call."""
+    rows, recipe, sets = facts.flow.nodes[node.rows], facts.recipe, facts.sets_of(node)
+    if sets == NO_SETS:
+        return 0
+    count, most = recipe.samples_per_prompt, rows.generation.limit(recipe.sampling.max_response_tokens)
+    prompts = recipe.prompts_per_step * prompts_each(facts.flow, rows, count)
+    samples = Samples(prompts, rows.generation.num_samples(count))
+    longest = facts.lengths_of[node.id].prompts.longest, most
+    return share_bytes(node, samples, sets, copies, longest)

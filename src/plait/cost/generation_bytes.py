@@ -75,7 +75,7 @@ class GenerationBytes:
         """Keys and values of so many tokens in all layers."""
         return num_tokens * kv_bytes_per_token(self._shapes[role], self._workload.dtype)
 
-    def of_cache(self, role: str, layout: Layout, running: int, *, draws: bool = True) -> tuple[int, ...]:
+    def of_cache(self, role: str, layout: Layout, running: int, *, draws: bool) -> tuple[int, ...]:
         """What a device of each stage holds: keys and values, states, a draft model's, and weights that are packed;
         `draws` as of `told`."""
         workload, sizes = self._workload, layout.parallelism

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from plait.cost.layer_kinds import layer_kinds
-from plait.cost.model_work import ModelWork, balance_bytes, balancing
+from plait.cost.model_work import ModelWork, balance_bytes, balancing, weight_passes
 from plait.cost.profile import Profile, interpolated
 from plait.cost.traffic import Traffic
 from plait.generation.settings import MOST_REPLAYED
@@ -34,6 +34,7 @@ class Micro:
     head_forwards: how often a forward passes the head
     balanced: samples over which routers sum up what they choose, for a loss of theirs; 0: they have none
     parted: ranks of tp have some of the tokens each between products (`sequence_parallel`)
+    gathered_again: so a backward gathers what enters the products: nothing is computed again in it
     """
 
     tokens: float
@@ -43,13 +44,14 @@ class Micro:
     head_forwards: int = 1
     balanced: float = 0.0
     parted: bool = False
+    gathered_again: bool = False
 
     def __truediv__(self, parts: float) -> Micro:
         near = tuple((window, pairs / parts) for window, pairs in self.near)
         tokens, pairs, head_rows, balanced = (
             count / parts for count in (self.tokens, self.pairs, self.head_rows, self.balanced)
         )
-        return Micro(tokens, pairs, head_rows, near, self.head_forwards, balanced, self.parted)
+        return replace(self, tokens=tokens, pairs=pairs, head_rows=head_rows, near=near, balanced=balanced)
 
     def seen(self, window: int) -> float:
         """Pairs that a layer of a window computes; 0: it has none."""
@@ -108,19 +110,17 @@ class LayerTimes:
 
     def passed(self, micro: Micro, *, backward: bool = False) -> Terms:
         """Seconds of one layer with its adapters."""
-        work, passes = self.work, self.passes(backward)
-        read_bytes = passes * work.read(micro.tokens, self.layout.parallelism.tp)
-        of_weights = self.layer(micro.tokens, micro.seen(self.window), read_bytes, passes=passes)
+        pairs, read_bytes = micro.seen(self.window), self.work.read(micro.tokens, self.layout.parallelism.tp)
         return added(
-            of_weights,
+            self.layer(micro.tokens, pairs, self.passes(backward) * read_bytes, backward=backward),
             self._adapters(micro.tokens, backward=backward),
             self._balancing(micro, backward=backward),
-            self._together(micro),
+            self._together(micro, backward=backward),
         )
 
     def passes(self, backward: bool) -> int:
-        """Forwards that a pass takes as long as, beside adapters."""
-        return 2 if backward and not self.work.lora.rank else 1
+        """Forwards that a pass takes as long as, in what goes with weights."""
+        return weight_passes(self.work, backward=backward)
 
     def _adapters(self, tokens: float, *, backward: bool = False) -> Terms:
         """A layer's as the plain layers compute them; none where there are none."""
@@ -131,16 +131,17 @@ class LayerTimes:
         seconds = work.adapter_s(tokens, self.layout.parallelism.tp, rate, bandwidth, backward=backward)
         return {"adapters": float(seconds) * self.contention}
 
-    def _together(self, micro: Micro) -> Terms:
-        """What it takes that tokens which are parted come together before a mixture, forward as backward: the sum
-        behind its experts gives each rank all of them, where elsewhere the sum and the gathering before it are halves
-        of one exchange."""
+    def _together(self, micro: Micro, *, backward: bool) -> Terms:
+        """What it takes beyond the sums that tokens which are parted come together: before a mixture, forward as
+        backward (the sum behind its experts gives each rank all of them, where elsewhere the sum and the gathering
+        before it are halves of one exchange), and in a backward what entered attention and MLP."""
         shape, tp = self.work.shape, self.layout.parallelism.tp
-        if not micro.parted or tp == 1 or not shape.expert_layers:
+        again = 2 if backward and micro.gathered_again else 0
+        if not micro.parted or tp == 1 or not shape.expert_layers + again:
             return {}
         row = micro.tokens * shape.hidden * self.work.width
         seconds = self.traffic.gather("tp", row) if self.profile is None else self._ring_s(row, 1)
-        return {"tensor parallel": shape.expert_layers / shape.layers * seconds}
+        return {"tensor parallel": (shape.expert_layers / shape.layers + again) * seconds}
 
     def _balancing(self, micro: Micro, *, backward: bool) -> Terms:
         """What a router's loss takes; none where it has none."""
@@ -153,21 +154,22 @@ class LayerTimes:
         """Floating point operations per second of products that are no layer's."""
         return self.flops_per_s if self.profile is None else interpolated(self.profile.products, tokens)
 
-    def layer(self, tokens: float, pairs: float, read_bytes: float, *, passes: int = 1) -> Terms:
+    def layer(self, tokens: float, pairs: float, read_bytes: float, *, backward: bool = False) -> Terms:
         """Seconds of one layer: what computes, what reading takes beyond that, what launching kernels takes beyond
         both.
         """
         tp, share = self.layout.parallelism.tp, self.share
         if self.profile is not None:
-            which: Literal["forward", "backward"] = "backward" if passes > 1 else "forward"
-            terms = self._measured(self.profile.layer_s(tokens, which), tokens, passes)
+            which: Literal["forward", "backward"] = "backward" if backward else "forward"
+            is_frozen = backward and self.work.lora.rank > 0
+            terms = self._measured(self.profile.layer_s(tokens, "frozen" if is_frozen else which), tokens, 1 + backward)
             if tp > 1:
                 terms["tensor parallel"] += self._waits_s(tokens, which)
             return terms
-        products = passes * self.work.products(tokens) * share / self.flops_per_s
-        attention = passes * self.work.attention(pairs) * share / self.flops_per_s
+        products = self.work.products(tokens, backward=backward) * share / self.flops_per_s
+        attention = self.work.attention(pairs, backward=backward) * share / self.flops_per_s
         reading = max(0.0, read_bytes / self.bytes_per_s - products - attention)
-        launching = max(0.0, passes * self.cluster.software.layer_s - products - attention - reading)
+        launching = max(0.0, self.passes(backward) * self.cluster.software.layer_s - products - attention - reading)
         terms = {"products": products, "attention": attention, "reading": reading, "launching": launching}
         if tp > 1:
             terms["tensor parallel"] = 2 * self.traffic.all_reduce(

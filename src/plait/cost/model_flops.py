@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.layer_times import Micro
 from plait.cost.lengths import pairs_within
-from plait.cost.model_work import ModelWork, scanned
+from plait.cost.model_work import ModelWork, weight_passes
 from plait.cost.shape_parameters import adapter_parameters
 from plait.models.shape import ModelShape
 
@@ -76,14 +76,10 @@ def training_flops(work: ModelWork, micro: Micro) -> float:
 
 
 def _flops(work: ModelWork, micro: Micro, *, backward: bool) -> float:
-    weighted, rest = 0.0, 0.0
+    flops = 2 * micro.head_rows * work.head * (weight_passes(work, backward=True) if backward else micro.head_forwards)
+    flops += (1 + backward) * 2 * micro.tokens * adapter_parameters(work.shape, work.lora)
     for kind in layer_kinds(work.shape):
-        of_kind, count = replace(work, shape=kind.shape), len(kind.layers)
-        unweighted = scanned(kind.shape, micro.tokens)
-        weighted += count * (of_kind.products(micro.tokens) - unweighted)
-        rest += count * (unweighted + of_kind.attention(micro.seen(kind.shape.window)))
-    weighted += 2 * micro.head_rows * work.head * (1 if backward else micro.head_forwards)
-    rest += 2 * micro.tokens * adapter_parameters(work.shape, work.lora)
-    if not backward:
-        return weighted + rest
-    return weighted * (1 if work.lora.rank else 2) + 2 * rest
+        of_kind, pairs = replace(work, shape=kind.shape), micro.seen(kind.shape.window)
+        products = of_kind.products(micro.tokens, backward=backward)
+        flops += len(kind.layers) * (products + of_kind.attention(pairs, backward=backward))
+    return flops

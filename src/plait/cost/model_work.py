@@ -109,13 +109,17 @@ class ModelWork:
         parts = attention * most / shape.heads + mixers * of_mixers + rest * columns + experts * fullest(shape, tp)
         return parts / (self.products(1) / 2)
 
-    def products(self, tokens: float) -> float:
-        """Floating point operations of a layer's matrix products in a forward, those of a recurrence among them."""
-        return 2 * tokens * (self.dense + self.shape.experts_per_token * self.expert) + scanned(self.shape, tokens)
+    def products(self, tokens: float, *, backward: bool = False) -> float:
+        """Floating point operations of a layer's matrix products, those of a recurrence among them."""
+        weights, scan = weighted(self, tokens), scanned(self.shape, tokens)
+        return weight_passes(self, backward=backward) * weights + (1 + backward) * scan
 
-    def attention(self, pairs: float) -> float:
-        """FLOPs of a layer's attention, over so many pairs of a query and a key."""
-        return 4 * pairs * self.shape.heads * self.shape.head_dim * self.shape.attending / self.shape.layers
+    def attention(self, pairs: float, *, backward: bool = False) -> float:
+        """Floating point operations of a layer's attention, over so many pairs of a query and a key. A backward has two
+        forwards', whatever gets gradients: it has no weights. (What FlashAttention computes again of the scores, half a
+        forward more, is left out.)"""
+        width = self.shape.heads * self.shape.head_dim
+        return (1 + backward) * 4 * pairs * width * self.shape.attending / self.shape.layers
 
     def read(self, tokens: Tokens, tp: int = 1) -> Tokens:
         """Bytes of a layer's weights that a forward over so many tokens reads, on the device of `tp` that reads most
@@ -132,6 +136,17 @@ class ModelWork:
         shape = self.shape
         of_sample = STATE_PASSES * shape.mixer.state_bytes(self.width) * shape.mixer.most(tp)
         return samples * (of_sample * len(shape.recurrent) / shape.layers)
+
+
+def weighted(work: ModelWork, tokens: float) -> float:
+    """Floating point operations of a layer's products with its weights in a forward."""
+    return 2 * tokens * (work.dense + work.shape.experts_per_token * work.expert)
+
+
+def weight_passes(work: ModelWork, *, backward: bool) -> int:
+    """Forwards that a pass's products with weights have as many operations as: under an adapter the weights get no
+    gradients, only what is before them does."""
+    return 2 if backward and not work.lora.rank else 1
 
 
 def scanned(shape: ModelShape, tokens: float) -> float:

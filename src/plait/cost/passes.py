@@ -56,8 +56,8 @@ class Passes:
         return self._stage(micro, stage)
 
     def backward(self, micro: Micro, stage: int) -> Terms:
-        """Seconds of a stage: twice a forward's, with sums over tp as a forward has; with adapters those of the
-        adapters twice, and of the rest once, as the weights under them get no gradients."""
+        """Seconds of a stage: twice a forward's, with sums over tp as a forward has. With adapters what goes with the
+        weights under them takes as long as in a forward, as these get no gradients; attention and adapters twice."""
         return self._stage(micro, stage, backward=True)
 
     def _stage(self, micro: Micro, stage: int, *, backward: bool = False) -> Terms:

@@ -77,7 +77,7 @@ def resolve_plan(
     return plan
 
 
-def on_nodes(plan: Plan, nodes: int, label: str = "`plan`") -> Plan:
+def on_nodes(plan: Plan, nodes: int, label: str) -> Plan:
     """A plan whose ranks are on so many machines.
 
     Raises:
@@ -96,7 +96,7 @@ def on_nodes(plan: Plan, nodes: int, label: str = "`plan`") -> Plan:
     return replace(plan, nodes=nodes)
 
 
-def on_cluster(plan: Plan, cluster: ClusterSpec, label: str = "`plan`") -> Plan:
+def on_cluster(plan: Plan, cluster: ClusterSpec, label: str) -> Plan:
     """A plan of all devices of a cluster, on its nodes.
 
     Raises:
@@ -175,7 +175,7 @@ def check_devices(recipe: Recipe, plan: Plan, nodes: int) -> None:
 
         if (count := torch.cuda.device_count()) < plan.num_ranks:
             raise ConfigError(
-                f"the plan `{plan.name}` needs {plan.num_ranks} devices, but torch finds {count} (key `devices`, or "
+                f"the plan `{recipe.plan}` needs {plan.num_ranks} devices, but torch finds {count} (key `devices`, or "
                 "`num_ranks` of a plan file)"
             )
 
@@ -188,7 +188,7 @@ def check_plan(
     _check_adapters(recipe, plan, label)
     _check_sharded(recipe, plan, label)
     check_prompts(plan, models, shapes, label)
-    _check_exact(recipe, plan, models)
+    _check_exact(recipe, plan, models, label)
     _check_prefill(recipe, plan, label)
     _check_parted(recipe, plan, models, label)
 
@@ -222,13 +222,13 @@ def _check_sharded(recipe: Recipe, plan: Plan, label: str) -> None:
             )
 
 
-def _check_exact(recipe: Recipe, plan: Plan, models: Sequence[RoleModel]) -> None:
+def _check_exact(recipe: Recipe, plan: Plan, models: Sequence[RoleModel], label: str) -> None:
     for model in models if recipe.sampling.exact else ():
         tp = max((instance.parallelism.tp for instance in placements_of(plan, model.role).generate), default=1)
         if tp > 1:
             raise ConfigError(
                 f"`sampling.exact` needs whole layers, as sums over ranks round in another way, but instances of the "
-                f"{model.role} have tp {tp} in the plan `{plan.name}`; set tp of its generation to 1 (pp may be more), "
+                f"{model.role} have tp {tp} in {label}; set tp of its generation to 1 (pp may be more), "
                 "or leave `sampling.exact` out"
             )
 

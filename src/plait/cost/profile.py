@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from plait.cost.cluster import ClusterSpec
 from plait.cost.drafts import Drafts
 from plait.cost.hardware import GIB, Device, Link, Software
-from plait.cost.model_work import ModelWork
+from plait.cost.model_work import ModelWork, weighted
 from plait.generation.settings import MOST_REPLAYED
 from plait.models.shape import ModelShape
 from plait.settings import Settings
@@ -167,12 +167,16 @@ class Profile(Settings):
             raise PydanticCustomError("missing", "expected `host` in a profile of a GPU")
         return self
 
-    def layer_s(self, tokens: float, of: Literal["forward", "backward", "prompts"] = "forward") -> float:
+    def layer_s(self, tokens: float, of: Literal["forward", "backward", "frozen", "prompts"] = "forward") -> float:
         """Seconds of a layer over a row of so many tokens.
 
         Args:
-            of: "prompts": in generation, which compiles the layers of a whole model.
+            of: "prompts": in generation, which compiles the layers of a whole model; "frozen": a backward whose weights
+                get no gradients, without one product with each of them, and no less than a forward.
         """
+        if of == "frozen":
+            gradients = weighted(ModelWork(self.shape, self.dtype, 1), tokens) / interpolated(self.products, tokens)
+            return max(self.layer_s(tokens), self.layer_s(tokens, "backward") - gradients)
         points = {"forward": self.forward, "backward": self.backward, "prompts": self.prompts or self.forward}
         return interpolated(points[of], tokens)
 

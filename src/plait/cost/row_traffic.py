@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plait.cost.cluster import ClusterSpec
-from plait.cost.kept_sets import NO_SETS, KeptSets
+from plait.cost.kept_sets import KeptSets
 from plait.cost.layer_times import Terms
 from plait.cost.lengths import SampleLengths
 from plait.cost.workload import Samples
@@ -18,7 +18,7 @@ from plait.cost.workload import Samples
 ITEM_BYTES = 8
 
 
-def generated_bytes(lengths: SampleLengths, samples: Samples, sets: KeptSets = NO_SETS) -> float:
+def generated_bytes(lengths: SampleLengths, samples: Samples, sets: KeptSets) -> float:
     """What generation sends of all samples: prompts there, responses, their log-probs and their sets back."""
     ids = ITEM_BYTES * (samples.prompts * lengths.prompts.mean + 2 * samples.count * lengths.responses.mean)
     # A prompt's experts come with each of its samples: these end one after another.
@@ -26,13 +26,13 @@ def generated_bytes(lengths: SampleLengths, samples: Samples, sets: KeptSets = N
     return ids + samples.count * of_sample
 
 
-def scored_bytes(lengths: SampleLengths, samples: Samples, numbers: int, sets: KeptSets = NO_SETS) -> float:
+def scored_bytes(lengths: SampleLengths, samples: Samples, numbers: int, sets: KeptSets) -> float:
     """What scoring sends of all samples: ids and sets there, so many numbers for each token of a response back."""
     of_token = ITEM_BYTES * (1 + numbers) + sets.sent_bytes
     return samples.count * ((ITEM_BYTES + sets.experts) * lengths.prompts.mean + of_token * lengths.responses.mean)
 
 
-def trained_bytes(lengths: SampleLengths, samples: Samples, numbers: int, sets: KeptSets = NO_SETS) -> float:
+def trained_bytes(lengths: SampleLengths, samples: Samples, numbers: int, sets: KeptSets) -> float:
     """What training is sent of all samples: ids, log-probs, sets and so many further numbers for each token of a
     response."""
     of_token = ITEM_BYTES * (2 + numbers) + sets.sent_bytes

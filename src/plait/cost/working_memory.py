@@ -96,8 +96,8 @@ class Blocks:
     fused:         as of `layer_bytes`
     checkpointed:  a block keeps its input alone, and one at a time is computed again
     tp:            ranks that divide them
-    splits_tokens: what enters a block, norms and residuals are divided over tp, too (`sequence_parallel`); what enters
-                   the products in it is not
+    splits_tokens: what enters a block, norms and residuals are divided over tp, too (`sequence_parallel`); of a block
+                   that is computed again, what enters the products is not
     by_kernel:     attention is one kernel, as on GPUs (`flash_plan`, `flex_plan`), which keeps no weights
     by_masks:      of a forward without a backward, on a GPU (`experts.passing_elements`)
     balanced:      logits of routers are kept for a loss of theirs (`optimizer.router_aux_loss_coef`), by each rank of
@@ -157,7 +157,8 @@ def activation_bytes(shape: ModelShape, batch: LargestBatch, blocks: Blocks, low
         low: numbers of a token that adapters make of all blocks' inputs (`shape_parameters.adapter_inputs`).
     """
     between, within = layer_bytes(shape, blocks.width, fused=blocks.fused, by_kernel=blocks.by_kernel)
-    ways, together = (blocks.tp, 2 * blocks.width * shape.hidden) if blocks.splits_tokens else (1, 0)
+    ways = blocks.tp if blocks.splits_tokens else 1
+    together = 2 * blocks.width * shape.hidden if blocks.splits_tokens and blocks.checkpointed else 0
     kept = together + (between - together) // ways + within // blocks.tp + blocks.width * low // shape.layers
     kept += pair_bytes(shape, blocks.width, blocks.tp, fused=blocks.fused, by_masks=blocks.by_masks)
     count = 1 if blocks.checkpointed else shape.layers
@@ -193,7 +194,7 @@ def _expands_keys(shape: ModelShape, width: int) -> bool:
     return width != 2 or any(shape.windows)
 
 
-def logits_bytes(shape: ModelShape, width: int, device: str, tp: int = 1) -> int:
+def logits_bytes(shape: ModelShape, width: int, device: str, tp: int) -> int:
     """Bytes of the rows that pass the head of a language model at a time, on the rank of tp that has most of it."""
     vocabulary = -(-shape.vocabulary // tp)
     return head_chunk_bytes(vocabulary, width, device)
@@ -211,7 +212,7 @@ def kept_logits(shape: ModelShape, width: int, device: str, tokens: int, tp: int
     return min(tokens * shape.vocabulary * width, kept_logits_bytes(device))
 
 
-def head_gradient_bytes(shape: ModelShape, width: int, tp: int = 1) -> int:
+def head_gradient_bytes(shape: ModelShape, width: int, tp: int) -> int:
     """Beside the accumulated one, while the head's weights are trained; as of `logits_bytes`."""
     return -(-shape.vocabulary // tp) * shape.hidden * (4 + 2 * width)
 

@@ -16,9 +16,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from plait.data.formats import nearest
 from plait.data.other_forms import no_text, remedy
 from plait.data.settings import SEVERAL
+from plait.dataflow.unfit import nearest
 from plait.errors import DataError
 from plait.json_text import Malformed, kind_of
 from plait.json_text import parse as parse_json
@@ -99,7 +99,7 @@ def _json_records(path: Path, key: str) -> Iterator[Record]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(no_text(path, f"{error.reason} at byte {error.start}", key)) from None
+        raise DataError(no_text(path, error, key)) from None
     except OSError as error:
         raise DataError(f"`{key}`: `{path}` cannot be read: {error.strerror or error}") from None
     # `splitlines` would also cut at U+2028 and its like, which JSON allows inside a string.

@@ -13,11 +13,12 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from plait.dataflow.unfit import nearest
 from plait.errors import DataError
 from plait.json_text import kind_of
 
@@ -88,6 +89,18 @@ def text_of(prompt: str | Messages | tuple[str | Messages, ...]) -> str:
     return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
 
 
+_CALLED = {
+    "prompt": ("question", "instruction", "query"),
+    "completion": ("response", "output", "answer"),
+    "messages": ("conversation", "dialogue", "dialog"),
+}
+"""Columns → what other data sets call them, as Alpaca's."""
+_AS_LIST = "a list that is written as JSON in a text is to be a list"
+_OF_TEXT = {
+    kind: f"{_AS_LIST}, and a text to be learnt whole is the column `text`" if kind is RowKind.EXAMPLES else _AS_LIST
+    for kind in RowKind
+}
+"""What to do where `messages` are a text."""
 _CONVERSATIONS = 'make of `conversations` a column `{}`, lists of {{"role": "user" or "assistant", "content": …}}'
 _NO_PROMPT = "no `prompt`, and `chosen` and `rejected` do not begin alike; give the prompt a column of its own"
 _BESIDE_MESSAGES = "the prompt is a text, the completions are messages that do not begin alike; make it a list, too"
@@ -117,6 +130,8 @@ def make_row(value: dict[str, Any], kind: RowKind, prompt_column: str, place: st
     for name in ("messages", "completion", "chosen", "rejected"):
         if columns.get(name) is not None:
             columns[name] = _checked(columns[name], name, place)
+    if isinstance(columns.get("messages"), str):
+        raise DataError(f"{place}: `messages` must be a list of messages, found a text; {_OF_TEXT[kind]}")
     margin = columns.get("margin")
     is_number = isinstance(margin, int | float) and not isinstance(margin, bool) and math.isfinite(margin)
     if kind is RowKind.PAIRS and margin is not None and not is_number:
@@ -176,8 +191,13 @@ def _wanting(kind: RowKind, columns: Mapping[str, Any], place: str) -> DataError
         mend = _CONVERSATIONS.format("messages")
     elif absent := [name for name in missing if name in columns]:
         mend = f"`{absent[0]}` is null; give it a value, or remove the row"
+    elif renamed := misspelt or [
+        (other, name) for name in missing for other in others if other in _CALLED.get(name, ())
+    ]:
+        taken = {name: other for other, name in reversed(renamed)}  # the first of several that could be meant
+        mend = "rename " + " and ".join(f"`{other}` to `{name}`" for name, other in reversed(taken.items()))
     else:
-        mend = "rename `{}` to `{}`".format(*misspelt[0]) if misspelt else "rename the columns of `data.source`"
+        mend = "rename the columns of `data.source`"
     names = ", ".join(f"`{name}`" for name in present)
     return DataError(f"{place}: {kind.noun} need the columns {_WANTED[kind]}; found {names or 'no column'}; {mend}")
 
@@ -236,6 +256,8 @@ def _checked(column: Any, name: str, place: str, *, may_be_none: bool = False) -
 
 _OF_SHAREGPT = {"human": "user", "gpt": "assistant"}
 """Roles of no chat template, though many write down whatever stands there → those that are meant."""
+_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
+"""Those of most chat templates."""
 
 
 def _messages(messages: list[Any], column: str, place: str) -> Messages:
@@ -248,6 +270,8 @@ def _messages(messages: list[Any], column: str, place: str) -> Messages:
         if (meant := _OF_SHAREGPT.get(message["role"])) is not None:
             found = f"a message in `{column}` has the role `{message['role']}`, as ShareGPT names it"
             raise DataError(f"{place}: {found}; write `{meant}`")
+        if (role := message["role"]) not in _ROLES and (meant := role.strip().lower()) in _ROLES:
+            raise DataError(f"{place}: a message in `{column}` has the role `{role}`; write `{meant}`")
         content = message.get("content")
         if content is None and message.get("tool_calls"):
             continue  # as tools are called in TRL's format
@@ -280,9 +304,3 @@ def _are_texts(content: Any) -> bool:
 def _text(content: str | list[dict[str, str]] | None) -> str | None:
     """Parts as one text, which every chat template takes: many would print a list as Python does."""
     return "".join(part["text"] for part in content) if isinstance(content, list) else content
-
-
-def nearest(name: str, names: Sequence[str]) -> str:
-    """` (did you mean …?)`, or nothing when no name is near."""
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f" (did you mean `{close[0]}`?)" if close else ""

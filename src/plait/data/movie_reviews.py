@@ -19,8 +19,9 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from plait.data.formats import Row, RowKind, nearest
+from plait.data.formats import Row, RowKind
 from plait.data.package_file import PackageFile, ProgressLine, cache_folder, prepared
+from plait.dataflow.unfit import nearest
 from plait.errors import DataError
 from plait.settings import Settings, said_of_value
 

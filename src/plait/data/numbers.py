@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable
 
-from plait.data.formats import Row, nearest
+from plait.data.formats import Row
 from plait.data.records import Prompt
 from plait.dataflow import Column, Node
+from plait.dataflow.unfit import nearest
 from plait.errors import DataError
 from plait.metric_names import OF_DATA
 

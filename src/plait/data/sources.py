@@ -18,13 +18,13 @@ from plait.data.chat import with_template_column
 from plait.data.formats import (
     Row,
     RowKind,
-    nearest,
     parts_of,
     text_of,
 )
 from plait.data.labels import rows_of_record, unpaired
 from plait.data.one_format import check_one_format
 from plait.data.settings import DEFAULT_TASK_SIZE, DataSettings
+from plait.dataflow.unfit import nearest
 from plait.errors import DataError
 
 

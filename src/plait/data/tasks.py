@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from plait.data.formats import Row, nearest
+from plait.data.formats import Row
+from plait.dataflow.unfit import nearest
 from plait.errors import DataError
 
 CHUNK = 512

@@ -118,7 +118,6 @@ def trace(
     *,
     roles: Collection[str] | Mapping[str, Mapping[str, str]],
     options: Any = None,
-    name: str | None = None,
 ) -> Dataflow:
     """Run `flow` once on handles and return its graph.
 
@@ -133,7 +132,7 @@ def trace(
             makes more than `tracer.MAX_NODES` calls, or does not come back; or it raises, whatever that is.
     """
     tracer = Tracer()
-    title = name or title_of(flow)
+    title = title_of(flow)
     running = partial(UserCode, f"the flow `{title}`", FlowError, users=is_users(flow))
     with running():
         parameters = inspect.signature(flow).parameters.values()

@@ -128,7 +128,7 @@ class DecodeBatch:
         rows = {key: row for row, key in enumerate(self.keys)}
         return [rows[key] for key in keys]
 
-    def set_tables(self, tables: Mapping[Key, Sequence[int]], num_new: int = 1) -> None:
+    def set_tables(self, tables: Mapping[Key, Sequence[int]], num_new: int) -> None:
         """The block tables of these samples have changed in the blocks that so many new tokens of each lie in."""
         if not tables:
             return

@@ -75,12 +75,17 @@ class EngineState:
         """Whether the model's weights have changed without `update_weights`."""
         return self._weights_version != self.model.weights_version
 
-    def expect_work(self) -> None:
-        """Before samples are added: forget cached blocks of older weights."""
+    def expect_work(self, *, are_new: bool | None = None) -> None:
+        """Before samples are added: forget cached blocks of older weights.
+
+        Args:
+            are_new: whether the weights are others than those of the last work, whatever was written into them since;
+                None: what was written has changed them.
+        """
         self.forward.work_added()
         if self.has_work:
             return
-        if self.is_stale:
+        if self.is_stale if are_new is None else are_new:
             self._forget()
         self._weights_version = self.model.weights_version
 

@@ -103,7 +103,7 @@ class Backbone:
         if view is not None:
             view.input_TH = inputs_TH
         self.activate(how.adapter)
-        computing = partial(self._computing, token_ids_T, how.by_kernels, how.routing)
+        computing = partial(self._computing, token_ids_T, how)
         read = how.read if how.router_logits is None and how.routing is None else None
         also = {} if how.router_logits is None else {"output_router_logits": True}
         with (
@@ -161,12 +161,12 @@ class Backbone:
                 mlp.forward = own
 
     @contextlib.contextmanager
-    def _computing(self, token_ids_T: Tensor, by_kernels: bool, routing: Routing | None) -> Iterator[None]:
+    def _computing(self, token_ids_T: Tensor, how: ForwardOptions) -> Iterator[None]:
         """Within it layers compute a row, now or again in their backward."""
         if self._split is not None:
-            self._split.num_tokens = len(token_ids_T)
-        kernels = self._kernels.applied(token_ids_T.device) if by_kernels else contextlib.nullcontext()
-        with kept_float64(self.dtype), kernels, self.routers.routed(routing):
+            self._split.num_tokens, self._split.is_recomputed = len(token_ids_T), how.checkpoint
+        kernels = self._kernels.applied(token_ids_T.device) if how.by_kernels else contextlib.nullcontext()
+        with kept_float64(self.dtype), kernels, self.routers.routed(how.routing):
             yield
 
     def recomputed_layers(self) -> list[nn.Module]:

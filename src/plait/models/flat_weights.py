@@ -13,6 +13,7 @@ from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from plait.layout.boxes import Holding
 from plait.layout.params import Block, FlatLayout
@@ -165,6 +166,8 @@ class FlatWeights:
     def _take(self, low: int, high: int, room: Tensor) -> None:
         if self.whole is None:
             self.write(low, high, room)
+        else:
+            increment_version(self.whole)  # a message that came to where they lie does not
 
     def _pieces(self, low: int, high: int) -> Iterator[tuple[int, int, Tensor]]:
         """(start, stop, view) of what lies together in [low, high), in order, PIECE_ELEMENTS at most."""

@@ -50,7 +50,6 @@ def search_exact(
     seconds: float = 10.0,
     *,
     seed: int = 0,
-    workers: int = 1,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> SearchResult:
     """The best schedule of the search and of CP-SAT together; `proven` tells whether its makespan is optimal.
@@ -67,14 +66,14 @@ def search_exact(
     best = order_of(workload, searched.schedule)
     proven, bound, interrupted = searched.proven, searched.lower_bound, False
     if not proven:
-        solved = minimise_makespan(workload, seconds - (time.monotonic() - began), best, seed=seed, workers=workers)
+        solved = minimise_makespan(workload, seconds - (time.monotonic() - began), best, seed=seed)
         bound = max(bound, solved.bound)
         best = _better(workload, t, best, solved.order)
         proven, interrupted = solved.proven, solved.interrupted
     left = seconds - (time.monotonic() - began)
     if left > 0.1 and not interrupted:
         makespan = score_order(workload, t, best).makespan
-        best = _better(workload, t, best, minimise_memory(workload, makespan, left, best, seed=seed, workers=workers))
+        best = _better(workload, t, best, minimise_memory(workload, makespan, left, best, seed=seed))
     return SearchResult(
         schedule_from(workload, t, best, "fused"),
         score_order(workload, t, best),
@@ -86,16 +85,14 @@ def search_exact(
     )
 
 
-def minimise_makespan(
-    workload: Workload, seconds: float, start: Ints | None = None, *, seed: int = 0, workers: int = 1
-) -> Solved:
+def minimise_makespan(workload: Workload, seconds: float, start: Ints | None = None, *, seed: int = 0) -> Solved:
     """The shortest schedule that CP-SAT finds, starting from an order, and the bound that it proves.
 
     `proven` is given only where all durations are exact in the solver's whole numbers.
     """
     model = _Model(workload, start)
     model.cp.Minimize(model.makespan)
-    status, solver = model.solve(seconds, seed, workers)
+    status, solver = model.solve(seconds, seed)
     bound = max(solver.BestObjectiveBound() / model.scale, lower_bound(workload)) if model.exact else 0.0
     # The solver catches Ctrl-C itself and returns what it has, before its time.
     interrupted = status != "optimal" and solver.WallTime() < 0.9 * seconds
@@ -104,14 +101,12 @@ def minimise_makespan(
     return Solved(model.order(solver), bound, model.exact and status == "optimal", interrupted)
 
 
-def minimise_memory(
-    workload: Workload, makespan: float, seconds: float, start: Ints, *, seed: int = 0, workers: int = 1
-) -> Ints | None:
+def minimise_memory(workload: Workload, makespan: float, seconds: float, start: Ints, *, seed: int = 0) -> Ints | None:
     """The leanest schedule that ends by `makespan`, or None when none is found in time."""
     model = _Model(workload, start)
     model.cp.Add(model.makespan <= floor(makespan * model.scale * (1 + 1e-12)))
     model.minimise_peak()
-    status, solver = model.solve(seconds, seed, workers)
+    status, solver = model.solve(seconds, seed)
     return model.order(solver) if status else None
 
 
@@ -162,10 +157,10 @@ class _Model:
             self.cp.AddCumulative(spans, demands, peak)
         self.cp.Minimize(peak)
 
-    def solve(self, seconds: float, seed: int, workers: int) -> tuple[str | None, Any]:
+    def solve(self, seconds: float, seed: int) -> tuple[str | None, Any]:
         """Returns ("optimal" or "feasible" or None, the solver)."""
         self.solver.parameters.max_time_in_seconds = max(seconds, 0.01)
-        self.solver.parameters.num_workers = workers
+        self.solver.parameters.num_workers = 1
         self.solver.parameters.random_seed = seed
         status = self.statuses.get(self.solver.Solve(self.cp))
         return status, self.solver

@@ -170,7 +170,8 @@ class Moves:
         """Two roles train together, on the devices of one that is cut into stages."""
         slot, other = rng.sample(rng.choice(self._pairs), 2)
         p = state[slot].placements[0]
-        parts = [pp for pp in range(2, p.pp + 1) if p.pp % pp == 0]
+        fewest = p.pp if self.space.problem.roles[self.graph.slots[other].role].one_copy else 2
+        parts = [pp for pp in range(max(2, fewest), p.pp + 1) if p.pp % pp == 0]
         places = self.space.together(state[slot], other, rng.choice(parts)) if parts else None
         return {} if places is None else {place.slot: place for place in places}
 

@@ -25,6 +25,7 @@ class RoleFacts:
     whole_layers: its instances do not divide layers (`sampling.exact`): sums over ranks round in another way
     trains_whole: its training does not divide layers (`sequence_parallel`, where each rank needs all tokens)
     may_drop:    False where what is dropped could not be brought back
+    one_copy:    a schedule in which it trains together with others has one copy of it (its gradients are divided)
     prompts_apart: its prompts may be computed on other devices than its samples
     """
 
@@ -36,6 +37,7 @@ class RoleFacts:
     whole_layers: bool = False
     trains_whole: bool = False
     may_drop: bool = True
+    one_copy: bool = False
     prompts_apart: bool = False
 
 

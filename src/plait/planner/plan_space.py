@@ -3,6 +3,7 @@ memory. All of them can be followed by a run."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -109,17 +110,18 @@ class PlanSpace:
         return tuple(changed)
 
     def _part_unlike(self, places: list[Place]) -> None:
-        """Roles that train together have the same rows, or train one after the other."""
+        """Roles that train together have the same rows, those of `one_copy` once, or train one after the other."""
         fused = fused_slots(places)
         if fused and not self._have_shared_rows(*(places[slot] for slot in fused)):
             places[:] = self.apart(places)
 
     def _share_rows(self, *fused: Place) -> bool:
+        placements = {self.graph.slots[place.slot].role: place.placements[0] for place in fused}
         try:
-            shared_rows({self.graph.slots[place.slot].role: place.placements[0] for place in fused})
+            copies = Counter(role for role, _ in shared_rows(placements))
         except DataError:
             return False
-        return True
+        return all(count == 1 or not self.problem.roles[role].one_copy for role, count in copies.items())
 
     def apart(self, places: Sequence[Place]) -> tuple[Place, ...]:
         """The same plan, where roles that train together train one after the other."""

@@ -107,7 +107,7 @@ class Sequences:
         self.num_unstarted += len(indices)
         self._count += 1
 
-    def add_started(self, key: Key, num_tokens: int, names: tuple[Hashable, ...], rollout: int = 0) -> Started:
+    def add_started(self, key: Key, num_tokens: int, names: tuple[Hashable, ...], rollout: int) -> Started:
         """A sample that has started elsewhere waits, ahead of all of its rollout that have not started; nothing of it
         is computed."""
         sample = Started(key, (rollout, self._count, key[1]), num_tokens, 0, [], names)

@@ -1,6 +1,6 @@
 """Moves of real tensors: executes, on each rank, the plans that `layout.move` makes.
 
-* `mover`: runs a plan between ranks, a message at a time, and reports the bytes and seconds.
+* `mover`: runs a plan between ranks, a message at a time, and reports the bytes.
 * `memory`: flat buffers, their strided parts, and the staging memory of messages.
 * `communicator`: messages of one process group, counted; every wait has a deadline and a cause.
 * `stores`: files that moves read and write; saving and loading under any layouts.

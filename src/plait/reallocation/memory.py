@@ -100,11 +100,6 @@ class Staging:
         self._device = device
         self._free: list[Tensor] = []
         self._allocated = 0
-        self._peak = 0
-
-    @property
-    def peak_bytes(self) -> int:
-        return self._peak * self._dtype.itemsize
 
     def take(self, num_elements: int) -> Tensor | None:
         """Memory [num_elements]; None where it would not fit beside what is in use."""
@@ -117,7 +112,6 @@ class Staging:
         if self._allocated + num_elements > self._limit:
             return None
         self._allocated += num_elements
-        self._peak = max(self._peak, self._allocated)
         return torch.empty(num_elements, dtype=self._dtype, device=self._device)
 
     def give_back(self, memory: Tensor) -> None:

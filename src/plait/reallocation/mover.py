@@ -12,7 +12,6 @@ one only when all that are its own are posted.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +19,9 @@ from itertools import groupby
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from plait.layout.boxes import Slice
-from plait.layout.holdings import ITEM_BYTES
 from plait.layout.move_plan import MoveAction, MoveKind, MovePlan
 from plait.reallocation.communicator import Channel, Communicator, Message
 from plait.reallocation.memory import DTYPES, Staging, gather, paired_runs, part, runs, scatter
@@ -35,30 +34,11 @@ AHEAD = 4
 
 @dataclass(frozen=True)
 class MoveReport:
-    """What a move did on one rank.
+    """Bytes that a move has sent from one rank to each rank or store, and brought from each, as counted where they
+    passed: `Traffic.link_bytes` of the links of this rank."""
 
-    sent, received: bytes to and from each rank or store, as counted where they passed
-    copied_bytes:   written by local copies, in the target dtype
-    round_seconds:  of each round of the plan, the time between `next()`s left out
-    staging_bytes:  the most that was allocated for messages, besides the buffers
-    """
-
-    rank: int
     sent: Mapping[int, int]
     received: Mapping[int, int]
-    copied_bytes: int
-    round_seconds: tuple[float, ...]
-    staging_bytes: int
-
-    @property
-    def seconds(self) -> float:
-        return sum(self.round_seconds)
-
-    @property
-    def link_bytes(self) -> dict[tuple[int, int], int]:
-        """(sender, receiver) → bytes; equals `Traffic.link_bytes` of the links of this rank."""
-        out = {(self.rank, peer): size for peer, size in self.sent.items()}
-        return out | {(peer, self.rank): size for peer, size in self.received.items()}
 
 
 def moving(
@@ -93,20 +73,15 @@ def moving(
     lane = LINK if files is None else DISK
     run = _Run(plan, rank, buffers, link, files or {}, name)
     try:
-        seconds = [0.0] * plan.num_rounds or [0.0]
-        start = time.perf_counter()
-        for number, actions in groupby(enumerate(plan.rows.get(rank, ())), key=lambda item: item[1].round):
+        for _, actions in groupby(enumerate(plan.rows.get(rank, ())), key=lambda item: item[1].round):
             row = list(actions)
             run.begin([action for _, action in row])
             for index, action in row:
                 run.do(action)
-                seconds[number] += time.perf_counter() - start
                 num_bytes = 0 if action.kind is MoveKind.VIEW else action.num_elements * plan.item_bytes
                 yield Done(f"{name}/{index}", action.kind.name, bytes=num_bytes, lane=lane, units=0)
-                start = time.perf_counter()
         run.finish()
-        seconds[-1] += time.perf_counter() - start
-        return run.report(tuple(seconds))
+        return run.report()
     finally:
         run.writer.discard()
 
@@ -123,7 +98,7 @@ class _Run:
         files: Mapping[int, StoreFile],
         name: str,
     ) -> None:
-        self.plan, self.rank, self.buffers, self.link = plan, rank, buffers, link
+        self.plan, self.buffers, self.link = plan, buffers, link
         row = plan.rows.get(rank, ())
         _check(plan, row, buffers)
         self.wire = DTYPES[plan.wire_dtype]
@@ -141,7 +116,6 @@ class _Run:
         self.reader = StoreReader(files, plan.source_dtype)
         self.writer = StoreWriter(files, plan, rank, name)
         self.files: dict[MoveKind, dict[int, int]] = {MoveKind.READ: {}, MoveKind.WRITE: {}}
-        self.copied = 0
 
     def begin(self, actions: Sequence[MoveAction]) -> None:
         """Post the messages of a round, and what can be of later ones."""
@@ -179,7 +153,6 @@ class _Run:
             case MoveKind.COPY:
                 for source, target in paired_runs(action.source, action.target):
                     part(self.buffers[target.buffer], target).copy_(part(self.buffers[source.buffer], source))
-                self.copied += action.num_elements * ITEM_BYTES[self.plan.target_dtype]
             case MoveKind.RECV:
                 message = self.coming.popleft()
                 assert message.action is action, "receives are waited for in the order in which they were posted"
@@ -187,6 +160,8 @@ class _Run:
                 if message.staged:
                     scatter(message.tensor, self.buffers, runs(action.target))
                     self.inbox.give_back(message.tensor)
+                else:
+                    increment_version(message.tensor)  # a message does not, and engines go by it
             case MoveKind.READ:
                 for source, target in paired_runs(action.source, action.target):
                     stored = self.reader.buffer(action.peer, source.buffer)
@@ -205,14 +180,10 @@ class _Run:
         assert not self.coming, "a receive was posted and not waited for"
         assert not self.later, "a receive was never posted"
 
-    def report(self, seconds: tuple[float, ...]) -> MoveReport:
+    def report(self) -> MoveReport:
         return MoveReport(
-            self.rank,
             {**self.link.sent_bytes, **self.files[MoveKind.WRITE]},
             {**self.link.received_bytes, **self.files[MoveKind.READ]},
-            self.copied,
-            seconds,
-            self.inbox.peak_bytes + self.outbox.peak_bytes,
         )
 
     def _incoming(self) -> Message | None:

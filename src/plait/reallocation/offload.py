@@ -17,7 +17,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from plait.layout.boxes import Box
 from plait.layout.holdings import packed
@@ -26,7 +25,7 @@ from plait.layout.move import BUCKET_BYTES, plan_move
 from plait.layout.move_plan import MovePlan
 from plait.layout.params import Param
 from plait.reallocation.memory import DTYPES
-from plait.reallocation.mover import MoveReport, moving
+from plait.reallocation.mover import moving
 from plait.schedule.work import Work
 
 _GIVES_BACK = mmap.MADV_FREE if sys.platform == "darwin" else mmap.MADV_DONTNEED
@@ -85,11 +84,6 @@ class HostMemory:
         buffers = self._buffers | self._scratch
         return sum(buffer.untyped_storage().nbytes() for key, buffer in buffers.items() if key not in self._away)
 
-    @property
-    def host_bytes(self) -> int:
-        """That their copies take up."""
-        return sum(copy.numel() * copy.itemsize for copy in self._copies.values())
-
     def now(self, buffer: Tensor) -> Tensor | None:
         """The values of one of the buffers, in its shape and dtype, wherever they are; None where they are nowhere."""
         key = next((key for key, kept in self._buffers.items() if kept is buffer), None)
@@ -97,38 +91,31 @@ class HostMemory:
             return buffer
         return self._copies.get(key)
 
-    def offloading(self, *, bucket_bytes: int = BUCKET_BYTES) -> Work[MoveReport]:
+    def offloading(self, *, bucket_bytes: int = BUCKET_BYTES) -> Work[None]:
         """Copy the buffers to host memory, at most a bucket per `next()`, and free each when it is there.
 
         What an earlier offload left there is not copied again. Until the onload nobody may touch the tensors.
         """
         assert not self._away, f"{self._name}: is offloaded already"
         self._free(self._scratch)
-        reports = []
         for key, buffer in self._buffers.items():
             if key not in self._copies:
                 copy = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=buffer.device.type == "cuda")
-                reports.append((yield from self._copying(f"offload/{key}", buffer, copy, bucket_bytes)))
+                yield from self._copying(f"offload/{key}", buffer, copy, bucket_bytes)
                 self._copies[key] = copy
             self._free({key: buffer})
-        return _together(reports)
 
-    def onloading(self) -> Work[MoveReport]:
-        """Give the buffers memory again and copy them back, at most a bucket per `next()`. For who asks whether they
-        were written (`Tensor._version`) they were not: on some ranks of a group they were away, on others not.
-        """
+    def onloading(self) -> Work[None]:
+        """Give the buffers memory again and copy them back, at most a bucket per `next()`."""
         assert not self.is_dropped, f"{self._name}: what was dropped has to be moved anew"
-        reports = []
         for key in [key for key in self._buffers if key in self._away]:
             buffer = self._buffers[key]
             _give_memory(buffer)
-            with _unsafe_preserve_version_counter(buffer):
-                reports.append((yield from self._copying(f"onload/{key}", self._copies[key], buffer, BUCKET_BYTES)))
+            yield from self._copying(f"onload/{key}", self._copies[key], buffer, BUCKET_BYTES)
             self._away.remove(key)
             if not self._keep:
                 del self._copies[key]
         self._give_zeros(self._scratch)
-        return _together(reports)
 
     def drop(self) -> None:
         """Free all buffers and their copies: what they hold is moved here anew before it is used again."""
@@ -155,15 +142,11 @@ class HostMemory:
             buffers[key].zero_()
             self._away.remove(key)
 
-    def _copying(self, what: str, source: Tensor, target: Tensor, bucket_bytes: int) -> Work[MoveReport]:
+    def _copying(self, what: str, source: Tensor, target: Tensor, bucket_bytes: int) -> Work[None]:
         plan = _plan(source.numel(), _NAMES[source.dtype], bucket_bytes)
         work = moving(plan, 0, {"from": source, "to": target}, name=f"{self._name}.{what}")
         kind = what.split("/")[0].upper()
-        while True:
-            try:
-                done = next(work)
-            except StopIteration as end:
-                return end.value
+        for done in work:
             yield done and replace(done, kind=kind)
 
 
@@ -188,8 +171,3 @@ def _plan(num_elements: int, dtype: str, bucket_bytes: int) -> MovePlan:
     whole = {0: [(0, Box(0, 1, 0, 1, 0, num_elements))]}
     source, target = (packed(params, dtype, whole, name) for name in ("from", "to"))
     return plan_move(source, target, Cluster(1, 1), bucket_bytes=bucket_bytes)
-
-
-def _together(reports: list[MoveReport]) -> MoveReport:
-    seconds = sum(report.seconds for report in reports)
-    return MoveReport(0, {}, {}, sum(report.copied_bytes for report in reports), (seconds,), 0)

@@ -10,22 +10,21 @@ rank has returned, and is best renamed then.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from plait.errors import DataError, RunError
-from plait.file_writes import why_not_written
+from plait.errors import DataError
+from plait.file_writes import writing
 from plait.layout.holdings import Holdings
 from plait.layout.mesh import Cluster
 from plait.layout.move import BUCKET_BYTES, plan_move
 from plait.layout.stores import from_manifest, stored_once, to_manifest, writers
-from plait.output import sync
+from plait.output import write_file
 from plait.reallocation.communicator import Channel
-from plait.reallocation.mover import MoveReport, moving
+from plait.reallocation.mover import moving
 from plait.reallocation.stores import store_files, store_path
 from plait.schedule.work import Work
 
@@ -53,7 +52,7 @@ def saving(
     saved: SavedFiles,
     *,
     bucket_bytes: int = BUCKET_BYTES,
-) -> Work[MoveReport]:
+) -> Work[None]:
     """Save what all ranks hold, an action per `next()`; every rank of `holdings` does its part, in no order.
 
     Args:
@@ -66,9 +65,10 @@ def saving(
     stores = stored_once(holdings, cluster)
     plan = plan_move(writers(holdings), stores, cluster, bucket_bytes=bucket_bytes)
     if rank == min(holdings.ranks):
-        _write_whole(saved.manifest, to_manifest(stores, cluster))
+        with writing(saved.manifest):
+            write_file(saved.manifest, to_manifest(stores, cluster))
     files = store_files(stores, cluster, saved.folder, saved.name)
-    return (yield from moving(plan, rank, buffers, files=files, name=f"{saved.name}.save"))
+    yield from moving(plan, rank, buffers, files=files, name=f"{saved.name}.save")
 
 
 def written(holdings: Holdings, rank: int, saved: SavedFiles) -> list[Path]:
@@ -87,7 +87,7 @@ def loading(
     channel: Channel | None = None,
     *,
     bucket_bytes: int = BUCKET_BYTES,
-) -> Work[MoveReport]:
+) -> Work[None]:
     """Load under any layout, an action per `next()`. Each node reads what it needs once; its ranks spread it.
 
     Args:
@@ -107,19 +107,4 @@ def loading(
     source = from_manifest(text, target.params, cluster, str(path))
     plan = plan_move(source, target, cluster, bucket_bytes=bucket_bytes)
     files = store_files(source, cluster, saved.folder, saved.name)
-    return (yield from moving(plan, rank, buffers, channel, files=files, name=f"{saved.name}.load"))
-
-
-def _write_whole(path: Path, text: str) -> None:
-    unfinished = path.with_name(path.name + ".tmp")
-    try:
-        with open(unfinished, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(unfinished, path)
-        sync(path.parent)
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        why = why_not_written(path, error)
-        raise RunError(f"{path}: expected to write {len(text)} bytes, found: {why}") from error
+    yield from moving(plan, rank, buffers, channel, files=files, name=f"{saved.name}.load")

@@ -98,8 +98,16 @@ def answer(key: str, value: Any = None) -> str:
     page = f" (docs/coming-from-{system.id}.md)"
     if not entry.keys:
         return f", {system.title}'s{place}, has no equivalent here: {entry.note}{page}"
-    ours = " and ".join(f"`{own_key}`" for own_key in entry.keys)
+    ours = " and ".join(f"`{own_key}`" for own_key in _meant(name, entry))
     return f": {system.title}'s{place} is {ours} here{f' ({entry.note})' if entry.note else ''}{page}"
+
+
+def _meant(name: str, entry: OtherName) -> tuple[str, ...]:
+    """The keys that are meant by one of an entry's names: one, where each of the keys has a name of its own."""
+    of_leaf = {key.rpartition(".")[2]: key for key in entry.keys}
+    own = of_leaf.get(name.rpartition(".")[2])
+    has_each = {named.rpartition(".")[2] for named in entry.names} == of_leaf.keys()
+    return (own,) if own is not None and has_each else entry.keys
 
 
 def answer_value(key: str, value: Any) -> str:

@@ -47,7 +47,7 @@ def load_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) ->
     return recipe_of(recipe_tree(path, overrides))
 
 
-def recipe_tree(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) -> dict[str, Any]:
+def recipe_tree(path: Path | None, overrides: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """The keys of a YAML recipe with overrides over them, which `recipe_of` checks.
 
     Raises:
@@ -272,9 +272,7 @@ def validate_options(
     return checked
 
 
-def unknown_options(
-    cls: type[Any], options: Mapping[str, Any], elsewhere: Callable[[str], str] = lambda name: ""
-) -> list[str]:
+def unknown_options(cls: type[Any], options: Mapping[str, Any], elsewhere: Callable[[str], str]) -> list[str]:
     """What to say of each option that a class of options does not have; arguments as of `validate_options`."""
     names = option_names(cls)
     said_of = lambda key, name: answer(key) or elsewhere(name) or _said_of_own(name) or nearest(name, names, "options.")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from plait.data.formats import LOG_ARGUMENTS, nearest
+from plait.data.formats import LOG_ARGUMENTS
 from plait.data.records import Sample
+from plait.dataflow.unfit import nearest
 from plait.rewards.functions import RewardFunction
 from plait.rewards.signature import COLUMNS_OF, GIVEN, Form, Signature
 from plait.rewards.words import REPLY

@@ -47,7 +47,6 @@ from plait.runtime.prediction.kept_plans import of_flow
 from plait.runtime.prediction.network import THIS_ONE, Machines
 from plait.runtime.prediction.run_planning import costs_of_run, planning_for_run, settled_by_costs
 from plait.runtime.prediction.spending import held_positions, is_searched, settled, spending
-from plait.schedule.named_plans import AUTO
 from plait.schedule.placements import to_be_found
 from plait.schedule.plan import Plan
 from plait.vllm.environment import checked_environment
@@ -136,8 +135,7 @@ def _searched(run: Outline, lengths: SampleLengths, machines: Machines) -> Plan:
 def _check_engine(recipe: Recipe, plan: Plan | None) -> None:
     """Whether the engine can do it on a plan (None: on one that is to be found), and then whether it is there. Raises
     ConfigError."""
-    name, num_ranks = (AUTO, num_devices(recipe)) if plan is None else (plan.name, plan.num_ranks)
-    check_engine_plan(recipe, name, num_ranks)
+    check_engine_plan(recipe, recipe.plan, num_devices(recipe) if plan is None else plan.num_ranks)
     if abilities(recipe).computes_elsewhere:
         SET_UP[recipe.sampling.engine](recipe.device)
 

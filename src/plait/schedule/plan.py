@@ -218,6 +218,11 @@ class Plan:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{name}: a part of the plan is missing or does not fit: {error}") from error
+        except DataError as error:  # a plan tells its faults by its name, and a file is known by its path
+            own = f"plan {record['name']}: "
+            if not str(error).startswith(own):
+                raise
+            raise DataError(f"{name}: {str(error).removeprefix(own)}") from None
 
     def save(self, path: str | Path) -> None:
         """Write the file form.

@@ -12,16 +12,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from plait.cost.costs import Costs
+from plait.cost.costs import Costs, Spread
 from plait.layout.mesh import Layout
 from plait.schedule.dispatch import Dispatcher
 from plait.simulator.clock import SimulatedClock
 from plait.simulator.places import Floats, Place
-from plait.simulator.pool_room import PoolRoom
 from plait.simulator.step_graph import NO_MODEL, StepGraph
 from plait.simulator.step_memory import held_bytes
 from plait.simulator.step_program import Action, StepProgram
-from plait.simulator.step_weights import Weights, weights_of
+from plait.simulator.step_weights import Weights, kept_bytes, weights_of
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class StepSimulator:
     def __init__(self, graph: StepGraph, costs: Costs) -> None:
         self.graph, self.costs = graph, costs
         self._weights: dict[Hashable, Weights] = {}
-        self._pools = PoolRoom(graph, costs)
+        self._pools = _PoolRoom(graph, costs)
         self.functions_s = {
             call.call: costs.call(call.call, "score", Layout.on((0,))).seconds
             for call in graph.calls
@@ -104,3 +103,44 @@ class StepSimulator:
         """
         weights = self.weights(places)
         return held_bytes(self.graph, self._pools.fitted(places, weights), weights, self.costs).peak
+
+
+class _PoolRoom:
+    """Fits generations of a plan whose pool takes what is left of a device into the memory that the weights and
+    optimizer states of all roles there leave; each fit is computed once."""
+
+    def __init__(self, graph: StepGraph, costs: Costs) -> None:
+        self._graph, self._costs = graph, costs
+        self._made: dict[tuple[Place, tuple[int, ...]], Place] = {}
+
+    def fitted(self, places: Sequence[Place], weights: Sequence[Weights]) -> tuple[Place, ...]:
+        """The places; those that generate run as many samples at a time as their devices have room for.
+
+        Args:
+            places: of each slot, in their order.
+            weights: of each family.
+        """
+        if not self._costs.pool_takes_rest:
+            return tuple(places)
+        kept = kept_bytes(weights)
+        present = {slot: held_bytes for of_family in weights for slot, held_bytes in of_family.present.items()}
+        fitted = list(places)
+        for slot, place in enumerate(places):
+            if self._graph.slots[slot].mode == "decode":
+                held_bytes = kept + present[slot]
+                most = tuple(int(held_bytes[list(p.ranks)].max()) for p in place.placements)
+                fitted[slot] = self._of(place, most)
+        return tuple(fitted)
+
+    def _of(self, place: Place, held_bytes: tuple[int, ...]) -> Place:
+        """A place of a generation whose devices hold so many bytes, of each of its placements."""
+        if (place, held_bytes) not in self._made:
+            names = [self._graph.calls[number].call for number in self._graph.calls_of[place.slot]]
+            spread = Spread((), place.layouts)
+            self._made[place, held_bytes] = place.with_calls(
+                [
+                    tuple(self._costs.generation(name, layout, spread, held_bytes) for name in names)
+                    for layout in place.layouts
+                ]
+            )
+        return self._made[place, held_bytes]

@@ -30,6 +30,15 @@ class Freshness:
         self.stale: set[Copy] = set(self._dropped)
         """Copies without the role's weights as they are: it has been trained since they were moved, or they may have
         been dropped."""
+        self._changes = dict.fromkeys(copies, 0)
+        """Role → how often what changes its weights has been announced."""
+        self._in_held = dict.fromkeys(copies, 0)
+        """Role → how often it had been when its held copies were brought weights."""
+
+    def weights_number(self, role: str) -> int:
+        """The number of the weights that a role generates with: another after each change that its engines have got.
+        Weights that were away, or are moved anew because they were dropped, have the number that they had."""
+        return (self._in_held if self._held[role] else self._changes)[role]
 
     def told(self, ranks: Collection[int], needed: Collection[Copy]) -> None:
         """These ranks have been told a command that needs these copies."""
@@ -43,10 +52,12 @@ class Freshness:
     def trained(self, role: str) -> None:
         """What changes the weights of the role has been announced."""
         self.stale |= {(role, number) for number in range(len(self._copies[role]))}
+        self._changes[role] += 1
 
     def moved(self, copies: Collection[Copy]) -> None:
         """They have been announced to be brought the weights."""
         self.stale -= set(copies)
+        self._in_held |= {role: self._changes[role] for role, number in copies if number in self._held[role]}
 
     def behind(self, role: str, mode: Mode | None) -> list[int]:
         """Numbers of the copies that are to be brought weights for a mode; None: those that stay on their devices."""

@@ -62,6 +62,8 @@ class LockstepEngine:
         """Commands that no step has taken up yet, in their order."""
         self._newest = -1
         """The number of the last command that came."""
+        self._weights = 0
+        """The number of the weights that the engine last began to work with (`Generate.weights`)."""
         self._asked: dict[int, int] = {}
         """Uid of a prompt whose samples are being generated → number of the command that asked for them."""
         self.last_bytes = 0
@@ -235,6 +237,8 @@ class LockstepEngine:
             self._heard = deque(heard for heard in self._heard if heard[0] >= newest)
         while self._heard and self._heard[0][0] <= newest:
             number, word = self._heard.popleft()
+            if isinstance(word, Generate | Migrate):
+                self._know_weights(word.weights)
             match word:
                 case Generate(requests=requests):
                     for request in requests:
@@ -252,6 +256,13 @@ class LockstepEngine:
                     if self._prompts is not None:
                         self._prompts.forget()
         return halted
+
+    def _know_weights(self, number: int) -> None:
+        """Before work: cached prefixes stay if they are of weights of this number. What a rank finds written on its own
+        device says less: weights that come back, or that are moved anew, are written where they were away."""
+        if not self._engine.has_work:
+            self._engine.state.expect_work(are_new=number != self._weights)
+            self._weights = number
 
     def _gather(self, number: int, gathering: Gathering) -> None:
         if gathering.is_of_prompts:

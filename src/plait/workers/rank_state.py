@@ -26,7 +26,7 @@ from plait.models.model import Model
 from plait.models.parallel.team import Team
 from plait.models.parallel.transfer import WaitingFor
 from plait.reallocation.communicator import Channel
-from plait.reallocation.mover import MoveReport, moving
+from plait.reallocation.mover import moving
 from plait.reallocation.offload import HostMemory
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
@@ -211,11 +211,10 @@ class RankState:
             for number in numbers:
                 yield from self.moving_by(role_state.moves[number], role_state.buffers, f"{role}.weights")
 
-    def moving_by(self, plan: MovePlan, buffers: Mapping[str, Tensor], name: str) -> Work[MoveReport | None]:
-        """Do this rank's row of a move between `buffers` (by name, flat); None: it has no row."""
-        if self.rank not in plan.rows:
-            return None
-        return (yield from moving(plan, self.rank, buffers, self._channel, name=name))
+    def moving_by(self, plan: MovePlan, buffers: Mapping[str, Tensor], name: str) -> Work[None]:
+        """Do this rank's row of a move between `buffers` (by name, flat), if it has one."""
+        if self.rank in plan.rows:
+            yield from moving(plan, self.rank, buffers, self._channel, name=name)
 
     def make_room(self, role: str, numbers: Sequence[int]) -> None:
         """Before weights move to these copies: load what this rank sends, and make room for what comes."""

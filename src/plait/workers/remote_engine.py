@@ -229,11 +229,12 @@ class RemoteEngine:
         announcer, out = self._announcer, self._outstanding
         needed = announcer.rank_state.copies_for(self._role, "decode")
         announcer.sync_weights(self._role, "decode")
+        weights = announcer.fresh.weights_number(self._role)
         shares = {place: [(place, request) for request in share] for place, share in self._dealer.deal(out.pending)}
         if self._prompts is not None:
             shares = self._with_prompts_apart(self._prompts, shares)
         for place, share in shares.items():
-            command = Generate(self._role, call, [request for _, request in share])
+            command = Generate(self._role, call, [request for _, request in share], weights)
             told = announcer.tell(self._instances[place].mesh.ranks, command, needed)
             for drawing, request in share:
                 out.dealt([request], drawing, told.number)
@@ -277,7 +278,7 @@ class RemoteEngine:
     def _tell_of_move(self, stage: Gathering) -> int:
         """Tell the instances that a stage of a move concerns to do it; the number of the command."""
         ranks = {rank for place in stage.concerned for rank in self._instances[place].mesh.ranks}
-        return self._tell(ranks, Migrate(self._role, stage))
+        return self._tell(ranks, Migrate(self._role, stage, self._announcer.fresh.weights_number(self._role)))
 
     def update_weights(self, version: int) -> None:
         """Bring the role's new weights to the instances; later samples are stamped with `version`."""

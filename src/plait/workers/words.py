@@ -24,42 +24,46 @@ TELL_STEPS = 16
 class Generate:
     """Requests for the instance of the rank.
 
-    call: that asks, for records: a rollout's, or an evaluation
+    call:    that asks, for records: a rollout's, or an evaluation
+    weights: number of the weights that are asked (`Freshness.weights_number`)
     """
 
     role: str
     call: str
     requests: Sequence[Request]
+    weights: int
 
     kind: ClassVar[str] = "generate"
 
     def to_message(self) -> Message:
         header = {"role": self.role, "call": self.call, "requests": pack_requests(self.requests)}
-        return Message(header, kind=self.kind)
+        return Message({**header, "weights": self.weights}, kind=self.kind)
 
     @classmethod
     def of(cls, message: Message) -> Generate:
         header = message.header
-        return cls(header["role"], header["call"], unpack_requests(header["requests"]))
+        return cls(header["role"], header["call"], unpack_requests(header["requests"]), header["weights"])
 
 
 @dataclass(frozen=True)
 class Migrate:
-    """Samples of a role go on in other instances than those that began with them."""
+    """Samples of a role go on in other instances than those that began with them; `weights` as of `Generate`."""
 
     role: str
     gathering: Gathering
+    weights: int
 
     kind: ClassVar[str] = "migrate"
 
     def to_message(self) -> Message:
         stage = self.gathering.to_message()
-        return Message({"role": self.role, "gathering": stage.header}, stage.arrays, self.kind)
+        header = {"role": self.role, "gathering": stage.header, "weights": self.weights}
+        return Message(header, stage.arrays, self.kind)
 
     @classmethod
     def of(cls, message: Message) -> Migrate:
         stage = Message(message.header["gathering"], message.arrays)
-        return cls(message.header["role"], Gathering.of(stage))
+        return cls(message.header["role"], Gathering.of(stage), message.header["weights"])
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from plait.models.language_model import LanguageModel
 from plait.models.loading import load_model, load_scalar, merged
 from plait.models.lora import add_lora, without_lora
 from plait.models.lora_settings import LoraSettings
-from plait.models.parallel import mixers, part_loading
+from plait.models.parallel import mixers, part_loading, token_split
+from plait.models.parallel.kept_tokens import KeptTokens, keeping
 from plait.models.parallel.part_loading import PartLoader
 from plait.models.parallel.partial import part_of
 from plait.models.parallel.peers import Peers
@@ -373,8 +374,21 @@ def _kept_bytes(part: Any, *, checkpoint: bool) -> int:
             memory[storage.data_ptr()] = storage.nbytes()
         return tensor
 
+    def also_within(kept: KeptTokens, whole: Tensor) -> Any:
+        hooks = keeping(kept, whole)
+
+        def pack(tensor: Tensor) -> Any:
+            saved = hooks.pack_hook(tensor)
+            keep(saved if isinstance(saved, Tensor) else saved.kept.own)
+            return saved
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, hooks.unpack_hook)
+
     weights = part.weights.untyped_storage().data_ptr()
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with (
+        mock.patch.object(token_split, "keeping", also_within),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
         out_TH = part.stage(batch_of(part), checkpoint=checkpoint)
     out_TH.sum().backward()
     return sum(size for pointer, size in memory.items() if pointer != weights)

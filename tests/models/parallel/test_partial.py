@@ -247,7 +247,7 @@ def test_what_ranks_have_alike_is_kept_once(four: Workers) -> None:
     wholes, parts = (four.ask("kept_bytes", splits_tokens=splits, ranks=2) for splits in (False, True))
     for (all_whole, inputs_whole), (all_parted, inputs_parted) in zip(wholes, parts, strict=True):
         assert inputs_parted == inputs_whole / 2
-        assert all_parted < 0.85 * all_whole
+        assert all_parted < 0.73 * all_whole  # more than half: half of what is within attention and MLP is the other's
 
 
 @pytest.mark.parametrize("shape", slow_but([sizes(tp=2, pp=2)], [sizes(tp=2, pp=2), sizes(tp=4)]), ids=str)

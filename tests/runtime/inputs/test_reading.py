@@ -13,9 +13,11 @@ import pytest
 
 from plait.cli import main
 from plait.errors import DataError, UserError
+from plait.recipes.flow_checks import checked_flow
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.folder.stored_recipe import recipe_text
+from plait.runtime.inputs.opened_rows import check_rows
 from plait.runtime.inputs.reading import check_files
 from plait.runtime.prepare import prepare
 from tests.data.json_rows import written
@@ -140,6 +142,43 @@ def test_files_that_are_not_there_are_missed_before_anything_is_loaded(
 ) -> None:
     with nullcontext() if said is None else pytest.raises(UserError, match=re.escape(said)):
         check_files(make_recipe(**keys))
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "holds no row"),
+        ('{"prompt": ', "rows.jsonl:1: malformed JSON"),
+        ('{"x": 1}', "rows.jsonl:1: no column `prompt`"),
+    ],
+)
+def test_what_is_wrong_with_rows_is_said_before_anything_is_loaded(
+    make_recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    line: str,
+    said: str,
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(line)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipe_text(make_recipe(**{"data.source": str(tmp_path / "rows.jsonl"), "evaluation.items": 1})))
+    assert main([command, str(path)]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert "loading" not in err
+
+
+def test_large_files_are_read_once(make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = make_recipe(**{"data.source": "no/such.jsonl"})
+    check_rows(checked_flow(recipe), recipe)  # that it is not there is another check's
+    recipe = make_recipe()
+    monkeypatch.setattr("plait.runtime.inputs.opened_rows.open_sources", None)
+    with pytest.raises(TypeError):
+        check_rows(checked_flow(recipe), recipe)
+    monkeypatch.setattr("plait.runtime.inputs.opened_rows.EARLY_BYTES", 10)
+    check_rows(checked_flow(recipe), recipe)
 
 
 def test_a_node_that_serves_looks_for_no_file(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:

@@ -83,13 +83,16 @@ def test_no_search_cuts_what_a_run_refuses(make_recipe: MakeRecipe, mixture: str
 
 
 def test_stages_are_looked_for_where_gradients_are_divided(make_recipe: MakeRecipe) -> None:
-    """Roles that train together by one order are not: copies in it may wait for each other."""
+    """So is an order in which roles train together, with one copy of those whose gradients are divided: several may
+    wait for each other."""
     planning = planning_of(make_recipe(algorithm="ppo", options={}, **{"critic.optimizer.shard_gradients": True}))
     slots = {(slot.role, slot.mode): i for i, slot in enumerate(planning.graph.slots)}
     for role in ("actor", "critic"):
         found = planning.space.forms.parallelisms(slots[role, "train"], (0, 1))
         assert max(sizes.pp for sizes in found) == 2
-    assert joint_pairs(planning.recipe, planning.flow, planning.models) == ()
+    assert joint_pairs(planning.recipe, planning.flow, planning.models) == (("actor", "critic"),)
+    facts = facts_of_roles(planning.recipe, planning.models, planning.shapes, planning.parameters)
+    assert {role for role, one in facts.items() if one.one_copy} == {"critic"}
 
 
 def test_layers_that_keep_a_state_are_cut_as_a_run_cuts_them(make_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from plait.cost.machine import machine_name
 from plait.cost.measured.cut import FEW as CUT_FEW
 from plait.cost.measured.cut import MANY as CUT_MANY
 from plait.cost.measured.cut import REPEATS as CUT_REPEATS
-from plait.cost.measured.host import measure_host
 from plait.cost.measured.links import ROUNDS as LINK_ROUNDS
 from plait.cost.measured.links import Links, measure_gpu_links, measure_links
 from plait.cost.measured.models import (
@@ -33,7 +32,7 @@ from plait.cost.measured.models import (
 )
 from plait.cost.measured.rates import COPIED_BYTES
 from plait.cost.measured.sizes import Sizes, sizes_of
-from plait.cost.measured.stopwatch import ROUNDS, Seconds, Size, Work, in_rounds, seconds_in_a_row
+from plait.cost.measured.stopwatch import ROUNDS, Seconds, Size, Work, in_rounds, seconds_in_a_row, seconds_of
 from plait.cost.measured.work import (
     backward_s,
     capture_s,
@@ -46,7 +45,7 @@ from plait.cost.measured.work import (
     response_tokens,
 )
 from plait.cost.model_work import ModelWork
-from plait.cost.profile import Points, Profile, Steps
+from plait.cost.profile import LinkRecord, Points, Profile, Steps
 from plait.memory_limits import machine_bytes
 from plait.models.compute import widened
 from plait.models.language_model import LanguageModel
@@ -57,6 +56,8 @@ QUICK_ERROR = 0.2
 BUDGET_S = 60.0
 """Further sizes and rounds are not begun once so much has passed; what must be measured comes on top, and on a GPU all
 of a first round, in which torch compiles for a minute or so."""
+HOST_SIZES = (1 << 12, 1 << 26)
+"""Bytes of a copy between a device and its host that is all latency, and of one that is none."""
 SHARED_S = 15.0
 """Rows are not measured whose layers, shared by two processes, would take longer in all rounds."""
 ALONE: Size = (0,)
@@ -212,3 +213,18 @@ def _memory_gib(device: str) -> float:
     if device == "cuda":
         return torch.cuda.get_device_properties(0).total_memory / 2**30
     return machine_bytes() / 2**30
+
+
+def measure_host(device: str) -> LinkRecord:
+    """Copies between a device of this kind and pinned memory, in the slower direction: what weights and optimizer
+    states that leave take."""
+    least, most = (_copy_s(device, size) for size in HOST_SIZES)
+    return LinkRecord(bytes_per_s=HOST_SIZES[1] / max(most - least, 1e-9), latency_s=least)
+
+
+def _copy_s(device: str, num_bytes: int) -> float:
+    """Seconds of a copy of so many bytes, there or back."""
+    here = torch.ones(num_bytes, dtype=torch.uint8, pin_memory=device == "cuda")
+    there = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    ways = ((here, there), (there, here))
+    return max(seconds_of(lambda to=to, of=of: to.copy_(of), device) for to, of in ways)

@@ -69,22 +69,28 @@ def split(x: Tensor, peers: Peers, ranges: Sequence[tuple[int, int]]) -> Tensor:
 
 def entered(own: Tensor, peers: Peers, bounds: Sequence[int]) -> Tensor:
     """All tokens [1, T, H] of the own ones [1, t, H], for a computation of which each rank does a part."""
-    return _Tokens.apply(own, _all_tokens, _own_sum, peers, tuple(bounds))  # type: ignore[no-any-return]
+    return _Tokens.apply(own, all_tokens, _own_sum, peers, tuple(bounds))  # type: ignore[no-any-return]
 
 
 def left(part: Tensor, peers: Peers, bounds: Sequence[int]) -> Tensor:
     """The own tokens [1, t, H] of the sum of the ranks' parts [1, T, H]."""
-    return _Tokens.apply(part, _own_sum, _all_tokens, peers, tuple(bounds))  # type: ignore[no-any-return]
+    return _Tokens.apply(part, _own_sum, all_tokens, peers, tuple(bounds))  # type: ignore[no-any-return]
 
 
 def shared_out(whole: Tensor, peers: Peers, bounds: Sequence[int]) -> Tensor:
     """The own tokens [1, t, H] of what is equal on all ranks [1, T, H]."""
-    return _Tokens.apply(whole, _own_tokens, _all_tokens, peers, tuple(bounds))  # type: ignore[no-any-return]
+    return _Tokens.apply(whole, _own_tokens, all_tokens, peers, tuple(bounds))  # type: ignore[no-any-return]
 
 
 def rejoined(own: Tensor, peers: Peers, bounds: Sequence[int]) -> Tensor:
     """All tokens [1, T, H] of the own ones [1, t, H], for what all ranks compute alike."""
-    return _Tokens.apply(own, _all_tokens, _own_tokens, peers, tuple(bounds))  # type: ignore[no-any-return]
+    return _Tokens.apply(own, all_tokens, _own_tokens, peers, tuple(bounds))  # type: ignore[no-any-return]
+
+
+def all_tokens(own: Tensor, peers: Peers, bounds: Bounds) -> Tensor:
+    """All tokens [1, T, H] of the own ones [1, t, H]; autograd knows nothing of it."""
+    lengths = [stop - start for start, stop in pairwise(bounds)]
+    return torch.cat(peers.all_gather(own[0], lengths))[None]
 
 
 class _Copied(torch.autograd.Function):
@@ -151,11 +157,6 @@ class _Tokens(torch.autograd.Function):
 
 def _own_tokens(whole: Tensor, peers: Peers, bounds: Bounds) -> Tensor:
     return whole[:, bounds[peers.index] : bounds[peers.index + 1]].contiguous()
-
-
-def _all_tokens(own: Tensor, peers: Peers, bounds: Bounds) -> Tensor:
-    lengths = [stop - start for start, stop in pairwise(bounds)]
-    return torch.cat(peers.all_gather(own[0], lengths))[None]
 
 
 def _own_sum(part: Tensor, peers: Peers, bounds: Bounds) -> Tensor:

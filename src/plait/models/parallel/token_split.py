@@ -5,6 +5,7 @@ backward. Divided by tokens they are kept once (Korthikanti et al. 2022, arXiv 2
 neighbouring tokens of the packed row, all of them come together before attention and before the MLP, and the sum behind
 these gives each rank its own again. A sum over the ranks and a gathering of tokens take as many bytes together as the
 sum that they stand for. Weights of norms, and biases behind a sum, then have gradients of which every rank has a part.
+What the products keep of their input are the own tokens (`kept_tokens`), unless layers are computed again anyway.
 
 In other modules (mixtures of experts, latent attention, those that ranks hold whole) something that is not divided
 stands between the products, such as a router. These have all tokens, and compute as they do without: tokens come
@@ -19,7 +20,10 @@ Shapes: T tokens of a packed row, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +32,8 @@ from torch import Tensor, nn
 from plait.errors import ModelError
 from plait.layout.params import Param, Parameters
 from plait.models.module_names import wildcard
-from plait.models.parallel.collectives import entered, left, reduced, rejoined, shared_out
+from plait.models.parallel.collectives import all_tokens, entered, left, reduced, rejoined, shared_out
+from plait.models.parallel.kept_tokens import KeptTokens, keeping
 from plait.models.parallel.peers import Peers
 from plait.models.parallel.stage import PassingLayer, is_idle
 
@@ -51,6 +56,8 @@ class TokenSplit:
         self.num_tokens = 0
         """Tokens of the row that is computed, on all ranks together: who has layers compute says it, each time
         (`Backbone`)."""
+        self.is_recomputed = False
+        """Whether layers keep their input alone and are computed again in the backward; said as `num_tokens` is."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TokenSplit:
         memo[id(self)] = twin = TokenSplit(self.tp, splits=self.splits)
@@ -78,6 +85,12 @@ class TokenSplit:
         """[1, T, H] of each rank's, for a computation of which each rank does a part."""
         return entered(own, self.tp, self.bounds)
 
+    def keeping(self, own: Tensor, whole: Tensor) -> AbstractContextManager[Any]:
+        """A context of the forwards that read `whole` [1, T, H], which is `own` [1, own, H] of all ranks."""
+        if self.is_recomputed:
+            return nullcontext()
+        return keeping(KeptTokens(own.detach(), partial(all_tokens, peers=self.tp, bounds=self.bounds)), whole)
+
     def summed(self, part: Tensor) -> Tensor:
         """The sum of [1, T, H] over the ranks: [1, own, H] where tokens are parted."""
         return left(part, self.tp, self.bounds) if self.is_on else reduced(part, self.tp)
@@ -95,13 +108,12 @@ def split_tokens(
     embedding: Any = module.base_model.get_input_embeddings()
     if not is_idle(embedding) and not _is_cut(embedding.weight, module, parameters):  # else the sum parts the tokens
         embedding.register_forward_hook(_TakeOwn(split))
-    for name in _divided_modules(parameters, own_names):
-        if name not in alike:
-            module.get_submodule(name).register_forward_pre_hook(_Enter(split, False), with_kwargs=True)
-    for name in alike:
-        part = module.get_submodule(name)
-        part.register_forward_pre_hook(_Enter(split, True), with_kwargs=True)
-        part.register_forward_hook(_TakeOwn(split))
+    for name in dict.fromkeys((*_divided_modules(parameters, own_names), *alike)):
+        part, enter = module.get_submodule(name), _Enter(split, name in alike)
+        part.register_forward_pre_hook(enter, with_kwargs=True)
+        part.register_forward_hook(enter.left, always_call=True)
+        if name in alike:
+            part.register_forward_hook(_TakeOwn(split))
     decoder, takes_out = module.base_model, False
     decoder.token_split = split
     for layer in decoder.modules():
@@ -215,18 +227,25 @@ class _TakeOwn:
 
 @dataclass(eq=False)
 class _Enter:
-    """All tokens of each rank's."""
+    """All tokens of each rank's, of which a module keeps the own ones until it is left."""
 
     split: TokenSplit
     computes_alike: bool
+    within: ExitStack = field(default_factory=ExitStack)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Enter:
+        return _Enter(deepcopy(self.split, memo), self.computes_alike)
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.split.is_on:
             return args, kwargs
-        together = self.split.rejoined if self.computes_alike else self.split.entered
-        if args:
-            return (together(args[0]), *args[1:]), kwargs
-        return args, kwargs | {"hidden_states": together(kwargs["hidden_states"])}
+        own = args[0] if args else kwargs["hidden_states"]
+        whole = self.split.rejoined(own) if self.computes_alike else self.split.entered(own)
+        self.within.enter_context(self.split.keeping(own, whole))
+        return ((whole, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": whole})
+
+    def left(self, layer: nn.Module, args: Any, out: Any) -> None:
+        self.within.close()
 
 
 @dataclass(eq=False)

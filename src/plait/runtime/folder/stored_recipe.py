@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,14 @@ def _with_stored(recipe: Recipe, stored: Mapping[str, Any]) -> Recipe:
     if recipe.device != "cuda" or any(stored.get(key) != value for key, value in given.items()):
         return recipe
     return recipe.with_found(**{key: stored[key] for key in MEMORY_KEYS if key in stored})
+
+
+def had_doctor(old: Path) -> bool:
+    """Whether the doctor of a run was on: it is, where its stored recipe does not say otherwise or cannot be read."""
+    with suppress(ConfigError):
+        section = read_tree(old).get("doctor")
+        return not isinstance(section, Mapping) or section.get("enabled") is not False
+    return True
 
 
 def gone_keys(old: Path) -> list[str]:

@@ -5,37 +5,35 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
 from plait.algorithms.kto import KTOOptions, unbalanced
 from plait.data.examples import ExampleSet, Given, evaluation_samples, example_set, most_tokens
-from plait.data.formats import RowKind, nearest
 from plait.data.mismatched import mismatched
 from plait.data.mixture import Mixed
-from plait.data.numbers import check_numbers, names_asked
 from plait.data.prompts import PromptSet, evaluation_prompts, prompt_set
 from plait.data.records import EVALUATION_UID, Prompt
 from plait.data.settings import DataSettings
-from plait.data.sources import Splits, check_there, open_sources, questions_held_out
+from plait.data.sources import Splits, check_there
 from plait.dataflow import LABELLED, MISMATCHED, CallKind, Dataflow
 from plait.dataflow.from_samples import title_of_call
 from plait.dataflow.graph import texts_of
 from plait.dataflow.made_rows import source_of
 from plait.dataflow.prompt_call import of_data
-from plait.errors import ConfigError, DataError
+from plait.dataflow.unfit import nearest
+from plait.errors import DataError
 from plait.models.files.hub import is_hub_id, read_config
 from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
-from plait.observe.loading import loading
 from plait.observe.screen import say
 from plait.paths import at_home
 from plait.recipes.checks import prompt_limit
 from plait.recipes.recipe import Recipe
 from plait.recipes.trust import code_of
 from plait.rewards.loading import check_defined
+from plait.runtime.inputs.opened_rows import in_keys_of, in_section, open_rows, settings_of
 
 
 class RunData(NamedTuple):
@@ -55,34 +53,24 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
         ConfigError: the flow reads several data sets and generates from none, or a key of the data does not fit them.
         DataError: a source or one of its rows cannot be used.
     """
-    generates = bool(dataflow.of_kind(CallKind.GENERATE))
-    given_names = tuple(node.call for node in dataflow.of_kind(CallKind.READ) if node.call != MISMATCHED)
-    if not generates and len(given_names) > 1:
-        raise ConfigError(f"the flow `{dataflow.name}` reads {' and '.join(given_names)}; one of them is its data")
-    train_set, held_out, columns, questions = None, (), (), frozenset[str]()
-    if generates:
-        asked = names_asked(dataflow.of_kind(CallKind.GENERATE))
-        train_set, held_out, columns, questions = _prompts(recipe, tokenizer, prompt_limit(recipe, shape), asked)
+    opened = open_rows(dataflow, recipe)
+    train_set, held_out, columns = None, (), ()
+    if opened.prompts:
+        train_set, held_out, columns = _prompts(recipe, opened.prompts, tokenizer, prompt_limit(recipe, shape))
     given: dict[str, Mixed[ExampleSet]] = {}
     held_out_given: dict[str, tuple[Given, ...]] = {}
-    for name in given_names:
-        with _in_keys_of("pretraining" if generates else "data"):
-            settings = _settings_of(name, generates, recipe)
-            loading(f"data {settings.title}")
-            opened = open_sources(settings, 0 if generates else recipe.evaluation.items, RowKind(name), questions)
-            read = (name, MISMATCHED) if name == LABELLED else (name,)
-            asked = names_asked(node for node in dataflow.of_kind(CallKind.READ) if node.call in read)
-            for source in (source for splits in opened for source in (splits.train, splits.evaluation) if source):
-                check_numbers(source.rows, asked)  # also those that a loss is measured on
-            given[name], items = _given(settings, opened, tokenizer, shape.max_positions)
+    for name, splits in opened.given.items():
+        settings = settings_of(name, dataflow, recipe)
+        with in_keys_of(dataflow):
+            given[name], items = _given(settings, splits, tokenizer, shape.max_positions)
         if name == LABELLED and isinstance(dataflow.options, KTOOptions):
             _say_of_labels(given[name], settings.title, dataflow.options)
-        if items and not generates:
+        if items:
             held_out_given[name] = items
             if name == LABELLED:
                 held_out_given[MISMATCHED] = tuple(mismatched(items, most_tokens(given[name])))
     data = RunData(columns, train_set, given, held_out, held_out_given)
-    if trains or not generates:
+    if trains or not opened.prompts:
         _check_written(dataflow, data)
     if trains:
         _say_of_repeats(data, recipe.prompts_per_step)
@@ -120,16 +108,13 @@ def _say_of_repeats(data: RunData, per_step: int) -> None:
 
 
 def _prompts(
-    recipe: Recipe, tokenizer: Any, limit: int, asked: Sequence[str]
-) -> tuple[Mixed[PromptSet], tuple[Prompt, ...], tuple[str, ...], frozenset[str]]:
-    """(training prompts, held-out ones, columns of the data, questions that are held out)."""
-    loading(f"data {recipe.data.title}")
+    recipe: Recipe, opened: Sequence[Splits], tokenizer: Any, limit: int
+) -> tuple[Mixed[PromptSet], tuple[Prompt, ...], tuple[str, ...]]:
+    """(training prompts, held-out ones, columns of the data)."""
     sets: list[PromptSet] = []
     held_out: list[Prompt] = []
     columns: tuple[str, ...] = ()
-    opened = open_sources(recipe.data, recipe.evaluation.items)
     for settings, splits in zip(recipe.data.sources, opened, strict=True):
-        check_numbers(splits.train.rows, asked)  # no flow reads those that are held out
         sets.append(prompt_set(splits.train, tokenizer, settings, limit))
         _say_of(sets[-1], settings)
         columns = splits.train.columns
@@ -137,7 +122,7 @@ def _prompts(
             items = prompt_set(splits.evaluation, tokenizer, settings, limit)
             _say_of_held_out(items)
             held_out += evaluation_prompts(items, EVALUATION_UID + len(held_out))
-    return _mixed(recipe.data, sets), tuple(held_out), columns, questions_held_out(opened)
+    return _mixed(recipe.data, sets), tuple(held_out), columns
 
 
 def _given(
@@ -205,15 +190,6 @@ def _mixed(data: DataSettings, sets: Sequence[Any]) -> Mixed[Any]:
     )
 
 
-@contextmanager
-def _in_keys_of(section: str) -> Iterator[None]:
-    """What is wrong with data is told by the keys of the section that names them."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(str(error).replace("`data.", f"`{section}.")) from None
-
-
 def check_files(recipe: Recipe) -> None:
     """See that the files of data, the models and the functions that a recipe names are there, before anything is
     loaded. Of a model that is not there (`known_shapes`) a dry run reads none of them.
@@ -232,18 +208,5 @@ def check_files(recipe: Recipe) -> None:
             check_defined(path, key=key)
     for section, settings in (("data", recipe.data), ("pretraining", recipe.pretraining)):
         if settings is not None:
-            with _in_keys_of(section):
+            with in_section(section):
                 check_there(settings)
-
-
-def _settings_of(name: str, generates: bool, recipe: Recipe) -> DataSettings:
-    """Where given samples come from: `data`, unless that holds the prompts."""
-    if not generates:
-        return recipe.data
-    if recipe.pretraining is None:
-        without = ", or `options.ptx_coef` to 0" if recipe.options.get("ptx_coef") else ""
-        raise ConfigError(
-            f"the flow trains on `{name}` beside its prompts, but `pretraining` is not set; set `pretraining.source` "
-            f"to their data{without}"
-        )
-    return recipe.pretraining

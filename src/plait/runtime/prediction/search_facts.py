@@ -42,6 +42,7 @@ def facts_of_roles(
             whole_layers=recipe.sampling.exact,
             trains_whole=recipe.sequence_parallel and model.trained and needs_all_tokens(model) != "",
             may_drop=recipe.lora.rank == 0,
+            one_copy=model.trained and optimizer_of(model.role, recipe).shard_gradients,
             prompts_apart=recipe.update_rule.waits and not shape.recurrent and abilities(recipe).moves,
         )
     return facts
@@ -51,8 +52,7 @@ def joint_pairs(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel]) -> 
     """Roles that may train together, two and two."""
     pairs = []
     for pair in combinations([model.role for model in models if model.trained], 2):
-        by_themselves = any(optimizer_of(role, recipe).shard_gradients for role in pair)
         with contextlib.suppress(ConfigError):
             check_calls(flow, pair)
-            pairs += [] if by_themselves else [pair]
+            pairs.append(pair)
     return () if recipe.lora.rank > 0 else tuple(pairs)

@@ -72,7 +72,7 @@ class RolloutMoves:
 def _fusion_times(prepared: Prepared) -> FusionTimes:
     """Settings of the plan's policy, which are there when a run is prepared."""
     settings = next(policy.settings for policy in prepared.plan.policies if policy.name == FUSION)
-    return FusionTimes.of(settings, f"plan {prepared.plan.name}: settings of `{FUSION}`")
+    return FusionTimes.of(settings, f"plan `{prepared.recipe.plan}`: settings of `{FUSION}`")
 
 
 def _move_times(prepared: Prepared, rollout: Node) -> MoveTimes:

@@ -1,0 +1,87 @@
+"""The input of products is kept by tokens, and gathered once in a backward for all of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from plait.models.parallel.kept_tokens import KeptTokens, keeping
+
+
+class _Other:
+    """The rank that has the other half of the tokens."""
+
+    def __init__(self, whole: Tensor) -> None:
+        self.whole, self.gatherings = whole, 0
+
+    def gather(self, own: Tensor) -> Tensor:
+        self.gatherings += 1
+        return torch.cat([own[0], self.whole[0, own.shape[1] :]])[None]
+
+
+def products(*, trains: int = 3) -> list[nn.Linear]:
+    torch.manual_seed(0)
+    made = [nn.Linear(4, 5, dtype=torch.float64) for _ in range(3)]
+    for product in made[trains:]:
+        product.requires_grad_(False)
+    return made
+
+
+def gradients(made: list[nn.Linear]) -> list[Tensor]:
+    return [product.weight.grad for product in made if product.weight.grad is not None]
+
+
+def test_gradients_are_those_of_all_tokens_which_are_gathered_once() -> None:
+    row = torch.randn(1, 6, 4, dtype=torch.float64)
+    plain, kept_by = products(), products()
+    sum(product(row).square().sum() for product in plain).backward()  # type: ignore[union-attr]
+
+    whole, other = row.clone(), _Other(row)
+    with keeping(KeptTokens(row[:, :2].clone(), other.gather), whole):
+        outputs = [product(whole) for product in kept_by]
+    loss = sum(output.square().sum() for output in outputs)
+    for _ in range(2):  # a graph that is kept gathers again
+        assert isinstance(loss, Tensor)
+        loss.backward(retain_graph=True)
+    assert other.gatherings == 2
+    for found, expected in zip(gradients(kept_by), gradients(plain), strict=True):
+        assert torch.equal(found, 2 * expected)
+
+
+def test_no_product_keeps_all_tokens() -> None:
+    row = torch.randn(1, 6, 4, dtype=torch.float64)
+    for is_kept_by_tokens in (False, True):
+        start = row.clone().requires_grad_()
+        whole, other = start + 0, _Other(row)
+        memory = StorageWeakRef(whole.untyped_storage())
+        with keeping(KeptTokens(row[:, :2].clone(), other.gather), whole if is_kept_by_tokens else row):
+            outputs = [product(whole) for product in products()]
+        del whole
+        assert memory.expired() == is_kept_by_tokens
+        sum(output.sum() for output in outputs).backward()  # type: ignore[union-attr]
+        assert other.gatherings == is_kept_by_tokens
+
+
+def test_frozen_products_ask_for_nothing() -> None:
+    row = torch.randn(1, 6, 4, dtype=torch.float64)
+    start = row.clone().requires_grad_()
+    whole, other = start + 0, _Other(row)
+    with keeping(KeptTokens(row[:, :2].clone(), other.gather), whole):
+        outputs = [product(whole) for product in products(trains=0)]
+    sum(output.sum() for output in outputs).backward()  # type: ignore[union-attr]
+    assert other.gatherings == 0
+    assert start.grad is not None
+
+
+def test_other_tensors_and_parts_of_the_row_are_saved_as_ever() -> None:
+    row = torch.randn(1, 6, 4, dtype=torch.float64)
+    whole, other = row.clone().requires_grad_(), _Other(row)
+    with keeping(KeptTokens(row[:, :2].clone(), other.gather), whole):
+        loss = whole[:, :3].square().sum() + (whole * 2).square().sum()
+    loss.backward()
+    assert other.gatherings == 0
+    assert whole.grad is not None
+    expected = 8 * row
+    expected[:, :3] += 2 * row[:, :3]
+    assert torch.allclose(whole.grad, expected)
