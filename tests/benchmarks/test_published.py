@@ -146,7 +146,7 @@ def test_a_user_foretells_every_kind_of_row_by_recipe_cluster_file_and_plan(
         longest = max(call["terms"].get("products", 0.0) for call in found["calls"])
         assert longest < found["seconds_per_step"] < 3600, row
         if row.seconds:
-            assert found["seconds_per_step"] == pytest.approx(row.seconds, rel=0.15)
+            assert found["seconds_per_step"] == pytest.approx(row.seconds, rel=0.17)
 
 
 @pytest.mark.parametrize("name", slow_but(["real_grpo"], ["real_remax", "real_grpo", "real_safe_rlhf"]))

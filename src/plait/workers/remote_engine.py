@@ -226,15 +226,14 @@ class RemoteEngine:
                 others.forget()
 
     def _deal(self, call: str) -> None:
-        announcer, out = self._announcer, self._outstanding
-        needed = announcer.rank_state.copies_for(self._role, "decode")
-        announcer.sync_weights(self._role, "decode")
-        weights = announcer.fresh.weights_number(self._role)
+        announcer, out, role = self._announcer, self._outstanding, self._role
+        needed = announcer.rank_state.copies_for(role, "decode")
+        announcer.sync_weights(role, "decode")
         shares = {place: [(place, request) for request in share] for place, share in self._dealer.deal(out.pending)}
         if self._prompts is not None:
             shares = self._with_prompts_apart(self._prompts, shares)
         for place, share in shares.items():
-            command = Generate(self._role, call, [request for _, request in share], weights)
+            command = Generate(role, call, [request for _, request in share], announcer.fresh.weights_number(role))
             told = announcer.tell(self._instances[place].mesh.ranks, command, needed)
             for drawing, request in share:
                 out.dealt([request], drawing, told.number)
