@@ -1,10 +1,10 @@
-"""What looking for guesses takes of a step: CPU microseconds, warm and with the caches emptied before it.
+"""What looking for drafts takes of a step: CPU microseconds, warm and with the caches emptied before it.
 
-Samples of one prompt say tokens of a small Markov chain, so that some guesses come true and most do not; `adaptive` is
-told that steps take what they take of SmolLM2-135M on one core, at a clock of its own. Timed is all that an engine
-without guesses does not do: to hear what was said, to look guesses up, to choose, to account for the step (CPU seconds
-of the thread). A step streams all weights through the caches; so here an array of `--flush` MB is read before every
-step.
+Samples of one prompt say tokens of a small Markov chain, so that some draft tokens are accepted and most are not;
+`adaptive` is told that steps take what they take of SmolLM2-135M on one core, at a clock of its own. Timed is all that
+an engine without drafts does not do: to hear what was said, to look drafts up, to choose, to account for the step (CPU
+seconds of the thread). A step streams all weights through the caches; so here an array of `--flush` MB is read before
+every step.
 
     python benchmarks/draft_looking.py               # a minute
     python benchmarks/draft_looking.py --steps 50    # does the benchmark itself work?
@@ -29,7 +29,7 @@ VOCABULARY = 50
 
 
 def looked(running: int, steps: int, flush_mb: int, share: float) -> tuple[float, float]:
-    """Median microseconds of a step in which guesses are looked for, and the share of those steps.
+    """Median microseconds of a step in which drafts are looked for, and the share of those steps.
 
     Args:
         share: of tokens that follow from the one before; the others are drawn at random.
@@ -50,16 +50,16 @@ def looked(running: int, steps: int, flush_mb: int, share: float) -> tuple[float
             speculation.hear(slots, counts, said, np.full(len(said), 0.7))
             places = np.full(running, number)
             asked = Asked(slots, slots.astype(np.uint64), places, slots < 0, np.full(running, 15), ())
-            drafts = speculation.guess(asked, running * CONTEXT)
+            drafts = speculation.propose(asked, running * CONTEXT)
         looking_s = time.thread_time() - began
         said, counts = np.zeros(0, np.int64) if is_due else said, np.zeros(running, np.int64) if is_due else counts
         parts = np.split(said, counts.cumsum()[:-1])
         for slot in range(running):
             tokens = list(parts[slot])
-            for guess in (*drafts[slot], None):
+            for draft in (*drafts[slot], None):
                 last[slot] = (7 * last[slot] + 3) % VOCABULARY if rng.random() < share else rng.integers(VOCABULARY)
                 tokens.append(int(last[slot]))
-                if last[slot] != guess:
+                if last[slot] != draft:
                     break
             parts[slot] = np.array(tokens, np.int64)
         drawn = sum(map(len, parts)) - len(said)
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--running", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--shares", type=float, nargs="+", default=[0.0, 0.8], help="of tokens that are known")
     options = parser.parse_args()
-    print("| known | running | warm, µs | cold, µs | steps in which guesses were looked for |")
+    print("| known | running | warm, µs | cold, µs | steps in which drafts were looked for |")
     print("| --- | --- | --- | --- | --- |")
     for share in options.shares:
         for running in options.running:

@@ -1,11 +1,11 @@
-"""What trees of guesses would come to beside chains: counted on samples of a model, by what rows take.
+"""What trees of drafts would come to beside chains: counted on samples of a model, by what rows take.
 
 In a tree the second likeliest token of a place competes for a row as well, and what may follow it. Samples are drawn
 once, plainly; then they are said again a token at a time, and at each place the pool of known texts is asked for its
-two best guesses. Of both it is counted how often they came true, by place in the guess, by the confidence of the first,
-and by how far the second lies behind it; of the first also by where it comes from. With these shares as survival, which
-no estimate could know better, the rows of a step are chosen that give the most tokens per second: among chains, and
-among trees.
+two best drafts. Of both it is counted how often they were accepted, by position in the draft, by the confidence of the
+first, and by how far the second lies behind it; of the first also by where it comes from. With these shares as
+survival, which no estimate could know better, the rows of a step are chosen that give the most tokens per second: among
+chains, and among trees.
 
     python benchmarks/draft_trees.py                 # SmolLM2-135M-Instruct, three rollouts of eight prompts, minutes
     python benchmarks/draft_trees.py --curve "mine=1:9,8:10.5,32:27"      # ms of steps of so many rows
@@ -42,7 +42,7 @@ from speculation import TASKS, requests, tiny_model
 DEEP = 4
 """Tokens of a path."""
 MOST = 8
-"""Guessed rows of a sample."""
+"""Drafted rows of a sample."""
 GROUP = 8
 
 
@@ -57,10 +57,10 @@ class Said:
 
 
 Cell = tuple[int, int, int, int]
-"""Rank of the guess, place in the path, confidence of the first, distance of the second."""
+"""Rank of the draft, place in the path, confidence of the first, distance of the second."""
 
 
-class Guess(NamedTuple):
+class Draft(NamedTuple):
     token: int
     cell: Cell
     source: int
@@ -69,17 +69,17 @@ class Guess(NamedTuple):
 
 @dataclass
 class Shares:
-    """How often guesses of a cell came true."""
+    """How often drafts of a cell were accepted."""
 
     trials: dict[Cell, list[int]] = field(default_factory=dict)
     of_sources: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    """Of first guesses, by source and place in the path."""
+    """Of first drafts, by source and place in the path."""
 
-    def learn(self, guess: Guess, hit: bool) -> None:
-        counted = [self.trials.setdefault(guess.cell, [0, 0])]
-        rank, place, *_ = guess.cell
+    def learn(self, draft: Draft, hit: bool) -> None:
+        counted = [self.trials.setdefault(draft.cell, [0, 0])]
+        rank, place, *_ = draft.cell
         if rank == 0:
-            counted.append(self.of_sources.setdefault((guess.source, place), [0, 0]))
+            counted.append(self.of_sources.setdefault((draft.source, place), [0, 0]))
         for of in counted:
             of[0] += 1
             of[1] += hit
@@ -95,7 +95,7 @@ class Shares:
 
 
 class Known:
-    """Looks the two best guesses up behind what a sample has said and some tokens more."""
+    """Looks the two best drafts up behind what a sample has said and some tokens more."""
 
     def __init__(self) -> None:
         self.pool = TextPool(64 << 20)
@@ -103,7 +103,7 @@ class Known:
         self._ints = [np.empty(most, np.int64) for _ in range(4)]
         self._floats = [np.empty(most) for _ in range(2)]
 
-    def best(self, slot: int, noise_key: int, place: int, more: Sequence[int]) -> list[Guess]:
+    def best(self, slot: int, noise_key: int, place: int, more: Sequence[int]) -> list[Draft]:
         """The likeliest first.
 
         Args:
@@ -133,11 +133,11 @@ class Known:
         sure = min(9, int(10 * math.exp(-left * math.exp(-scores[order[0]]))))
         own, kinds_O = pool.owners[slot], pool.texts.kinds_O
         sources = [int(draft_lookup._source(owners_N[entries[best[at]]], own, kinds_O)) for at in order[:2]]
-        guesses = [Guess(int(seen[order[0]]), (0, len(more), sure, 0), sources[0])]
+        drafts = [Draft(int(seen[order[0]]), (0, len(more), sure, 0), sources[0])]
         if num > 1:
             behind = min(3, int(2 * (scores[order[0]] - scores[order[1]])))
-            guesses.append(Guess(int(seen[order[1]]), (1, len(more), sure, behind), sources[1]))
-        return guesses
+            drafts.append(Draft(int(seen[order[1]]), (1, len(more), sure, behind), sources[1]))
+        return drafts
 
 
 def drawn(model: LanguageModel, options: argparse.Namespace, rollout: int) -> list[Said]:
@@ -175,29 +175,29 @@ def steps(known: Known, samples: Sequence[Said]) -> Iterator[tuple[int, int]]:
 
 
 def learn(known: Known, shares: Shares, samples: Sequence[Said]) -> None:
-    """Trials of both guesses at every place, and behind those that came true."""
+    """Trials of both drafts at every place, and behind those that were accepted."""
     for slot, place in steps(known, samples):
         one = samples[slot]
         for deep in range(min(DEEP, len(one.token_ids) - place)):
-            guesses = known.best(slot, one.noise_key, place, one.token_ids[place : place + deep])
+            drafts = known.best(slot, one.noise_key, place, one.token_ids[place : place + deep])
             wanted = one.token_ids[place + deep]
-            for guess in guesses:
-                shares.learn(guess, guess.token == wanted)
-            if wanted not in [guess.token for guess in guesses]:
+            for draft in drafts:
+                shares.learn(draft, draft.token == wanted)
+            if wanted not in [draft.token for draft in drafts]:
                 break
 
 
 def survivals(known: Known, shares: Shares, slot: int, one: Said, place: int, *, tree: bool) -> list[float]:
-    """Of the likeliest MOST guessed rows of a sample, the likeliest first."""
+    """Of the likeliest MOST drafted rows of a sample, the likeliest first."""
     found: list[float] = []
     open_paths: list[tuple[float, tuple[int, ...]]] = []
     room = min(DEEP, len(one.token_ids) - place - 1)
 
     def expand(survival: float, path: tuple[int, ...]) -> None:
         if len(path) < room:
-            for guess in known.best(slot, one.noise_key, place, path)[: 2 if tree else 1]:
-                if (more := survival * shares.of(guess.cell)) > 0.02:
-                    heapq.heappush(open_paths, (-more, (*path, guess.token)))
+            for draft in known.best(slot, one.noise_key, place, path)[: 2 if tree else 1]:
+                if (more := survival * shares.of(draft.cell)) > 0.02:
+                    heapq.heappush(open_paths, (-more, (*path, draft.token)))
 
     expand(1.0, ())
     while open_paths and len(found) < MOST:
@@ -220,7 +220,7 @@ def per_second(rows: Sequence[Sequence[float]], running: int, step_s: StepCurve)
 
 
 def print_shares(shares: Shares) -> None:
-    """How often both guesses came true, place by place, and the first ones of each source."""
+    """How often both draft tokens were accepted, place by place, and the first ones of each source."""
     for rank, name in enumerate(("first", "second")):
         print(name, *(f"{shares.of_rank(rank, place):.1%}" for place in range(DEEP)))
     for source, name in enumerate(SOURCES):

@@ -18,7 +18,7 @@ each part printed, whole, as `PART.log`.
     tests       plait's own tests that need a GPU
     decode      seconds of a decode step of 1 to 256 samples, as a share of the roofline of memory
     prompts     rollouts in which prompts come as samples end: their steps by graphs, against launched; of the largest
-    drafts      what guesses of a draft model cost and gain; of that shape, the last one of `--shapes`
+    drafts      what drafts of a draft model cost and gain; of that shape, the last one of `--shapes`
     turns       rounds of turns whose keys and values stay, against such as are computed again; of that shape
     predicted   `plait profile`, then a run of GRPO: step time and peak memory beside what was forecast; of that shape
     grpo        a step against TRL's; of plait alone where TRL is not installed

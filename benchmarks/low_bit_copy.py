@@ -29,7 +29,7 @@ from plait.generation.settings import SamplingSettings
 from plait.generation.speculator import Speculator, model_drafter
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
-from plait.speculation.drafter import Asked, Guesses, PoolDrafter
+from plait.speculation.drafter import Asked, DraftTokens, PoolDrafter
 from speculation import TASKS, requests, tiny_model
 
 LEVELS = 15
@@ -39,7 +39,7 @@ SAMPLES = (1, 8)
 TIMED = 64
 """Inputs of a group, in the products that are timed."""
 PLACES = 4
-"""Tokens of a guess."""
+"""Tokens of a draft."""
 
 
 def rounded(weight_OI: Tensor, group: int) -> Tensor:
@@ -105,13 +105,13 @@ def products_seconds(weights: Sequence[Tensor], group: int, rows: int, repeats: 
 class Nothing(PoolDrafter):
     """Looks nothing up."""
 
-    def guess(self, asked: Asked, most: int, acceptance_C: np.ndarray, least: float) -> Guesses:
-        """See Drafter.guess."""
-        return Guesses.none(len(asked.slots_B), most)
+    def propose(self, asked: Asked, most: int, acceptance_C: np.ndarray, least: float) -> DraftTokens:
+        """See Drafter.propose."""
+        return DraftTokens.none(len(asked.slots_B), most)
 
 
 def acceptance(model: LanguageModel, copy: LanguageModel, options: argparse.Namespace) -> list[float]:
-    """Of guesses of PLACES tokens, by their place."""
+    """Of drafts of PLACES tokens, by their place."""
     vocabulary = model.config.get_text_config().vocab_size
     drafter = model_drafter(copy, vocabulary=vocabulary, num_blocks=4096)
     speculator = Speculator(PLACES, Nothing(1 << 16), drafter)
@@ -124,7 +124,7 @@ def acceptance(model: LanguageModel, copy: LanguageModel, options: argparse.Name
 
 
 def best_gain(step_s: float, row_s: float, copy_s: float, right: Sequence[float]) -> tuple[float, int]:
-    """Of one sample: times as fast as plain with guesses of the best length, and that length."""
+    """Of one sample: times as fast as plain with drafts of the best length, and that length."""
     gains = []
     for length in range(1, len(right) + 1):
         tokens = 1 + float(np.cumprod(right[:length]).sum())

@@ -1,4 +1,4 @@
-"""Generation with guessed tokens against generation without: fixed lengths and `auto`, in one process, in turns.
+"""Generation with draft tokens against generation without: fixed lengths and `auto`, in one process, in turns.
 
 Every arm has an engine of its own, which keeps what it knows from rollout to rollout: the first has siblings alone, the
 later ones what was said before. All arms draw the same samples, which is checked; the noise of a rollout is its own.
@@ -10,10 +10,10 @@ plain generation took in the same turn; the median of the turns.
     code    a function that is to be written again with type hints
     sums    of two numbers, explained
 
-`off again` is a second engine without guesses: what it differs by from the first is the machine's.
+`off again` is a second engine without drafts: what it differs by from the first is the machine's.
 
 The *ideal* is the fixed length, from none on, that would be fastest by the cost of a step that `auto` has fitted and by
-how often the guesses of the longest fixed length came true, place by place, if looking up took no time.
+how often the drafts of the longest fixed length were accepted, place by place, if looking up took no time.
 
     python benchmarks/speculation.py --running 1 4 8 32          # SmolLM2-135M-Instruct, temperature 1
     python benchmarks/speculation.py --task copy
@@ -140,12 +140,12 @@ def compare(model: LanguageModel, options: argparse.Namespace, running: int) -> 
         assert all(mine == said["off"] for mine in said.values()), "an arm says something else"
     tokens = sum(map(len, said["off"].values()))
     print(f"\n{running} running, {tokens} tokens in the last rollout; seconds (times as fast as plain)\n")
-    print("| guessed | siblings alone | with history | tokens a step | came true | steps with guesses | looking up |")
+    print("| drafted | siblings alone | with history | tokens a step | accepted | steps with drafts | looking up |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for arm in arms:
         print(row(arm, engines[arm], seconds, options.repeats))
     if isinstance(auto := engines["auto"].speculates, WhereSteady) and auto.own is None:
-        print("\n`auto` has guessed nothing: no step computes a row alike whatever stands beside it", flush=True)
+        print("\n`auto` has drafted nothing: no step computes a row alike whatever stands beside it", flush=True)
     elif options.lengths and options.repeats:
         ideal, length = ideal_of(engines[str(max(options.lengths))], engines["auto"], asked)
         speed = median(plain / mine for plain, mine in zip(seconds["off"][1:], seconds["auto"][1:], strict=True))
@@ -160,7 +160,7 @@ def ideal_of(longest: Engine, auto: Engine, asked: Sequence[Request]) -> tuple[f
     """
     counts, speculator = longest.speculation, auto.speculates
     speculator = speculator.own if isinstance(speculator, WhereSteady) else speculator
-    assert counts is not None, "it guesses"
+    assert counts is not None, "it drafts"
     assert isinstance(speculator, Speculator), "it has fitted what a step takes"
     if not counts.rows:
         return 1.0, 0
@@ -168,10 +168,10 @@ def ideal_of(longest: Engine, auto: Engine, asked: Sequence[Request]) -> tuple[f
     context = sum(
         request.num_samples * (len(request.prompt.token_ids) + request.sampling.max_tokens / 2) for request in asked
     )
-    often, with_guess = counts.steps_with_drafts / counts.steps, counts.tried_at[0] / counts.rows
+    often, with_draft = counts.steps_with_drafts / counts.steps, counts.tried_at[0] / counts.rows
     gained = np.concatenate([np.zeros(1), np.cumsum(counts.accepted_at / counts.rows)])
     lengths = np.arange(np.count_nonzero(counts.tried_at) + 1)
-    seconds = speculator.speculation.cost.seconds(running * (1 + with_guess * lengths), context)
+    seconds = speculator.speculation.cost.seconds(running * (1 + with_draft * lengths), context)
     speeds = (1 + often * gained[: len(lengths)]) / (1 - often + often * seconds / seconds[0])
     return float(speeds.max()), int(speeds.argmax())
 
@@ -207,7 +207,7 @@ def main() -> None:
     parser.add_argument("--task", choices=tuple(TASKS), default="chat")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--running", type=int, nargs="+", default=[1, 4, 8, 32], help="samples that run at a time")
-    parser.add_argument("--lengths", type=int, nargs="*", default=[1, 2, 4], help="fixed numbers of guessed tokens")
+    parser.add_argument("--lengths", type=int, nargs="*", default=[1, 2, 4], help="fixed numbers of draft tokens")
     parser.add_argument("--tokens", type=int, default=128, help="of a response at most")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=5, help="rollouts after the first")

@@ -4,7 +4,7 @@
     python benchmarks/speculation_vllm.py --tiny --repeats 1      # does the benchmark itself work?
 
 vLLM runs in its own environment (docs/engines.md), with the kernels and graphs that it has by itself, once without
-guesses and once with, one after the other: its engine waits busily for its front end, so two of them would disturb each
+drafts and once with, one after the other: its engine waits busily for its front end, so two of them would disturb each
 other. It draws with its own noise, so rollouts are not those of plait: seconds are counted per token, wall time, the
 median of the rollouts after the first. Exit code 2: vLLM is not set up.
 """
@@ -30,7 +30,7 @@ from plait.models.language_loading import load_model
 from plait.vllm.environment import look
 from speculation import TASKS, requests
 
-SIDE = Path(__file__).parent / "generation" / "vllm_guessing.py"
+SIDE = Path(__file__).parent / "generation" / "vllm_drafting.py"
 DEADLINE_S = 1800.0
 
 
@@ -66,23 +66,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "rollouts": 1 + options.repeats,
             }
             per_token = {
-                guesses: _ms_per_token(environment.python, folder, job, guesses) for guesses in (0, *options.lengths)
+                drafts: _ms_per_token(environment.python, folder, job, drafts) for drafts in (0, *options.lengths)
             }
             row = ", ".join(
-                f"{guesses} guessed {ms:.2f} ms a token ({per_token[0] / ms:.2f}x)" for guesses, ms in per_token.items()
+                f"{drafts} drafted {ms:.2f} ms a token ({per_token[0] / ms:.2f}x)" for drafts, ms in per_token.items()
             )
             print(f"{running} running: {row}", flush=True)
     return 0
 
 
-def _ms_per_token(python: Path, folder: Path, job: dict[str, Any], guesses: int) -> float:
+def _ms_per_token(python: Path, folder: Path, job: dict[str, Any], drafts: int) -> float:
     """Wall milliseconds, the median of the rollouts after the first.
 
     Raises:
         SystemExit: vLLM failed; with the end of what it said.
     """
     file = folder / "job.json"
-    file.write_text(json.dumps(job | {"guesses": guesses}))
+    file.write_text(json.dumps(job | {"drafts": drafts}))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment["VLLM_CPU_OMP_THREADS_BIND"] = str(max(os.sched_getaffinity(0)))
     done = subprocess.run(
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--task", choices=tuple(TASKS), default="code")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--running", type=int, nargs="+", default=[1, 4, 8], help="samples that run at a time")
-    parser.add_argument("--lengths", type=int, nargs="*", default=[2, 4], help="numbers of guessed tokens")
+    parser.add_argument("--lengths", type=int, nargs="*", default=[2, 4], help="numbers of draft tokens")
     parser.add_argument("--tokens", type=int, default=128, help="of a response at most")
     parser.add_argument("--temperature", type=float, default=0.3)
     parser.add_argument("--repeats", type=positive, default=3, help="rollouts after the first")

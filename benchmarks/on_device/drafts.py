@@ -1,13 +1,13 @@
-"""What guesses of a draft model cost and gain, against steps without guesses, over the same weights and prompts.
+"""What drafts of a draft model cost and gain, against steps without drafts, over the same weights and prompts.
 
-Each way has an engine of its own. Guesses of GUESSED tokens are made for all samples in all steps:
+Each way has an engine of its own. Drafts of DRAFTED tokens are made for all samples in all steps:
 
-    off         no guesses: steps are launched ahead
-    a smaller   by a model with random weights of its own, so that few come true: what guesses cost
-    itself      by the policy, so that all come true but where kernels round by the number of rows: the most they give
+    off         no drafts: steps are launched ahead
+    a smaller   by a model with random weights of its own, so that few are accepted: what drafts cost
+    itself      by the policy, so that all are accepted but where kernels round by the number of rows: the best case
     adaptive    as many as pay, by the smaller one
 
-Of each are said: seconds of a step, how many of them go to guesses (drafting) and how many to the rest (verifying),
+Of each are said: seconds of a step, how many of them go to drafts (drafting) and how many to the rest (verifying),
 tokens, and what a forward of the draft model takes by the device's own clock; how often a step waits for the device;
 which steps were captured; and whether the samples are those of plain steps. At last, in float32, they must be to the
 token. The exit code is 1 where they are not, or log-probs of the same tokens are far apart.
@@ -40,17 +40,17 @@ from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
 from plait.speculation.counts import Counts
 
-GUESSED = 3
-"""Tokens of a guess: with it 64 samples have 256 rows, the most that are captured."""
+DRAFTED = 3
+"""Tokens of a draft: with it 64 samples have 256 rows, the most that are captured."""
 SMALLER = {"1.5B": "0.5B", "tiny": "tinier"}
-"""Shape of a policy → of its draft model, which has all of its tokens: for a sample with others it does not guess."""
+"""Shape of a policy → of its draft model, which has all of its tokens: for a sample with others it does not draft."""
 EXACTLY_S = 40.0
 """Left at least for the comparison in float32: layers are compiled once more."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """How guesses are made."""
+    """How drafts are made."""
 
     name: str
     speculation: Literal["off", "adaptive"] | int
@@ -70,7 +70,7 @@ class Rollout(NamedTuple):
     """Those that computed all samples and nothing else."""
     samples: list[Sample]
     counts: Counts
-    """What its guesses came to."""
+    """What its drafts came to."""
 
 
 def main() -> int:
@@ -84,8 +84,8 @@ def measure(job: Job, shape: str) -> bool:
     smaller, is_far = SMALLER.get(shape, shape), False
     ways = [
         Way("off", "off", None),
-        Way(f"{GUESSED} by {smaller}", GUESSED, smaller),
-        Way(f"{GUESSED} by itself", GUESSED, shape),
+        Way(f"{DRAFTED} by {smaller}", DRAFTED, smaller),
+        Way(f"{DRAFTED} by itself", DRAFTED, shape),
         Way(f"adaptive by {smaller}", "adaptive", smaller),
     ]
     sizes, lengths = ((1, 2), (8, 24)) if job.is_tiny else ((1, 64), (480, 96))
@@ -162,7 +162,7 @@ def say(job: Job, shape: str, way: Way, engine: Engine, found: Rollout, plain: R
         "of off"
     )
     if steps is not None:
-        share = "no guess" if rate is None else f"{rate:.0%} of {counts.drafted:.0f} guesses came true"
+        share = "no draft" if rate is None else f"{rate:.0%} of {counts.drafted:.0f} draft tokens were accepted"
         print(f"{'':>20} {share}; a forward of the draft model {1e3 * (forward_s or 0):.3f} ms by the device")
     what = {"step_s": step_s, "drafting_s": drafting_s, "forward_s": forward_s, "tokens_per_s": tokens_per_s}
     what |= {"drafted": counts.drafted, "accepted": counts.accepted, "model_passes": counts.model_passes}
@@ -175,7 +175,7 @@ def waits(job: Job, shape: str, way: Way, engine: Engine, samples: int, lengths:
     while len(engine.said) < samples:
         engine.step()
     engine.step()
-    steps = lengths[1] // (4 * (1 + GUESSED))
+    steps = lengths[1] // (4 * (1 + DRAFTED))
     with counted_waits(job.device) as found:
         for _ in range(steps):
             engine.step()
@@ -249,7 +249,7 @@ def drafter_of(engine: Engine) -> DraftSteps | None:
 
 
 def exactly(job: Job, shape: str) -> bool:
-    """Whether guesses change a token in float32, where no two tokens tie by what kernels round."""
+    """Whether drafts change a token in float32, where no two tokens tie by what kernels round."""
     if time.time() > job.ends - EXACTLY_S:
         print(f"{shape} in float32: left out, time is up", flush=True)
         return False
@@ -257,10 +257,10 @@ def exactly(job: Job, shape: str) -> bool:
     model = load_model(job.model(shape), dtype=exact.dtype, device=job.device)
     found = [
         rollout(engine_of(exact, model, way, samples, sum(lengths)), samples, lengths, 0)
-        for way in (Way("off", "off", None), Way("by itself", GUESSED, shape))
+        for way in (Way("off", "off", None), Way("by itself", DRAFTED, shape))
     ]
     both, counts = alike(*(one.samples for one in found)), found[1].counts
-    print(f"{shape} in float32: {both}; {counts.accepted:.0f} of {counts.drafted:.0f} guesses came true")
+    print(f"{shape} in float32: {both}; {counts.accepted:.0f} of {counts.drafted:.0f} draft tokens were accepted")
     job.record("drafts", shape, way="float32", **both._asdict(), accepted=counts.accepted, drafted=counts.drafted)
     return both.same < both.total or both.is_far(exact.dtype)
 

@@ -43,7 +43,7 @@ def grpo_of(
         "samples_per_prompt": samples,
         "data": {"source": str(folder / "prompts.jsonl"), "chat_template": False},
         "reward": {"functions": [f"{folder}/reward.py:distinct"], "workers": 1},
-        # No token ends a response: every one reaches the limit. What is timed here are not guesses.
+        # No token ends a response: every one reaches the limit. What is timed here are not drafts.
         "sampling": {"max_response_tokens": tokens, "stop_token_ids": [], "speculation": "off"},
         "optimizer": {"learning_rate": 1e-6},
         "checkpoint": {"every": 0},

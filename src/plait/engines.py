@@ -139,7 +139,7 @@ class GroupEngine(GenerationEngine, Protocol):
 
     @property
     def speculation(self) -> Counts | None:
-        """Counts of guesses since the engine was made, as far as this rank knows them; None: it makes none."""
+        """Counts of drafts since the engine was made, as far as this rank knows them; None: it makes none."""
         ...
 
     def give_up(self) -> None:

@@ -274,7 +274,7 @@ def test_how_far_two_ways_say_the_same(gpu: ModuleType) -> None:
         module.alike(plain[:1], plain)
 
 
-def test_seconds_of_guesses_and_of_what_verifies_them(
+def test_seconds_of_drafts_and_of_what_verifies_them(
     gpu: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     drafts = importlib.import_module("on_device.drafts")
@@ -282,16 +282,16 @@ def test_seconds_of_guesses_and_of_what_verifies_them(
     samples = [Sample(Prompt(uid, "", (1,)), 0, (5,), (-1.0,), "", FinishReason.LENGTH) for uid in range(2)]
     plain = drafts.Rollout([drafts.Step(0.004, 0.0, 2)], samples, Counts())
     steps = [drafts.Step(0.010, 0.006, 3), drafts.Step(0.010, 0.006, 7), drafts.Step(0.020, 0.009, 5)]
-    guessed = drafts.Rollout(steps, samples, Counts(drafted=40.0, accepted=10.0, model_passes=9.0))
+    drafted = drafts.Rollout(steps, samples, Counts(drafted=40.0, accepted=10.0, model_passes=9.0))
     way, engine = drafts.Way("3 by itself", 3, "tiny"), SimpleNamespace(speculates=None)
-    drafts.say(job, "tiny", way, engine, guessed, plain)
+    drafts.say(job, "tiny", way, engine, drafted, plain)
     assert "a step 10.000 ms, drafting 6.000, verifying 4.000; 500 tokens/s, 1.00 of off" in capfd.readouterr().out
     (one,) = results(tmp_path)
     assert (one["tokens_per_s"], one["model_passes"], one["steps"]) == (pytest.approx(500), 9.0, 3)
 
 
 def test_a_draft_model_has_the_tokens_of_its_policy(gpu: ModuleType) -> None:
-    """Else it would guess for no sample that has another."""
+    """Else it would draft for no sample that has another."""
     drafts, job = (importlib.import_module(f"on_device.{name}") for name in ("drafts", "job"))
     for policy, draft in drafts.SMALLER.items():
         assert job.SHAPES[draft].vocabulary == job.SHAPES[policy].vocabulary

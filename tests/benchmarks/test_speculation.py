@@ -20,14 +20,14 @@ from tests.benchmarks.scripts import output_of
 def test_it_runs() -> None:
     lines = output_of("speculation.py", "--tiny", "--lengths", "2", "--repeats", "1").splitlines()
     rows = [line.split("|")[1].strip() for line in lines if line.startswith("| ")]
-    assert rows == ["guessed", "---", "off", "2", "auto", "off again", "2, draft model", "auto, draft model"]
+    assert rows == ["drafted", "---", "off", "2", "auto", "off again", "2, draft model", "auto, draft model"]
     (asked,) = (line for line in lines if line.startswith("| 2, draft model"))
     assert "model 100%" in asked, "the policy is always right about itself"
 
 
 def test_the_ideal_by_hand(imported: Callable[[str], ModuleType]) -> None:
-    """One sample; half of the steps have a guess, whose first token came true in 3 of 5, the second in 2. Steps of 1, 2
-    and 3 rows take 1.0, 1.2 and 1.4 s: 1.3 tokens in 1.1 s, or 1.5 in 1.2."""
+    """One sample; half of the steps have a draft, whose first token was accepted in 3 of 5, the second in 2. Steps of
+    1, 2 and 3 rows take 1.0, 1.2 and 1.4 s: 1.3 tokens in 1.1 s, or 1.5 in 1.2."""
     bench = imported("speculation")
     counts = Counts(steps=10, steps_with_drafts=5, rows=5)
     counts.tried_at[:2], counts.accepted_at[:2] = [5, 3], [3, 2]

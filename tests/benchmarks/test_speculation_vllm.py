@@ -12,8 +12,8 @@ COMMAND = ("speculation_vllm.py", "--tiny", "--repeats", "1", "--lengths", "2")
 @pytest.mark.slow
 def test_it_runs() -> None:
     said = output_of(*COMMAND)
-    assert "2 running: 0 guessed" in said
-    assert "2 guessed" in said
+    assert "2 running: 0 drafted" in said
+    assert "2 drafted" in said
 
 
 @pytest.mark.slow

@@ -82,11 +82,11 @@ def test_a_model_that_is_not_compiled_is_named_with_the_reason(
     assert f"computed by the model's own layers, not by compiled ones: {reason}\n" in said
 
 
-def test_what_is_guessed_changes_no_response(
+def test_what_is_drafted_changes_no_response(
     given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With its own output as the history, as a file or in the folder of a run, all is known, and all guesses come true:
-    the file is the same to the byte."""
+    """With its own output as the history, as a file or in the folder of a run, all is known, and all draft tokens are
+    accepted: the file is the same to the byte."""
     long = [*given[:-6], "--max-tokens", "30", "--n", "2", "--dtype", "float64", "--threads", "1"]
     assert main(long) == 0
     plain = (tmp_path / "out.jsonl").read_bytes()
@@ -105,20 +105,21 @@ def test_what_is_guessed_changes_no_response(
     assert main([*long, "--overwrite", "--speculation", "7", "--history", str(run)]) == 0
     said = capsys.readouterr().out
     assert (
-        f"speculation: {found['mean_acceptance_length']:.2f} tokens per sample and step where guesses were computed "
-        f"({found['drafted_steps']:.0%} of steps)\n  {found['draft_tokens']:.0f} rows verified guesses, "
-        f"{found['draft_acceptance_rate']:.0%} of which came true; where all before had, by place in the guess: "
+        f"speculation: {found['mean_acceptance_length']:.2f} tokens per sample and step with draft tokens "
+        f"({found['drafted_steps']:.0%} of steps)\n  {found['draft_tokens']:.0f} rows verified draft tokens, "
+        f"{found['draft_acceptance_rate']:.0%} of which were accepted; where all before were, "
+        f"by position in the draft: "
         f"1 {found['acceptance_at_1']:.0%}, 2 {found['acceptance_at_2']:.0%}, "
     ) in said
     assert f"history {found['acceptance_of_history']:.0%}\n  " in said
-    assert re.search(r"\n  -?\d+\.\d s saved by the fitted cost of a step, \d+\.\d s spent on guessing\n", said)
+    assert re.search(r"\n  -?\d+\.\d s saved by the fitted cost of a step, \d+\.\d s spent on drafting\n", said)
     assert main([*long, "--overwrite", "--speculation", "adaptive"]) == 0
     assert "speculation: " in capsys.readouterr().out
     assert main([*long, "--overwrite"]) == 0
-    assert "guesses of next tokens: none by `--speculation` auto, as the model's own layers" in capsys.readouterr().out
+    assert "speculative decoding: none by `--speculation` auto, as the model's own layers" in capsys.readouterr().out
     assert (tmp_path / "out.jsonl").read_bytes() == plain
     assert main([*("float32" if word == "float64" else word for word in long), "--overwrite"]) == 0
-    assert "guesses of next tokens" not in capsys.readouterr().out
+    assert "speculative decoding" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -134,18 +135,18 @@ def test_what_is_guessed_changes_no_response(
         ),
         (
             ["--speculation", "off", "--history", "PROMPTS"],
-            "--history is what guesses are taken from, but --speculation is off",
+            "--history is what drafts are taken from, but --speculation is off",
         ),
         (["--history", "PROMPTS"], "prompts.jsonl:1: expected a sample of a model of"),
         (["--history", "none.jsonl"], "--history: none.jsonl is not there; give what an earlier"),
         (["--history", "FOLDER"], "has no samples of steps (`samples/step-*.jsonl`); give a run's folder"),
         (
             ["--speculation", "off", "--draft-model", "MODEL"],
-            "--draft-model guesses next tokens, but --speculation is off; set it to auto",
+            "--draft-model proposes next tokens, but --speculation is off; set it to auto",
         ),
         (
             ["--device", "cuda", "--draft-model", "MODEL"],
-            "but --speculation is auto, which guesses nothing where --device is cuda; set it to adaptive",
+            "but --speculation is auto, which drafts nothing where --device is cuda; set it to adaptive",
         ),
         (["--speculation", "auto", "--draft-model", "nowhere"], "--draft-model: model: "),
         (["--speculation", "auto", "--draft-model", ""], "--draft-model: model: expected a known name"),

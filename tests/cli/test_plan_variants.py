@@ -1,4 +1,4 @@
-"""What `plait plan` and `plait simulate` say of keys that no search may choose: staleness, guesses."""
+"""What `plait plan` and `plait simulate` say of keys that no search may choose: staleness, drafts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ reward: {functions: [rewards.py:brief]}
 sampling: {max_response_tokens: 256}
 device: cuda
 """
-GUESSED = {
+DRAFTED = {
     "perf/spec/mean_acceptance_length": 3.0,
     "perf/spec/drafted_steps": 0.5,
     "perf/spec/draft_tokens": 400,
     "perf/spec/accepted_tokens": 200,
 }
-"""In half of the steps 4 more tokens computed, 2 of which come true: in the mean 2 tokens and 3 rows."""
+"""In half of the steps 4 more tokens computed, 2 of which are accepted: in the mean 2 tokens and 3 rows."""
 
 
 @pytest.fixture
@@ -76,27 +76,27 @@ def test_a_search_weighs_plans_by_the_overlapped_step(recipe: str, capsys: pytes
     assert "max_staleness" not in json.dumps(now["baselines"])
 
 
-def test_guesses_are_foretold_where_a_run_has_made_some(
+def test_drafts_are_foretold_where_a_run_has_made_some(
     recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     samples = tmp_path / "run" / "samples"
     samples.mkdir(parents=True)
     (samples / "step-000001.jsonl").write_text(json.dumps({"prompt_ids": [1] * 64, "token_ids": [1] * 256}) + "\n")
-    rows = [{"step": step, "timing_s/step": 1.0, **GUESSED} for step in (1, 2, 3)]
+    rows = [{"step": step, "timing_s/step": 1.0, **DRAFTED} for step in (1, 2, 3)]
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     ask = ("simulate", recipe, *PLACE[:2], "--lengths", "run", "--json", "--plan", "colocated")
-    now, guessing = told(capsys, *ask), told(capsys, *ask, "--sampling.speculation", "adaptive")
-    by_key = now["by_key"], guessing["by_key"]
+    now, drafting = told(capsys, *ask), told(capsys, *ask, "--sampling.speculation", "adaptive")
+    by_key = now["by_key"], drafting["by_key"]
     title = "with sampling.speculation {}"
-    assert by_key[0][title.format("adaptive")]["seconds_per_step"] == guessing["seconds_per_step"]  # type: ignore[index]
+    assert by_key[0][title.format("adaptive")]["seconds_per_step"] == drafting["seconds_per_step"]  # type: ignore[index]
     assert by_key[1][title.format("off")]["seconds_per_step"] == now["seconds_per_step"]  # type: ignore[index]
-    assert guessing["seconds_per_step"] < now["seconds_per_step"]  # type: ignore[operator]
+    assert drafting["seconds_per_step"] < now["seconds_per_step"]  # type: ignore[operator]
     unknown = told(capsys, "simulate", recipe, *PLACE, "--plan", "colocated")
     assert list(unknown["by_key"]) == ["with max_staleness 1"]  # type: ignore[call-overload]
 
 
 def test_acceptance_may_be_stated(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A recipe that guesses takes it; of one that does not, what guesses would bring is shown beside. Of 64 samples at
+    """A recipe that drafts takes it; of one that does not, what drafts would bring is shown beside. Of 64 samples at
     a time: to 256, as a GPU runs by itself, they bring nothing here."""
     few = ("--sampling.max_running", 64)
     ask = ("simulate", recipe, *PLACE, "--plan", "colocated", *few)
@@ -127,7 +127,7 @@ def test_acceptance_that_cannot_be_is_refused(recipe: str, tmp_path: Path, capsy
     )
     for name, words, message in (
         (recipe, ("--sampling.speculation", "adaptive", "--acceptance-rate", "0.5"), "--acceptance-length is missing"),
-        (recipe, ("--sampling.speculation", "4", "--acceptance-rate", "2"), "expected a share of the guessed tokens"),
+        (recipe, ("--sampling.speculation", "4", "--acceptance-rate", "2"), "expected a share of the draft tokens"),
         ("sft.yaml", ("--acceptance-rate", "0.5"), "this recipe generates nothing"),
     ):
         assert main(["simulate", name, *PLACE, *words]) == 2

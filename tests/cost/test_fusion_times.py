@@ -77,12 +77,12 @@ def test_what_models_take_that_score_where_samples_are_generated() -> None:
     assert 0 < times.more_s < times.step_s
 
 
-def test_steps_with_guesses_bring_several_tokens() -> None:
+def test_steps_with_drafts_bring_several_tokens() -> None:
     """2.5 of four rows. While all that takes time is to read the weights, a step of one sample takes as long as
     without."""
-    guesses = replace(COSTS.workload, drafts=Drafts(2.5, 4.0))
-    guessed = with_fusion_times(plan(OPEN), ModelCosts(guesses, COSTS.shapes, FLOW, CLUSTER)).policies[0]
-    times = FusionTimes.of(guessed.settings, "plan")
+    drafts = replace(COSTS.workload, drafts=Drafts(2.5, 4.0))
+    drafted = with_fusion_times(plan(OPEN), ModelCosts(drafts, COSTS.shapes, FLOW, CLUSTER)).policies[0]
+    times = FusionTimes.of(drafted.settings, "plan")
     assert times.step_tokens == 2.5
     assert settings(plan(OPEN)).step_tokens == 1.0
     assert times.step_s * times.step_tokens == pytest.approx(settings(plan(OPEN)).step_s)

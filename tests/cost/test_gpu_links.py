@@ -1,4 +1,4 @@
-"""What GPUs of a machine that is not there send each other: measured, by their kind, or a guess. By hand."""
+"""What GPUs of a machine that is not there send each other: measured, by their kind, or an estimate. By hand."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def cluster_of(profile: Profile) -> ClusterSpec:
         ("NVIDIA GeForce RTX 4090", 24, 20e9, 15e-6, "a share of vendors' numbers of RTX-4090"),
         ("NVIDIA H100 PCIe", 80, 50e9, 10e-6, "a share of vendors' numbers of H100 in a PCIe slot"),
         ("NVIDIA A100-PCIE-40GB", 40, 25e9, 10e-6, "a share of vendors' numbers of A100-40G in a PCIe slot"),
-        ("NVIDIA GeForce RTX 3060", 12, 12e9, 15e-6, "a guess, as plait does not know the NVIDIA GeForce RTX 3060"),
+        ("NVIDIA GeForce RTX 3060", 12, 12e9, 15e-6, "an estimate, as plait does not know the NVIDIA GeForce RTX 3060"),
     ],
 )
 def test_gpus_have_the_links_of_their_kind(name: str, gib: int, bandwidth: float, latency_s: float, whose: str) -> None:
@@ -66,7 +66,7 @@ def test_where_numbers_come_from_is_said() -> None:
     assert [links_of(profile).label for profile in profiles] == [
         "links between GPUs as they were measured over NCCL, 305 GB/s and 16 us",
         f"{taken} 360 GB/s and 5 us, a share of vendors' numbers of H100",
-        f"{taken} 9.6 GB/s and 15 us, a guess, as plait does not know the NVIDIA GeForce RTX 3060",
+        f"{taken} 9.6 GB/s and 15 us, an estimate, as plait does not know the NVIDIA GeForce RTX 3060",
     ]
 
 

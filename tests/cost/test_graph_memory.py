@@ -11,7 +11,7 @@ from plait.cost.generation_bytes import held_by_graphs
 from plait.cost.graph_memory import GRAPHS
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.workload import Workload
-from plait.recipes.engine_checks import most_guessed
+from plait.recipes.engine_checks import max_draft_tokens
 from plait.schedule.plan import POOL, PolicyChoice
 from tests.cost.smollm2 import SHAPE
 from tests.cost.test_device_memory import facts_of, named, row_of
@@ -50,7 +50,7 @@ def test_each_graph_keeps_the_logits_of_its_rows(how: str, changed: dict[str, in
 
 
 def test_a_draft_model_has_graphs_of_its_own() -> None:
-    """Of one new token of a sample and of two, whatever is guessed; the first of two stages gives hidden states."""
+    """Of one new token of a sample and of two, whatever is drafted; the first of two stages gives hidden states."""
     drafted = replace(STEP, draft_model=replace(SHAPE, vocabulary=1000))
     first, held = held_by_graphs(drafted, SHAPE, 64, stages=2)
     assert first == 3 * 2 * (127 * 576 + (127 + 2 * 254) * 1000) + OF_PROMPTS
@@ -69,7 +69,7 @@ def test_there_are_none_on_a_cpu_and_in_another_engine(changed: dict[str, object
 
 def test_a_dry_run_has_them_where_samples_are_generated() -> None:
     facts = facts_of(named("colocated", 1), "grpo", device="cuda", sampling={"kv_tokens": 1 << 15, "speculation": 3})
-    assert most_guessed(facts.recipe) == 3
+    assert max_draft_tokens(facts.recipe) == 3
     rows = dict(memory_by_device(facts)[0].rows)
     workload = Workload.of(facts.recipe, facts.flow, facts.lengths)
     samples = workload.prompts_per_step * workload.samples_per_prompt
@@ -94,4 +94,4 @@ def test_pools_that_stay_stay_with_a_draft_models() -> None:
 @pytest.mark.parametrize(("stated", "most"), [(5, 5), ("off", 0), ("adaptive", 15)])
 def test_drafts_are_as_long_as_stated_or_as_they_may_be(stated: int | str, most: int) -> None:
     facts = facts_of(named("colocated", 1), "grpo", sampling={"speculation": stated})
-    assert most_guessed(facts.recipe) == most
+    assert max_draft_tokens(facts.recipe) == most

@@ -9,7 +9,7 @@ import pytest
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Costs, Spread
-from plait.cost.decoding import Decoding, Guessing, Pieces, profile
+from plait.cost.decoding import Decoding, Drafting, Pieces, profile
 from plait.cost.drafts import NO_DRAFTS, TRUST, Drafts
 from plait.cost.generation_bytes import held_by_graphs
 from plait.cost.generation_memory import kv_bytes_per_token
@@ -381,46 +381,46 @@ def test_samples_of_13b_take_two_waves_on_sixteen_gpus() -> None:
     assert launching(tokens) == pytest.approx(prompts + 2 * 1023 * 40.0, rel=0.02)
 
 
-def test_guesses_take_rows_and_save_steps() -> None:
+def test_drafts_take_rows_and_save_steps() -> None:
     """Two tokens a step of three rows: half as many steps, each of as long where rows are free, else of three times."""
     fixed = a_cluster(software=Software(1.0, 1.0, 1.0, layer_s=1.0, hop_s=0.0))
-    plain, guessed = (
+    plain, drafted = (
         costs_of(Workload(4, 2, LENGTHS, drafts=drafts), fixed).call("actor.generate", "decode", Layout.on(range(1)))
         for drafts in (NO_DRAFTS, Drafts(tokens=2.0, rows=3.0))
     )
-    assert guessed.terms["launching"] == pytest.approx(plain.terms["launching"] / 2, rel=1e-3)
-    assert guessed.terms["products"] == pytest.approx(plain.terms["products"] * 1.5)
+    assert drafted.terms["launching"] == pytest.approx(plain.terms["launching"] / 2, rel=1e-3)
+    assert drafted.terms["products"] == pytest.approx(plain.terms["products"] * 1.5)
 
 
-GUESSED = Drafts(tokens=2.0, rows=1.0)
-"""Two tokens a step, for as many rows as without guesses: half as many steps."""
+DRAFTED = Drafts(tokens=2.0, rows=1.0)
+"""Two tokens a step, for as many rows as without drafts: half as many steps."""
 
 
-def test_guesses_bring_the_end_of_the_longest_sample_nearer() -> None:
+def test_drafts_bring_the_end_of_the_longest_sample_nearer() -> None:
     """Instances that give each other samples end with the longest of these: 399 steps of four layers, or half."""
     lengths = SampleLengths(Lengths.fixed(8), Lengths.recorded([2] * 7 + [400]))
     fixed = a_cluster(software=Software(1.0, 1.0, 1.0, layer_s=1.0, hop_s=0.0))
-    plain, guessed = (
+    plain, drafted = (
         costs_of(Workload(8, 1, lengths, max_running=1, rebalances=True, drafts=drafts), fixed).call(
             "actor.generate", "decode", Layout.on(range(2), dp=2)
         )
-        for drafts in (NO_DRAFTS, GUESSED)
+        for drafts in (NO_DRAFTS, DRAFTED)
     )
     assert plain.instance_seconds[0] == pytest.approx(399 * SHAPE.layers, rel=1e-3)
-    assert guessed.instance_seconds[0] == pytest.approx(399 / 2 * SHAPE.layers, rel=1e-3)
+    assert drafted.instance_seconds[0] == pytest.approx(399 / 2 * SHAPE.layers, rel=1e-3)
 
 
-def test_guesses_halve_what_gathering_the_last_samples_gains_and_takes() -> None:
+def test_drafts_halve_what_gathering_the_last_samples_gains_and_takes() -> None:
     lengths = SampleLengths(Lengths.fixed(8), Lengths.recorded(range(20, 1300, 20)))
     fixed = a_cluster(software=Software(1.0, 1.0, 1.0, layer_s=1.0, hop_s=0.0))
-    plain, guessed = (
+    plain, drafted = (
         costs_of(Workload(64, 1, lengths, gathers=True, drafts=drafts), fixed).call(
             "actor.generate", "decode", Layout.on(range(4), dp=4)
         )
-        for drafts in (NO_DRAFTS, GUESSED)
+        for drafts in (NO_DRAFTS, DRAFTED)
     )
-    assert len(plain.tails) == len(guessed.tails) > 1
-    for one, other in zip(plain.tails, guessed.tails, strict=True):
+    assert len(plain.tails) == len(drafted.tails) > 1
+    for one, other in zip(plain.tails, drafted.tails, strict=True):
         assert other.idle_s == pytest.approx(one.idle_s / 2, rel=0.05)
         assert other.move_s == one.move_s
 
@@ -447,8 +447,8 @@ def test_many_steps_with_a_draft_model_are_those_of_each(pp: int) -> None:
     passes = Passes(LayerTimes(cluster, ModelWork(SHAPE, "bfloat16", 1000), layout))
     small = Passes(LayerTimes(cluster, ModelWork(replace(SHAPE, layers=2), "bfloat16", 1000), Layout.on(range(1))))
     lengths, drafts = (9, 5, 5, 2), Drafts(2.0, 3.0, 2.0)
-    for guessing in (Guessing(drafts), Guessing(drafts, small)):
-        decoding = Decoding(passes, 8.0, lambda running: min(running, pp), guessing)
+    for drafting in (Drafting(drafts), Drafting(drafts, small)):
+        decoding = Decoding(passes, 8.0, lambda running: min(running, pp), drafting)
         found = decoding.totals(Pieces.of([lengths], 4))
         assert found == pytest.approx([total(decoding.seconds(profile(lengths, 4)))])
 

@@ -340,7 +340,7 @@ def test_instances_of_several_placements_share_the_samples(draws, recipe) -> Non
 @pytest.mark.parametrize("recipe", ["cpu", "cuda", "adapters", "drafts", "giving samples", "few prompts"])
 @pytest.mark.parametrize(("prompts", "draws"), APART)
 def test_where_prompts_are_computed_on_devices_of_their_own(prompts, draws, recipe) -> None:
-    """Several instances on either side, of several sizes; more of them than prompts. Who computes prompts alone guesses
+    """Several instances on either side, of several sizes; more of them than prompts. Who computes prompts alone drafts
     nothing, and has no draft model."""
     more = {
         "drafts": {"sampling": DRAFTED},
@@ -348,7 +348,7 @@ def test_where_prompts_are_computed_on_devices_of_their_own(prompts, draws, reci
         "few prompts": {"prompts_per_step": 2},
     }
     if recipe == "drafts" and "3" in draws:
-        pytest.skip("a simulation takes each rank of an instance for the one that guesses")
+        pytest.skip("a simulation takes each rank of an instance for the one that drafts")
     keys = more[recipe] if recipe in more else dict(RECIPES[recipe])
     alone = {*range(sum(map(int, prompts.split())))}
     for memory, device in both(facts_for(apart(prompts, draws), "grpo", **keys)):

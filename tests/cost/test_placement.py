@@ -309,7 +309,7 @@ def test_the_memory_of_each_device(make_recipe, write_plan) -> None:
     assert row_of("actor: KV cache (12 samples x 26 tokens", table[2]) == 12 * (20 + 6) * per_token
 
 
-NOTHING_GUESSED = {"sampling.speculation": "off"}
+NO_DRAFTS_KEYS = {"sampling.speculation": "off"}
 
 
 def test_memory_that_leaves_is_counted_while_it_is_there(make_recipe, write_plan) -> None:
@@ -321,7 +321,7 @@ def test_memory_that_leaves_is_counted_while_it_is_there(make_recipe, write_plan
         {"call": "actor.generate", "mode": "decode", "ranks": [0]},
         num_ranks=1,
     )
-    recipe = make_recipe(plan=path, dtype="bfloat16", **NOTHING_GUESSED)
+    recipe = make_recipe(plan=path, dtype="bfloat16", **NO_DRAFTS_KEYS)
     flow, models, shapes = facts_of(recipe)
     parameters, plan = parameters_of(models), resolve_plan(recipe, flow, models, shapes)
     (alone,) = memory_by_device(Facts(recipe, models, shapes, parameters, plan, flow, LENGTHS))
@@ -345,7 +345,7 @@ def test_memory_that_leaves_is_counted_while_it_is_there(make_recipe, write_plan
         {"call": "actor.generate", "mode": "decode", "ranks": [0, 1], "dp": 2, "after": "drop"},
         {"call": "ref.logprobs", "mode": "score", "ranks": [0, 1], "tp": 2, "after": "offload"},
     )
-    recipe = make_recipe(plan=path, **NOTHING_GUESSED)
+    recipe = make_recipe(plan=path, **NO_DRAFTS_KEYS)
     plan = resolve_plan(recipe, flow, models, shapes)
     found = memory_by_device(Facts(recipe, models, shapes, parameters, plan, flow, LENGTHS))
     for one in found:
@@ -364,7 +364,7 @@ def test_memory_that_leaves_is_counted_while_it_is_there(make_recipe, write_plan
 
 
 def test_optimizer_state_is_divided_and_frozen_roles_share(make_recipe) -> None:
-    recipe = make_recipe(plan="colocated", devices=2, dtype="bfloat16", **NOTHING_GUESSED)
+    recipe = make_recipe(plan="colocated", devices=2, dtype="bfloat16", **NO_DRAFTS_KEYS)
     _, models, shapes = facts_of(recipe)
     parameters, plan = parameters_of(models), resolved(recipe)
     whole = shard(parameters["actor"], Layout.on((0, 1), dp=2).parallelism, 0, 0).num_elements
@@ -376,7 +376,7 @@ def test_optimizer_state_is_divided_and_frozen_roles_share(make_recipe) -> None:
             "actor: masters, moments and gradients": (stop - start) * (4 + 8) + 4 * whole,
         }
     divided = make_recipe(
-        plan="colocated", devices=2, dtype="bfloat16", **{"optimizer.shard_gradients": True} | NOTHING_GUESSED
+        plan="colocated", devices=2, dtype="bfloat16", **{"optimizer.shard_gradients": True} | NO_DRAFTS_KEYS
     )
     rows = dict(parameter_rows(1, Placed(divided, models, shapes, parameters, plan)))
     start, stop = zero_range(whole, 1, 2)
@@ -391,10 +391,10 @@ def test_optimizer_state_is_divided_and_frozen_roles_share(make_recipe) -> None:
 
 
 @pytest.mark.process
-def test_known_texts_lie_where_an_instance_may_guess(make_recipe, write_plan) -> None:
+def test_known_texts_lie_where_an_instance_may_draft(make_recipe, write_plan) -> None:
     """By default on each instance of one device, and by none in float64; of a model in parts where it is asked for, on
-    the rank that guesses."""
-    texts, budget = "texts that guesses are taken from, at most", 1 << 20
+    the rank that drafts."""
+    texts, budget = "texts that drafts are taken from, at most", 1 << 20
     parted = write_plan(
         {"call": "actor.train", "mode": "train", "ranks": [0, 1], "dp": 2},
         {"call": "actor.generate", "mode": "decode", "ranks": [0, 1], "tp": 2},

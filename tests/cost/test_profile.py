@@ -138,12 +138,12 @@ def test_a_gpu_captures_a_graph_for_each_power_of_two_of_samples_and_of_tokens()
 def test_a_draft_models_steps_are_captured_too() -> None:
     """Two layers beside the four, on one device of an instance in parts as well."""
     gpu = PROFILE.model_copy(update={"device": "cuda", "capture_s": 0.5})
-    guesses = {"drafts": Drafts(2.0, 3.0, 2.0), "draft_model": replace(SHAPE, layers=2)}
+    drafts = {"drafts": Drafts(2.0, 3.0, 2.0), "draft_model": replace(SHAPE, layers=2)}
     for tp in (1, 2):
         layout = Layout.on(range(tp), tp=tp)
-        terms = costs(gpu, **guesses).call("actor.generate", "decode", layout).terms
+        terms = costs(gpu, **drafts).call("actor.generate", "decode", layout).terms
         assert terms["capturing"] == pytest.approx((4 + 2) * 0.5)
-        assert "capturing" not in costs(gpu, **guesses, pools_stay=True).call("actor.generate", "decode", layout).terms
+        assert "capturing" not in costs(gpu, **drafts, pools_stay=True).call("actor.generate", "decode", layout).terms
 
 
 def costs(profile: Profile = PROFILE, shape: ModelShape = SHAPE, prompts: int = 1, **keys: Any) -> ModelCosts:

@@ -78,9 +78,9 @@ def test_a_dry_run_has_it_where_gpus_generate(sampling: dict[str, float], filter
     assert f"actor: {STEP}" not in dict(host.rows)
 
 
-def test_texts_that_guesses_come_from_are_not_on_a_gpu() -> None:
+def test_texts_that_drafts_come_from_are_not_on_a_gpu() -> None:
     keys: Any = {"sampling": {"kv_tokens": 1 << 15, "speculation": 3}}
-    texts = "texts that guesses are taken from, at most"
+    texts = "texts that drafts are taken from, at most"
     for device, are_there in (("cpu", True), ("cuda", False)):
         (memory,) = memory_by_device(facts_of(named("colocated", 1), "grpo", device=device, **keys))
         assert (texts in dict(memory.rows)) == are_there

@@ -45,8 +45,8 @@ from plait.models.parallel import nccl
 from plait.models.parallel.peers import Peers
 from plait.models.parallel.team import Team
 from tests.cases import slow_but
-from tests.generation.guessing import Guessing
 from tests.generation.replays import Again, capture
+from tests.generation.scripted_drafter import ScriptedDrafter
 from tests.generation.test_drafts import Oracle
 from tests.generation.test_drafts import drained as drafted
 from tests.generation.test_engine import engine_of, request_of, requests
@@ -426,7 +426,7 @@ def test_graphs_that_stay_serve_the_next_rollout(keeps: bool, monkeypatch: pytes
 
 @pytest.mark.parametrize("how", [3, "adaptive"])
 def test_samples_with_speculation_are_those_without(how: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples of the same prompt again: what they said last time is guessed."""
+    """Samples of the same prompt again: what they said last time is drafted."""
     asked = [request_of(uid, num_samples=3, sampling=Sampling(temperature=0.0, max_tokens=30)) for uid in range(2)]
     plain = engine_of(as_on_a_gpu("llama"))
     monkeypatch.setattr(plain.state.forward, "prepare", lambda longest: None)
@@ -464,8 +464,9 @@ def drafter_by_graphs(
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_draft_model_draws_by_graphs(keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of its steps but those that catch up: those of one token a sample, and of two, behind a guess that came true
-    whole. All guesses are right. In the next rollout graphs and pool are those of the one before, or made again."""
+    """Each of its steps but those that catch up: those of one token a sample, and of two, behind a draft that was
+    accepted whole. All drafts are right. In the next rollout graphs and pool are those of the one before, or made
+    again."""
     asked = [request_of(uid, num_samples=3, sampling=Sampling(max_tokens=24, stop_token_ids=())) for uid in range(2)]
     plain = engine_of(as_on_a_gpu("llama"))
     monkeypatch.setattr(plain.state.forward, "prepare", lambda longest: None)
@@ -478,7 +479,7 @@ def test_a_draft_model_draws_by_graphs(keeps: bool, monkeypatch: pytest.MonkeyPa
     assert (steps.steps, drafter.num_bytes) == ({}, 0), "what was taken for that is given back"
     sizes, counts = asked_sizes(monkeypatch), []
     for _ in range(2):
-        speculator = Speculator(3, Guessing(lambda said, most: []), drafter)
+        speculator = Speculator(3, ScriptedDrafter(lambda said, most: []), drafter)
         engine = Engine(as_on_a_gpu("llama"), SamplingSettings(max_running=8), speculates=speculator)
         monkeypatch.setattr(engine.state.forward, "prepare", lambda longest: None)
         assert_same(drafted(engine, asked)[0], expected)
@@ -533,10 +534,10 @@ def test_logits_are_far_where_they_are_to_be_zero() -> None:
     assert captured_step.difference(zeros, zeros + 1) is not None
 
 
-def test_what_captures_of_a_draft_model_take_counts_for_no_guess(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither as seconds of the steps in which it guessed nor as its own: else one would say that it never pays."""
+def test_what_captures_of_a_draft_model_take_counts_for_no_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither as seconds of the steps in which it drafted nor as its own: else one would say that it never pays."""
     drafter = drafter_by_graphs(monkeypatch, slow_capture, keep_memory=True)
-    speculator = Speculator(3, Guessing(lambda said, most: []), drafter)
+    speculator = Speculator(3, ScriptedDrafter(lambda said, most: []), drafter)
     engine = Engine(as_on_a_gpu("llama"), SamplingSettings(max_running=4), speculates=speculator)
     monkeypatch.setattr(engine.state.forward, "prepare", lambda longest: None)
     before_s, told = drafter.capturing_s, []
@@ -729,7 +730,7 @@ def test_what_was_shown_to_be_right_is_not_shown_again(
 
 
 def test_what_a_capture_takes_is_no_part_of_what_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guesses are weighed by the seconds of steps: the first one of a size would say that they never pay."""
+    """Drafts are weighed by the seconds of steps: the first one of a size would say that they never pay."""
 
     engine, steps = captured_engine(monkeypatch, max_running=4, by=slow_capture)
     told: list[float] = []
@@ -887,10 +888,10 @@ def test_replays_on_a_gpu_say_what_a_cpu_says(family: str) -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_a_draft_model_on_a_gpu_changes_no_token(family: str) -> None:
     """The policy itself, which is right but where kernels round by the number of rows; by graphs of its own, with one
-    wait for all tokens of a guess, and seconds of the device's own clock."""
+    wait for all tokens of a draft, and seconds of the device's own clock."""
     policy, drafts = (tiny_model(family, dtype=torch.float32, device="cuda") for _ in range(2))
     drafter = drafter_of(drafts, vocabulary=VOCAB_SIZE, num_blocks=256)
-    speculator = Speculator(3, Guessing(lambda said, most: []), drafter)
+    speculator = Speculator(3, ScriptedDrafter(lambda said, most: []), drafter)
     settings = SamplingSettings(max_running=6, max_prefill_tokens=20)
     found = drained(Engine(policy, settings, speculates=speculator))
     plain = engine_of(tiny_model(family, dtype=torch.float32), max_running=6, max_prefill_tokens=20)

@@ -38,7 +38,7 @@ from plait.models.head import Head
 from plait.models.language_model import LanguageModel
 from plait.models.shape import ModelShape
 from tests.cases import slow_but
-from tests.generation.guessing import Guessing
+from tests.generation.scripted_drafter import ScriptedDrafter
 from tests.generation.test_engine import request_of
 from tests.launches import GPU, Launches
 from tests.models.tiny import VOCAB_SIZE, tiny_model
@@ -266,7 +266,7 @@ def test_drafts_ask_for_nothing_either(made: Any) -> None:
 def test_a_draft_model_is_waited_for_once(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It catches up with prompts, chunks of them and samples that joined, and draws four tokens, of which each is the
     input of the next where it lies; the step that computes them behind the samples waits a second time, for its own."""
-    guess, downloads, clock = 4, Counter[int](), itertools.count(1.0)
+    draft, downloads, clock = 4, Counter[int](), itertools.count(1.0)
 
     def downloading(token_ids_D: Tensor, logprobs_D: Tensor) -> Callable[[], tuple[list[int], list[float]]]:
         assert token_ids_D.device == logprobs_D.device == GPU
@@ -278,7 +278,7 @@ def test_a_draft_model_is_waited_for_once(made: Any, monkeypatch: pytest.MonkeyP
 
     def speculates(model: LanguageModel) -> Speculator:
         drafter = model_drafter(model, vocabulary=VOCAB_SIZE, num_blocks=256, most_tokens=12)
-        return Speculator(guess, Guessing(lambda said, most: []), drafter)
+        return Speculator(draft, ScriptedDrafter(lambda said, most: []), drafter)
 
     device = made(speculates=speculates, max_prefill_tokens=12)
     several(device, Sampling(max_tokens=80))
@@ -291,12 +291,12 @@ def test_a_draft_model_is_waited_for_once(made: Any, monkeypatch: pytest.MonkeyP
         assert sum(downloads.values()) <= 1
         if downloads and device.engine.last_step.num_prefill_tokens == 0:
             drafted += 1
-            assert downloads == {guess * running: 1}
-            assert launches.counts["decide"] == guess + 1
+            assert downloads == {draft * running: 1}
+            assert launches.counts["decide"] == draft + 1
             if drafted > 2:  # it has caught up
-                assert sum(launches.counts.values()) <= (guess + 1) * (OPS_OF_A_STEP + layers * OPS_OF_A_LAYER)
+                assert sum(launches.counts.values()) <= (draft + 1) * (OPS_OF_A_STEP + layers * OPS_OF_A_LAYER)
     assert drafted >= 4
-    assert device.engine.said[0, 0] > guess * drafted, "all that was guessed came true"
+    assert device.engine.said[0, 0] > draft * drafted, "all that was drafted was accepted"
 
 
 def test_a_captured_step_is_filled_without_a_wait(made: Any) -> None:

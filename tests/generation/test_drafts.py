@@ -1,4 +1,5 @@
-"""Several tokens of a sample in one step: guesses that come true are drawn at once, and no sample says another."""
+"""Several tokens of a sample in one step: draft tokens that are accepted are drawn at once, and no sample says
+another."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ needs_vectors = pytest.mark.skipif(not paged_attention.fast(torch.bfloat16), rea
 
 
 class Oracle:
-    """Guesses what samples are known to say, and now and then something else."""
+    """Drafts what samples are known to say, and now and then something else."""
 
     def __init__(self, known: dict[str, Sample], share_wrong: float, most: int = SHORT_ROWS - 1) -> None:
         self.known, self.share_wrong, self.most = known, share_wrong, most
@@ -45,10 +46,10 @@ class Oracle:
         for (uid, index), response in engine.state.flight.started.items():
             said = len(response.token_ids)
             length = self.random.randint(0, self.most)
-            guess = [*self.known[f"{uid}.{index}"].token_ids[said : said + length], 7, 7, 7][:length]
-            if guess and self.random.random() < self.share_wrong:
-                guess[self.random.randrange(len(guess))] ^= 1
-            found[uid, index] = tuple(guess)
+            draft = [*self.known[f"{uid}.{index}"].token_ids[said : said + length], 7, 7, 7][:length]
+            if draft and self.random.random() < self.share_wrong:
+                draft[self.random.randrange(len(draft))] ^= 1
+            found[uid, index] = tuple(draft)
         return found
 
 
@@ -117,7 +118,7 @@ def test_true_drafts_save_steps_and_all_tokens_are_counted() -> None:
     model, asked = tiny_model("llama"), [with_head(0, 19, [30])]
     plain, steps = drained(Engine(model, SamplingSettings()), asked)
     assert steps == 30
-    engine, drawn, steps_with_guesses = Engine(model, SamplingSettings()), [], []
+    engine, drawn, steps_with_drafts = Engine(model, SamplingSettings()), [], []
     engine.add(asked[0])
     while engine.has_work:
         said = len(engine.state.flight.started[0, 0].token_ids) if drawn else 0
@@ -125,9 +126,9 @@ def test_true_drafts_save_steps_and_all_tokens_are_counted() -> None:
         assert engine.last_step is not None
         drawn.append(engine.last_step.num_drawn)
         done = engine.last_step.done("actor.generate", 0, units=0)
-        steps_with_guesses.append((done.kind, done.tokens, done.samples, done.drawn))
+        steps_with_drafts.append((done.kind, done.tokens, done.samples, done.drawn))
     assert drawn == [1, 5, 5, 5, 5, 5, 4]
-    assert steps_with_guesses == [
+    assert steps_with_drafts == [
         ("PREFILL", 19, 0, 0), *[("DECODE", 5, 1, 5)] * 5, ("DECODE", 4, 1, 4)
     ]  # fmt: skip
 
@@ -219,7 +220,7 @@ def test_the_batch_of_a_step_is_the_general_one(drafts: dict[Key, tuple[int, ...
         rows.remove([(0, 0)])
 
 
-def test_tables_are_not_said_anew_where_tokens_are_guessed() -> None:
+def test_tables_are_not_said_anew_where_tokens_are_drafted() -> None:
     rows = rows_of(((0, 0), 70, 5, [3, 1]), ((0, 1), 71, 7, [0, 4]))
     assert rows.batch({(0, 0): (80,)}).tables_SM.data_ptr() == rows.batch({}).tables_SM.data_ptr()
 

@@ -1,4 +1,4 @@
-"""What an engine can do beside guesses, and whoever guesses: in exact mode every sample is that of plain decoding, to
+"""What an engine can do beside drafts, and whoever drafts: in exact mode every sample is that of plain decoding, to
 the bit, of every temperature, top-k, top-p, and however it stops."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from plait.generation.speculates import NoSpeculation, Speculates
 from plait.generation.speculator import Speculator
 from plait.speculation.drafter import PoolDrafter
 from tests.cases import slow_but
-from tests.generation.guessing import Guessing, at_random, stop_tokens
 from tests.generation.requests import with_head
+from tests.generation.scripted_drafter import ScriptedDrafter, at_random, stop_tokens
 from tests.generation.test_engine import by_uid, requests
 from tests.generation.test_model_drafter import drafter_of, perturbed, speculates
 from tests.models.tiny import tiny_model
@@ -33,8 +33,8 @@ BESIDE = {
 
 DRAFTERS: dict[str, Callable[[], Speculates]] = {
     "what was said": lambda: Speculator(6, PoolDrafter(1 << 22)),
-    "at random": lambda: Speculator(6, Guessing(at_random)),
-    "stop tokens": lambda: Speculator(6, Guessing(stop_tokens)),
+    "at random": lambda: Speculator(6, ScriptedDrafter(at_random)),
+    "stop tokens": lambda: Speculator(6, ScriptedDrafter(stop_tokens)),
     "a draft model": lambda: speculates(drafter_of(perturbed_of(torch.float32)), 4),
 }
 
@@ -86,17 +86,17 @@ QUICK = [*((beside, "what was said") for beside in BESIDE), ("all of it", "at ra
 
 
 @pytest.mark.parametrize(("beside", "drafter"), slow_but(QUICK, itertools.product(BESIDE, DRAFTERS)))
-def test_with_guesses_as_without_to_the_bit(beside: str, drafter: str, plain: dict[str, Told]) -> None:
+def test_with_drafts_as_without_to_the_bit(beside: str, drafter: str, plain: dict[str, Told]) -> None:
     if beside not in plain:
         plain[beside] = Told(BESIDE[beside], NoSpeculation())
     without = plain[beside]
-    guessing = DRAFTERS[drafter]()
-    found = Told(BESIDE[beside], guessing)
+    drafting = DRAFTERS[drafter]()
+    found = Told(BESIDE[beside], drafting)
     assert found.said == without.said
-    assert guessing.counts is not None
-    assert guessing.counts.drafted > 50
+    assert drafting.counts is not None
+    assert drafting.counts.drafted > 50
     if drafter in ("what was said", "a draft model"):
-        assert guessing.counts.accepted > 20
+        assert drafting.counts.accepted > 20
         assert found.steps < without.steps
     for told in (found, without):
         assert (told.most_chunk <= 9) == ("max_prefill_tokens" in BESIDE[beside])

@@ -74,7 +74,7 @@ FAMILIES = ["qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_next"]
 
 @pytest.mark.parametrize("settings", slow_but(SETTINGS[:3], SETTINGS), ids=str)
 def test_however_a_text_is_computed(settings: dict[str, Any]) -> None:
-    """In chunks, preempted and computed again, with blocks that others have computed, behind guesses."""
+    """In chunks, preempted and computed again, with blocks that others have computed, behind drafts."""
     model = tiny_model("qwen3_moe")
     engine = engine_of(model, **settings)
     for uid in range(len(PROMPTS)):

@@ -1,4 +1,4 @@
-"""A draft model behind the engine: it changes no token, and guesses as well as it knows the policy."""
+"""A draft model behind the engine: it changes no token, and drafts as well as it knows the policy."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from plait.layout.mesh import Layout
 from plait.models.language_model import LanguageModel
 from plait.models.parallel.peers import Peers
 from plait.schedule.work import to_the_end
-from plait.speculation.drafter import Asked, Guesses
+from plait.speculation.drafter import Asked, DraftTokens
 from plait.speculation.speculation import How
 from plait.workers.sample_mover import End, SampleMover
 from tests.cases import slow_but
-from tests.generation.guessing import Guessing
 from tests.generation.requests import with_head
+from tests.generation.scripted_drafter import ScriptedDrafter
 from tests.generation.test_drafts import drained
 from tests.generation.test_engine import requests
 from tests.generation.test_speculator import ASKED, needs_vectors
@@ -56,7 +56,7 @@ def drafter_of(
 
 def speculates(drafter: ModelDrafter, how: How = 4) -> Speculator:
     """Nothing is looked up beside it."""
-    return Speculator(how, Guessing(lambda said, most: []), drafter)
+    return Speculator(how, ScriptedDrafter(lambda said, most: []), drafter)
 
 
 def perturbed(share: float) -> LanguageModel:
@@ -70,12 +70,12 @@ def perturbed(share: float) -> LanguageModel:
 
 
 def acceptance(model: LanguageModel, asked: list[Request], least: int = 50, *, ahead: bool = False) -> float:
-    """Share of guesses of two tokens that are taken; more than so many are tried."""
+    """Share of drafts of two tokens that are taken; more than so many are tried."""
     speculator = speculates(drafter_of(model, ahead=ahead), 2)
     with ExactFloat64():
         drained(Engine(tiny_model("llama"), SamplingSettings(), speculates=speculator), asked)
     counts = speculator.counts
-    assert counts.tried_of.sum() == counts.tried_of[3] > least, "all guesses are those of the model"
+    assert counts.tried_of.sum() == counts.tried_of[3] > least, "all drafts are those of the model"
     return float(counts.accepted_of[3] / counts.tried_of[3])
 
 
@@ -113,7 +113,7 @@ LIKE, UNLIKE = "like the policy", "unlike it"
     ids=str,
 )
 def test_it_changes_no_token(kind: str, settings: dict, ahead: bool) -> None:
-    """Guesses that are taken, and in a pool that preempts those that are not; read at once, or when all are drawn.
+    """Drafts that are taken, and in a pool that preempts those that are not; read at once, or when all are drawn.
 
     Stops by token, string and limit; filters; greedy samples; chunks, preemption, cached prefixes."""
     model = tiny_model("llama")
@@ -207,8 +207,8 @@ def asked_of(slots: list[int], limits: list[int], temperature: float = 0.0) -> A
 
 
 def asked_for(drafter: ModelDrafter, slots: list[int], limit: int = 8, most: int = 3) -> list[list[int]]:
-    """Guesses of at most so many tokens for these slots, greedy."""
-    found = drafter.guess(asked_of(slots, [limit] * len(slots)), most, SURE, 0.0)
+    """Drafts of at most so many tokens for these slots, greedy."""
+    found = drafter.propose(asked_of(slots, [limit] * len(slots)), most, SURE, 0.0)
     return [row[:length].tolist() for row, length in zip(found.token_ids_BK, found.lengths_B, strict=True)]
 
 
@@ -220,7 +220,7 @@ def said(drafter: ModelDrafter, slot: int, *token_ids: int) -> None:
 @pytest.mark.parametrize("ahead", [False, True])
 def test_samples_of_a_prompt_share_what_it_holds_of_it(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two whole blocks of a prompt of 40 tokens once, the 8 behind them and a token of its own for each sample; then
-    two tokens of each guess."""
+    two tokens of each draft."""
     drafter = drafter_of(tiny_model("llama"), most_tokens=20, ahead=ahead)
     counts = counted(drafter, monkeypatch)
     for slot in range(3):
@@ -264,13 +264,13 @@ def test_samples_whose_prompts_begin_alike_share_that(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_what_came_true_is_not_computed_again(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first two of three guessed tokens were computed, to guess the next ones behind them."""
+    """The first two of three draft tokens were computed, to draft the next ones behind them."""
     drafter = drafter_of(tiny_model("llama"), ahead=ahead)
     counts = counted(drafter, monkeypatch)
     drafter.begin(0, (5, 6, 7))
     said(drafter, 0, 8)
-    (guess,) = asked_for(drafter, [0])
-    for token_ids, behind in ((guess, 1), ((9, 9), 2), ((guess[0] + 1,), 1)):
+    (draft,) = asked_for(drafter, [0])
+    for token_ids, behind in ((draft, 1), ((9, 9), 2), ((draft[0] + 1,), 1)):
         said(drafter, 0, *token_ids)
         counts.clear()
         again = asked_for(drafter, [0])
@@ -279,17 +279,17 @@ def test_what_came_true_is_not_computed_again(ahead: bool, monkeypatch: pytest.M
         fresh.begin(0, (5, 6, 7))
         said(fresh, 0, *drafter._texts[0].token_ids[3:])
         assert asked_for(fresh, [0]) == again
-        guess = again[0]
+        draft = again[0]
 
 
 @pytest.mark.parametrize("least", [0.0, 0.3])
-def test_guesses_are_the_same_read_at_once_or_when_all_are_drawn(least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_are_the_same_read_at_once_or_when_all_are_drawn(least: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut by their limits, and where they are unlikely: before the next token is drawn, or afterwards. Then what came
     true of all that was drawn is known, and the host waits once."""
     reads = Counter[bool]()
     cut = np.random.default_rng(5).uniform(0.4, 1.0, len(SURE))
     texts = [tuple(range(5, 9)), tuple(range(20, 60)), tuple(range(7, 30)), tuple(range(5, 25))]
-    found: dict[bool, list[Guesses]] = {}
+    found: dict[bool, list[DraftTokens]] = {}
     for ahead in (False, True):
         monkeypatch.setattr(
             draft_steps, "downloading", lambda *drawn, a=ahead: (reads.update([a]), across.downloading(*drawn))[1]
@@ -300,9 +300,9 @@ def test_guesses_are_the_same_read_at_once_or_when_all_are_drawn(least: float, m
             said(drafter, slot, 8)
         found[ahead] = []
         for count in (5, 2, 0):
-            guesses = drafter.guess(asked_of([0, 1, 2, 3], [9, 3, 1, 6], 1.0), 5, cut, least)
-            found[ahead].append(guesses)
-            for slot, (ids, length) in enumerate(zip(guesses.token_ids_BK, guesses.lengths_B, strict=True)):
+            drafts = drafter.propose(asked_of([0, 1, 2, 3], [9, 3, 1, 6], 1.0), 5, cut, least)
+            found[ahead].append(drafts)
+            for slot, (ids, length) in enumerate(zip(drafts.token_ids_BK, drafts.lengths_B, strict=True)):
                 said(drafter, slot, *ids[: min(count, length)].tolist(), 3)
     for once, later in zip(found[False], found[True], strict=True):
         for name, array in vars(once).items():
@@ -311,32 +311,32 @@ def test_guesses_are_the_same_read_at_once_or_when_all_are_drawn(least: float, m
     assert reads[True] == 3 < reads[False]
 
 
-def test_who_finds_no_room_is_not_guessed_for() -> None:
+def test_who_finds_no_room_is_not_drafted_for() -> None:
     """Three blocks: one sample of two blocks, or two of one."""
     drafter = drafter_of(tiny_model("llama"), num_blocks=3)
     for slot, length in enumerate((20, 4, 4, 400)):
         drafter.begin(slot, tuple(at % 50 for at in range(length)))
         said(drafter, slot, 8)
-    guesses = asked_for(drafter, [0, 1, 2, 3])
-    assert [len(guess) for guess in guesses] == [3, 3, 0, 0], "the last is longer than the model's positions"
-    assert [len(guess) for guess in asked_for(drafter, [2, 1])] == [3, 3], "who is not asked for gives way"
-    assert [len(guess) for guess in asked_for(drafter, [0], limit=2)] == [2]
+    drafts = asked_for(drafter, [0, 1, 2, 3])
+    assert [len(draft) for draft in drafts] == [3, 3, 0, 0], "the last is longer than the model's positions"
+    assert [len(draft) for draft in asked_for(drafter, [2, 1])] == [3, 3], "who is not asked for gives way"
+    assert [len(draft) for draft in asked_for(drafter, [0], limit=2)] == [2]
     for slot in range(4):
         drafter.end(slot)
     assert drafter.num_bytes == 0
 
 
-def test_a_shorter_guess_gives_no_room_that_a_longer_one_took() -> None:
-    """Two blocks: a guess of three tokens behind 15 takes both, and one of one token holds them still."""
+def test_a_shorter_draft_gives_no_room_that_a_longer_one_took() -> None:
+    """Two blocks: a draft of three tokens behind 15 takes both, and one of one token holds them still."""
     drafter = drafter_of(tiny_model("llama"), num_blocks=2)
     for slot, length in enumerate((14, 4)):
         drafter.begin(slot, tuple(range(5, 5 + length)))
         said(drafter, slot, 8)
-    assert [len(guess) for guess in asked_for(drafter, [0])] == [3]
-    assert [len(guess) for guess in asked_for(drafter, [0, 1], most=1)] == [1, 0]
+    assert [len(draft) for draft in asked_for(drafter, [0])] == [3]
+    assert [len(draft) for draft in asked_for(drafter, [0, 1], most=1)] == [1, 0]
 
 
-def test_tokens_that_it_does_not_have_end_its_guesses() -> None:
+def test_tokens_that_it_does_not_have_end_its_drafts() -> None:
     drafter = drafter_of(tiny_model("llama", vocab_size=300))
     drafter.begin(0, (5, 6, 7))
     said(drafter, 0, 299)

@@ -28,8 +28,8 @@ from plait.generation.speculator import Speculator
 from plait.models.language_model import LanguageModel
 from plait.policy.step import Key, StepPlan
 from tests.cases import examples
-from tests.generation.guessing import Guessing
 from tests.generation.requests import request
+from tests.generation.scripted_drafter import ScriptedDrafter
 from tests.generation.test_engine import TEXTS, assert_same, assert_the_oracles, by_uid, request_of
 from tests.models.tiny import shared_model
 from tests.training.exact import ExactFloat64
@@ -42,7 +42,7 @@ def ahead_engine(model: LanguageModel, speculates: Speculates | None = None, **l
 
 
 class Sometimes(NoSpeculation):
-    """Guesses in some steps, by what samples have said by then.
+    """Drafts in some steps, by what samples have said by then.
 
     Args:
         due: whether in each step, over and over.
@@ -105,7 +105,7 @@ def test_samples_are_the_oracles_whatever_ends(
     due: list[bool],
 ) -> None:
     """By stop tokens and strings, which nobody knows ahead, and by limits; in pools in which samples give way; with
-    guesses in some steps, where `due` says so."""
+    drafts in some steps, where `due` says so."""
     limits = {"max_running": max_running, "max_prefill_tokens": max_prefill_tokens, "kv_tokens": kv_tokens}
     engine = ahead_engine(shared_model("llama"), Sometimes(due) if due else None, **limits)
     assert_the_oracles(engine, "llama", order[:taken], pauses)
@@ -262,7 +262,7 @@ def test_all_lands_before_samples_leave_or_weights_change(leave: str) -> None:
 
 
 def test_drafts_are_behind_tokens_that_are_known() -> None:
-    """Who guesses by hand has all that was drawn before: nothing is launched ahead of a step with guesses."""
+    """Who drafts by hand has all that was drawn before: nothing is launched ahead of a step with drafts."""
     with ExactFloat64():
         wanted = by_uid(drain(_plain()))["0.0"].token_ids
         engine = ahead_engine(shared_model("llama"))
@@ -272,12 +272,12 @@ def test_drafts_are_behind_tokens_that_are_known() -> None:
         engine.land()
         said = engine.said[0, 0]
         engine.step({(0, 0): wanted[said : said + 3]})
-        assert engine.said[0, 0] == said + 4, "three guesses and what is drawn behind them"
+        assert engine.said[0, 0] == said + 4, "three drafts and what is drawn behind them"
         assert by_uid(drain(engine))["0.0"].token_ids == wanted
 
 
-def test_between_guesses_steps_are_launched_ahead() -> None:
-    """In every fifth step it is asked for guesses, which knows all that was drawn; the others but the last go ahead."""
+def test_between_drafts_steps_are_launched_ahead() -> None:
+    """In every fifth step it is asked for drafts, which knows all that was drawn; the others but the last go ahead."""
     watched, known = Watched(), list[bool]()
 
     def asked() -> None:
@@ -294,9 +294,9 @@ def test_between_guesses_steps_are_launched_ahead() -> None:
     assert watched.num_ahead > 12
 
 
-def test_who_finds_nothing_to_guess_goes_ahead_between_looks() -> None:
+def test_who_finds_nothing_to_draft_goes_ahead_between_looks() -> None:
     """`adaptive` looks in all steps at first, and then every few steps."""
-    speculates, watched = Speculator("adaptive", Guessing(lambda said, most: [])), Watched()
+    speculates, watched = Speculator("adaptive", ScriptedDrafter(lambda said, most: [])), Watched()
     engine = ahead_engine(shared_model("llama"), speculates)
     engine.add(request(0, 5, lengths=(60,)))
     with watched.watching(), ExactFloat64():
@@ -347,7 +347,7 @@ def _plain(length: int = 20) -> Engine:
 
 
 def test_nothing_goes_ahead_where_tokens_have_to_be_known() -> None:
-    """Exact mode computes from the host's tokens, guesses are looked up behind them, and a CPU is not waited for."""
+    """Exact mode computes from the host's tokens, drafts are looked up behind them, and a CPU is not waited for."""
     model = shared_model("llama")
     with mock.patch.object(engine_module, "computes_behind", return_value=True):
         engines = [Engine(model, SamplingSettings(exact=True)), Engine(model, SamplingSettings(speculation=3))]

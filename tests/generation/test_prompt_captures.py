@@ -140,7 +140,7 @@ def mixed(rows: Sequence[tuple[int, int]], chunks: Sequence[tuple[int, int]]) ->
         ([(1, 3)], [(17, 0)], Size(1, 1, 1, 32, 8, 2, 32, 32, has_head=False)),
         # what is held is seen
         ([(1, 30)] * 2, [(128, 100)], Size(2, 2, 1, 256, 16, 1, 128, 128, has_head=False)),
-        # guesses, and a prompt of few tokens among the first rows
+        # drafts, and a prompt of few tokens among the first rows
         ([(4, 30), (1, 9), (9, 0)], [(20, 0)], Size(4, 16, 16, 64, 8, 2, 32, 32, has_head=False)),
         ([(1, 30), (9, 0)], [], Size(4, 16, 16, 32, 8, has_head=False)),
     ],

@@ -22,8 +22,8 @@ from plait.policy.step import Key, StepPlan
 from plait.recipes.engine_checks import STEADY
 from plait.speculation.speculation import How
 from tests.cases import slow_but
-from tests.generation.guessing import Guessing
 from tests.generation.requests import with_head as request
+from tests.generation.scripted_drafter import ScriptedDrafter
 from tests.generation.test_drafts import drained
 from tests.generation.test_engine import by_uid, requests
 from tests.models.tiny import tiny_model
@@ -83,7 +83,7 @@ def test_no_drafter_changes_a_token(drafter: str, settings: dict) -> None:
     model = tiny_model("llama")
     with ExactFloat64():
         plain, _ = drained(Engine(model, SamplingSettings(**settings)), requests())
-        speculates = Speculator(4, Guessing(DRAFTERS[drafter]))
+        speculates = Speculator(4, ScriptedDrafter(DRAFTERS[drafter]))
         found, _ = drained(Engine(model, SamplingSettings(**settings), speculates=speculates), requests())
     assert {uid: sample.token_ids for uid, sample in found.items()} == {
         uid: sample.token_ids for uid, sample in plain.items()
@@ -115,7 +115,7 @@ def test_by_the_compiled_forward_to_the_bit(dtype: torch.dtype, monkeypatch: pyt
 
 @needs_vectors
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_by_default_it_guesses_what_changes_no_bit(dtype: torch.dtype) -> None:
+def test_by_default_it_drafts_what_changes_no_bit(dtype: torch.dtype) -> None:
     """In steps of the compiled forward alone: none for answers that are too short to pack weights for."""
     model = tiny_model("llama", dtype=dtype)
     plain, _ = drained(Engine(model, SamplingSettings(max_running=5, speculation="off")), ASKED)
@@ -131,7 +131,7 @@ def test_by_default_it_guesses_what_changes_no_bit(dtype: torch.dtype) -> None:
 
 
 def steady_engine(speculator: Speculator, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """Its guesses by default are another's."""
+    """Its drafts by default are another's."""
     engine = Engine(tiny_model("llama", dtype=torch.float32), SamplingSettings(max_running=5))
     assert isinstance(engine.speculates, WhereSteady)
     monkeypatch.setattr(engine.speculates, "made", lambda: speculator)
@@ -139,9 +139,9 @@ def steady_engine(speculator: Speculator, monkeypatch: pytest.MonkeyPatch) -> En
 
 
 @needs_vectors
-def test_steps_that_are_not_steady_have_no_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_are_not_steady_have_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is known, and however sure it is: the first answers are by the module, the others by compiled layers."""
-    speculator = Speculator(4, Guessing(DRAFTERS["its own words"]))
+    speculator = Speculator(4, ScriptedDrafter(DRAFTERS["its own words"]))
     engine = steady_engine(speculator, monkeypatch)
     drafted = []
     compute = engine.state.forward.logits
@@ -160,7 +160,7 @@ def test_steps_that_are_not_steady_have_no_guesses(monkeypatch: pytest.MonkeyPat
     assert (True, False) not in drafted
 
 
-def test_by_default_it_guesses_nothing_where_layers_round_by_the_number_of_rows() -> None:
+def test_by_default_it_drafts_nothing_where_layers_round_by_the_number_of_rows() -> None:
     for model in (tiny_model("llama"), tiny_model("gemma2", dtype=torch.float32)):
         engine = Engine(model, SamplingSettings())
         drained(engine, ASKED)
@@ -168,7 +168,7 @@ def test_by_default_it_guesses_nothing_where_layers_round_by_the_number_of_rows(
         assert not engine.state.forward.is_steady
 
 
-def test_by_default_it_guesses_in_exact_mode() -> None:
+def test_by_default_it_drafts_in_exact_mode() -> None:
     model = tiny_model("llama")
     plain, _ = drained(Engine(model, SamplingSettings(exact=True, speculation="off")), ASKED)
     engine = Engine(model, SamplingSettings(exact=True))
@@ -176,11 +176,11 @@ def test_by_default_it_guesses_in_exact_mode() -> None:
     assert engine.speculation is not None
 
 
-def test_off_is_the_same_path_with_no_guesses() -> None:
-    """An engine whose guesses are none computes the steps of one without, one after another, to the bit."""
+def test_off_is_the_same_path_with_no_drafts() -> None:
+    """An engine whose drafts are none computes the steps of one without, one after another, to the bit."""
     model = tiny_model("llama")
     plain, plain_steps = drained(Engine(model, SamplingSettings(speculation="off")), ASKED)
-    nothing = Speculator(4, Guessing(lambda said, most: []))
+    nothing = Speculator(4, ScriptedDrafter(lambda said, most: []))
     found, steps = drained(Engine(model, SamplingSettings(), speculates=nothing), ASKED)
     assert (found, steps) == (plain, plain_steps)
 
@@ -230,8 +230,8 @@ def test_samples_that_are_taken_out_are_forgotten_and_their_uids_come_again() ->
 
 
 def two_started() -> tuple[Engine, Speculator]:
-    """Samples 0.0 and 0.1 of one prompt, which have said 1 token; every token is guessed to be 7."""
-    speculator = Speculator(2, Guessing(lambda said, most: [7] * most))
+    """Samples 0.0 and 0.1 of one prompt, which have said 1 token; every token is drafted to be 7."""
+    speculator = Speculator(2, ScriptedDrafter(lambda said, most: [7] * most))
     engine = Engine(tiny_model("llama"), SamplingSettings(speculation=2), speculates=NoSpeculation())
     engine.add(request(0, 19, [30, 30]))
     engine.step()
@@ -248,8 +248,8 @@ def step_of(key: Key, num_drafted: int) -> StepPlan:
 
 
 def test_a_step_without_drafts_leaves_those_of_a_step_in_flight() -> None:
-    """Two steps in flight, each of one sample: that of 0.1 has no room for its guess, and lands while the two guessed
-    tokens of 0.0 are computed: one comes true."""
+    """Two steps in flight, each of one sample: that of 0.1 has no room for its draft, and lands while the two drafted
+    tokens of 0.0 are computed: one is accepted."""
     engine, speculator = two_started()
     started = engine.state.flight.started
     assert speculator.drafts(started, [(0, 0)]) == {(0, 0): [7, 7]}
@@ -262,11 +262,11 @@ def test_a_step_without_drafts_leaves_those_of_a_step_in_flight() -> None:
     assert (speculator.counts.tried_of.sum(), speculator.counts.accepted_of.sum()) == (2, 1)
 
 
-def test_a_sample_that_left_and_came_back_between_two_questions_is_guessed_for() -> None:
+def test_a_sample_that_left_and_came_back_between_two_questions_is_drafted_for() -> None:
     """Another one with its key and what it had said, beside the same others: it is known by what it has said, and what
     it says is heard."""
     engine, _ = two_started()
-    speculator = Speculator(2, Guessing(lambda said, most: [len(said)] * most))
+    speculator = Speculator(2, ScriptedDrafter(lambda said, most: [len(said)] * most))
     started, running = engine.state.flight.started, [(0, 0), (0, 1)]
     said = [len(started[key].token_ids) for key in running]
     assert speculator.drafts(started, running) == {key: [count] * 2 for key, count in zip(running, said, strict=True)}

@@ -151,7 +151,7 @@ def test_a_sample_that_moves_is_computed_again() -> None:
     same(moved, expected)
 
 
-def test_nothing_is_guessed() -> None:
+def test_nothing_is_drafted() -> None:
     model = tiny_model(FAMILY, dtype=torch.float32)
     for exact in (False, True):
         assert isinstance(Engine(model, SamplingSettings(exact=exact)).speculates, NoSpeculation)

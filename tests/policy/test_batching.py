@@ -369,7 +369,7 @@ def test_every_sample_runs_to_its_end_in_any_pool(
 ) -> None:
     """A stand-in engine that only counts: sample i of prompt u has lengths[i] tokens. The pool has room for the longest
     alone at least. No block is written by two, none is lost, and what is held was computed in its present blocks.
-    In turn, samples draft so many tokens, of which so many come true.
+    In turn, samples draft so many tokens, of which so many are accepted.
     """
     longest = max((size + max(lengths) for size, lengths in prompts), default=1)
     batch = scheduler(max_running, max_prefill_tokens, -(-longest // 4) + spare_blocks, cache_blocks)

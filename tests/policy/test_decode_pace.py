@@ -29,8 +29,8 @@ def test_steps_that_were_held_up_do_not_count() -> None:
 
 
 PLAIN = [step(n, n, n, 1.0 + 0.5 * n) for n in (1, 2, 8)]
-GUESSED = [step(n, 4 * n, 5 * n // 2, 1.0 + 0.5 * 4 * n) for n in (2, 4, 8)]
-"""Three guesses for each sample, of which half come true: (1 + 2 n) / 2.5 s for a token of each."""
+DRAFTED = [step(n, 4 * n, 5 * n // 2, 1.0 + 0.5 * 4 * n) for n in (2, 4, 8)]
+"""Three drafts for each sample, of which half are accepted: (1 + 2 n) / 2.5 s for a token of each."""
 SOMETIMES = [step(2, 2, 2, 2.0), step(2, 8, 6, 5.0), step(2, 8, 2, 5.0), step(4, 4, 4, 3.0), step(4, 4, 4, 3.0)]
 """Of two samples 12 s bring 5 tokens each, of four 6 s two."""
 IN_GROUPS = [step(8, 4, 4, 3.0), step(8, 4, 4, 3.0), step(2, 1, 1, 1.5)]
@@ -41,7 +41,7 @@ IN_GROUPS = [step(8, 4, 4, 3.0), step(8, 4, 4, 3.0), step(2, 1, 1, 1.5)]
     ("steps", "pace"),
     [
         (PLAIN, (1.0, 0.5, 1.0)),
-        (GUESSED, (0.4, 0.8, 2.5)),
+        (DRAFTED, (0.4, 0.8, 2.5)),
         (SOMETIMES, (1.8, 0.3, 18 / 14)),
         (IN_GROUPS, (2.0, 0.5, 1.0)),
         ([*PLAIN, step(0, 90, 0, 50.0), step(4, 90, 4, 50.0, kind="SCORE")], (1.0, 0.5, 1.0)),

@@ -16,9 +16,9 @@ from plait.recipes.engine_checks import (
     check_engine,
     check_engine_calls,
     check_engine_plan,
-    guesses,
     of_engines,
-    said_of_no_guesses,
+    said_of_no_drafts,
+    speculates,
 )
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.prepare import SET_UP
@@ -64,25 +64,25 @@ def test_what_it_can_do_passes() -> None:
         ({"sampling.engine": "plait", "device": "cuda"}, "kernels of a GPU may round by the number of rows"),
         (
             {"sampling.engine": "plait", "max_staleness": 1, "on_update": "keep", "sampling.exact": True},
-            "guesses would change where samples stand when new weights come (`on_update` keep)",
+            "drafts would change where samples stand when new weights come (`on_update` keep)",
         ),
     ],
 )
-def test_auto_guesses_nothing_where_a_bit_might_change_and_says_why(keys: dict[str, Any], why: str) -> None:
+def test_auto_drafts_nothing_where_a_bit_might_change_and_says_why(keys: dict[str, Any], why: str) -> None:
     """What is asked for by name is done, or refused."""
     recipe = recipe_of(**keys)
     check_engine(recipe)
-    assert not guesses(recipe)
+    assert not speculates(recipe)
     assert of_engines(recipe) == recipe.sampling.model_copy(update={"speculation": "off"})
-    said = said_of_no_guesses(recipe)
+    said = said_of_no_drafts(recipe)
     assert said is not None
     assert said.startswith(f"none by `sampling.speculation` auto, as {why}")
-    assert said.endswith("; `adaptive` guesses all the same") == ("sampling.engine" in keys)
+    assert said.endswith("; `adaptive` drafts all the same") == ("sampling.engine" in keys)
     for how in ("adaptive", 3):
         asked = recipe_of(**{**keys, "sampling.speculation": how})
-        assert guesses(asked)
+        assert speculates(asked)
         assert of_engines(asked) == asked.sampling
-        assert said_of_no_guesses(asked) is None
+        assert said_of_no_drafts(asked) is None
     if "sampling.engine" in keys:
         with pytest.raises(
             ConfigError, match=r"`sampling.draft_model` is d, but `sampling.speculation` is auto, which"
@@ -91,13 +91,13 @@ def test_auto_guesses_nothing_where_a_bit_might_change_and_says_why(keys: dict[s
 
 
 @pytest.mark.parametrize("keys", [{"dtype": "float32"}, {}, {"dtype": "float64", "sampling.exact": True}])
-def test_auto_guesses_where_a_row_has_the_same_bits_in_any_company(keys: dict[str, Any]) -> None:
+def test_auto_drafts_where_a_row_has_the_same_bits_in_any_company(keys: dict[str, Any]) -> None:
     """As far as the recipe says; of a model that is not compiled its engine does."""
     recipe = recipe_of(**{"sampling.engine": "plait", **keys})
-    assert guesses(recipe)
+    assert speculates(recipe)
     assert of_engines(recipe) == recipe.sampling
-    assert said_of_no_guesses(recipe) is None
-    by_layers = said_of_no_guesses(recipe, "its layers have further weights")
+    assert said_of_no_drafts(recipe) is None
+    by_layers = said_of_no_drafts(recipe, "its layers have further weights")
     assert (by_layers is None) == ("sampling.exact" in keys)
 
 
@@ -146,6 +146,6 @@ def test_what_is_known_of_an_engine_is_known_of_all() -> None:
     assert programs == set(POOL_TOKENS) == set(SET_UP)
 
 
-def test_auto_guesses_where_the_recipe_says_how_far_samples_are_when_new_weights_come() -> None:
+def test_auto_drafts_where_the_recipe_says_how_far_samples_are_when_new_weights_come() -> None:
     keys = {"max_staleness": 1, "on_update": "keep", "sampling.exact": True}
-    assert guesses(recipe_of(**{"sampling.engine": "plait", **keys, "tokens_per_version": 8}))
+    assert speculates(recipe_of(**{"sampling.engine": "plait", **keys, "tokens_per_version": 8}))

@@ -438,7 +438,7 @@ def test_a_plan_changes_nothing(make: Make, name: str) -> None:
     ],
 )
 def test_what_goes_with_it_on_a_plan(make: Make, tmp_path: Path, flow: str, keys: dict[str, Any]) -> None:
-    """Adapters, filters, guesses with a cache of prompts, dynamic sampling."""
+    """Adapters, filters, drafts with a cache of prompts, dynamic sampling."""
     (tmp_path / "reward.py").write_text(REWARD)
     if flow == "drawn_again":
         keys = {"reward.functions": [f"{tmp_path}/reward.py:length"]}

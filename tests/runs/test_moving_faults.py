@@ -103,15 +103,15 @@ def test_a_fault_while_keys_and_values_go_ahead_is_named_and_the_run_goes_on(
 
 
 @pytest.fixture(scope="module")
-def guesses(tiny_folder: Path) -> dict[str, Any]:
-    """Three tokens are guessed in every step: samples that move leave in the middle of guesses, and what those have
+def drafts(tiny_folder: Path) -> dict[str, Any]:
+    """Three tokens are drafted in every step: samples that move leave in the middle of drafts, and what those have
     come to goes along."""
     return KEYS | {"sampling.speculation": 3, "sampling.draft_model": str(tiny_folder)}
 
 
 @pytest.fixture(scope="module")
-def guessed(place: Path, tiny_folder: Path, guesses: dict[str, Any]) -> Path:
-    return whole(recipe_of(place, tiny_folder, "guessed", **guesses, **patience("no")))
+def drafted(place: Path, tiny_folder: Path, drafts: dict[str, Any]) -> Path:
+    return whole(recipe_of(place, tiny_folder, "drafted", **drafts, **patience("no")))
 
 
 @pytest.mark.slow
@@ -119,13 +119,13 @@ def guessed(place: Path, tiny_folder: Path, guesses: dict[str, Any]) -> Path:
     ("fault", "stage", "rank"),
     [*CASES, *itertools.product(("kill", "stop", "raise"), ("ahead",), (0, 1))],
 )
-def test_a_fault_while_samples_with_guesses_move_is_named_and_the_run_goes_on(
-    fault: str, stage: str, rank: int, place: Path, tiny_folder: Path, guesses: dict[str, Any], guessed: Path
+def test_a_fault_while_samples_with_drafts_move_is_named_and_the_run_goes_on(
+    fault: str, stage: str, rank: int, place: Path, tiny_folder: Path, drafts: dict[str, Any], drafted: Path
 ) -> None:
-    """In each stage, and in the thread of what goes ahead, on either side, while both guess."""
-    keys = guesses | {"rebalance": "auto", "fusion": "off"} | patience(fault)
-    broken = recipe_of(place, tiny_folder, f"guessing-{fault}-{stage}-{rank}", **keys)
-    broken_off(broken, fault, stage, rank, guessed, named="actor.generate", waits=stage == "rest")
+    """In each stage, and in the thread of what goes ahead, on either side, while both draft."""
+    keys = drafts | {"rebalance": "auto", "fusion": "off"} | patience(fault)
+    broken = recipe_of(place, tiny_folder, f"drafting-{fault}-{stage}-{rank}", **keys)
+    broken_off(broken, fault, stage, rank, drafted, named="actor.generate", waits=stage == "rest")
     rows = read_rows(broken.run_dir / "metrics.jsonl")
     assert samples_moved(broken)[0] > 0, "in the step before, by the same hand"
     assert all(row["perf/spec/draft_tokens"] > 0 for row in rows)

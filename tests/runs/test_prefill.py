@@ -116,7 +116,7 @@ def reply(messages, **columns):
 """
 BESIDE: dict[str, tuple[Flow, dict[str, Any], dict[str, str]]] = {
     "draws again": (FILTERED, {}, PLANS["grpo-2"][1]),
-    "guesses": (CHUNKED, {"sampling.speculation": 3}, PLANS["grpo-2"][1]),
+    "drafts": (CHUNKED, {"sampling.speculation": 3}, PLANS["grpo-2"][1]),
     "turns": (GRPO, TURNS, PLANS["grpo-2"][1]),
     "turns of prompts": (GRPO, TURNS | {"turns.wait_for": "prompt"}, THREE),
     "evaluates": (GRPO, {"evaluation.items": 4, "evaluation.every": 1}, PLANS["grpo-2"][1]),

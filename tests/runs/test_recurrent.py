@@ -193,11 +193,11 @@ def test_what_states_cannot_do_is_refused_by_name(make_recipe: MakeRecipe, folde
     assert prepare(make_recipe(model=str(folder))).recipe.sampling.speculation == "off"
 
 
-def test_a_person_is_told_why_nothing_is_guessed() -> None:
+def test_a_person_is_told_why_nothing_is_drafted() -> None:
     said = none_by_layers("--speculation", KEEPS_STATE)
-    why = "states of its layers cannot be taken back where a guess is wrong"
+    why = "states of its layers cannot be taken back where draft tokens are rejected"
     assert said == f"none by `--speculation` auto, as {why}", "and not that `adaptive` would"
-    assert none_by_layers("it", "it has a part of the model").endswith("`adaptive` guesses all the same")
+    assert none_by_layers("it", "it has a part of the model").endswith("`adaptive` drafts all the same")
 
 
 def test_samples_that_stand_still_between_versions_are_refused(make_recipe: MakeRecipe, folder: Path) -> None:

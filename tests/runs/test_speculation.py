@@ -25,7 +25,7 @@ from plait.runtime.api import run
 from plait.runtime.prediction.machine import machine_of
 from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import outline, prepare
-from plait.runtime.steps.guess_knowledge import NAME, read_known
+from plait.runtime.steps.draft_knowledge import NAME, read_known
 from plait.schedule.timeline import load_any
 from tests.cases import slow_but
 from tests.models.tiny import tiny_model, tiny_tokenizer
@@ -93,8 +93,8 @@ def test_keys_and_values_of_a_draft_model_share_the_memory_for_them(
 ) -> None:
     """Here the draft model is as large as the policy, so half as many tokens of each have room."""
     tokens = []
-    for guesses in ({"sampling.speculation": 4}, HOW["a draft model"]):
-        keys = {"device": device, "dtype": "float32", "sampling.kv_memory": 0.25, **guesses}
+    for drafts in ({"sampling.speculation": 4}, HOW["a draft model"]):
+        keys = {"device": device, "dtype": "float32", "sampling.kv_memory": 0.25, **drafts}
         recipe = outline(recipe_of(place, tiny_folder, "shared", **keys), device_memory=1 << 22).recipe
         check_served(recipe)
         tokens.append(recipe.sampling.kv_tokens)
@@ -102,7 +102,7 @@ def test_keys_and_values_of_a_draft_model_share_the_memory_for_them(
 
 
 QUICK = ("a pool of keys that is too small",)
-"""Five are guessed as four are; where guesses pay is decided in the run by default below, and an instance of two has a
+"""Five are drafted as four are; where drafts pay is decided in the run by default below, and an instance of two has a
 draft model there; tests of the engine have chunks and small pools of texts."""
 
 
@@ -123,8 +123,8 @@ def test_a_run_with_drafts_is_the_run_without(how: str, place: Path, tiny_folder
 def test_in_exact_mode_to_the_bit(how: Any, place: Path, tiny_folder: Path) -> None:
     keys = {"sampling.exact": True, "dtype": "float32"}
     without, drafting = (
-        recipe_of(place, tiny_folder, f"exact-{how}-{guesses}", **keys, **{"sampling.speculation": guesses})
-        for guesses in ("off", how)
+        recipe_of(place, tiny_folder, f"exact-{how}-{drafts}", **keys, **{"sampling.speculation": drafts})
+        for drafts in ("off", how)
     )
     for recipe in (without, drafting):
         run(recipe)
@@ -137,7 +137,7 @@ def test_a_run_by_default_is_the_run_without_to_the_bit(
     plan: str | None, place: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the compiled forward, resumed in the middle, with what its engines had learned; ranks with parts of a model
-    guess nothing."""
+    draft nothing."""
     keys: dict[str, Any] = {"dtype": "float32", "sampling.max_response_tokens": 20, "checkpoint.every": 2}
     if plan is not None:
         keys |= where(place, f"default-{plan}", PLACES[plan])
@@ -148,7 +148,7 @@ def test_a_run_by_default_is_the_run_without_to_the_bit(
     learned = {one.instance for one in read_known(Path(default.run_dir) / "checkpoints/step-2" / NAME)}
     assert learned == {None: {0}, "instances": {0, 1}, "tp2": set()}[plan]
     run(default, resume=True)
-    assert ("guesses of next tokens" in capsys.readouterr().err) == (plan == "tp2"), "why there are none, and no more"
+    assert ("speculative decoding" in capsys.readouterr().err) == (plan == "tp2"), "why there are none, and no more"
     assert_equal_runs(Path(default.run_dir), Path(without.run_dir), tolerance=0.0)
     told = {"perf/spec/drafted_steps" in row for row in read_rows(Path(default.run_dir) / "metrics.jsonl")}
     assert told == {plan != "tp2"}
@@ -176,15 +176,15 @@ def test_all_ranks_take_the_same_drafts(
     assert accepted(Path(recipe.run_dir)) > 0
 
 
-GUESSED = ("draft_tokens", "accepted_tokens", "acceptance_of_history")
+DRAFTED = ("draft_tokens", "accepted_tokens", "acceptance_of_history")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", [None, "instances", "tp2"])
-def test_a_resumed_run_guesses_as_well_as_one_that_went_on(
+def test_a_resumed_run_drafts_as_well_as_one_that_went_on(
     plan: str | None, place: Path, tiny_folder: Path, plain: Path
 ) -> None:
-    """The last step asks again what an earlier one asked in another stay, and guesses from what was said then. Of
+    """The last step asks again what an earlier one asked in another stay, and drafts from what was said then. Of
     several instances each knew what it had said itself; resumed it reads what all have said."""
     keys = {"sampling.speculation": 4, "checkpoint.every": 2}
     if plan is not None:
@@ -196,16 +196,16 @@ def test_a_resumed_run_guesses_as_well_as_one_that_went_on(
     run(resumed, resume=True)
     assert_equal_runs(Path(resumed.run_dir), plain)
     last, wanted = (read_rows(Path(one.run_dir) / "metrics.jsonl")[-1] for one in (resumed, through))
-    for figure in GUESSED:
+    for figure in DRAFTED:
         found, least = (row.get(f"perf/spec/{figure}", 0.0) for row in (last, wanted))
         assert found >= least if plan == "instances" else found == least
     assert last["perf/spec/accepted_tokens"] > 0
 
 
-def test_a_resumed_run_without_its_samples_has_lost_guesses_and_nothing_else(
+def test_a_resumed_run_without_its_samples_has_lost_drafts_and_nothing_else(
     place: Path, tiny_folder: Path, plain: Path
 ) -> None:
-    """One that has them guesses from what was said before it was stopped."""
+    """One that has them drafts from what was said before it was stopped."""
     keys = {"sampling.speculation": 4, "checkpoint.every": 2}
     recipe, kept = (recipe_of(place, tiny_folder, name, **keys) for name in ("lost", "kept"))
     run(recipe_of(place, tiny_folder, "lost", **keys, steps=2))
@@ -267,9 +267,7 @@ def test_a_draft_model_has_the_tokens_of_the_policy(tmp_path: Path, place: Path,
     more = other_tokens(tmp_path / "more")
     keys = {"sampling.speculation": "adaptive", "sampling.draft_model": str(tiny_folder)}
     recipe = recipe_of(place, more, "more", **keys)
-    said = (
-        r"`sampling.draft_model` is `.*tiny`, which guesses the tokens of `.*more`, but 1 of these, such as 'another'"
-    )
+    said = r"`sampling.draft_model` is `.*tiny`, which drafts tokens for `.*more`, but 1 of these, such as 'another'"
     with pytest.raises(ConfigError, match=said):
         prepare(recipe)
     keys = {"sampling.speculation": 3, "sampling.draft_model": str(tmp_path)}
@@ -281,8 +279,8 @@ def test_a_draft_model_has_the_tokens_of_the_policy(tmp_path: Path, place: Path,
         prepare(nameless)
 
 
-def test_a_draft_model_is_of_use_only_where_something_is_guessed(place: Path, tiny_folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"draft_model is '.*', but nothing is guessed; set speculation to auto"):
+def test_a_draft_model_is_of_use_only_where_something_is_drafted(place: Path, tiny_folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"draft_model is '.*', but nothing is drafted; set speculation to auto"):
         recipe_of(place, tiny_folder, "off", **{"sampling.speculation": "off", "sampling.draft_model": MODEL})
 
 
@@ -305,7 +303,7 @@ def test_what_may_be_lost_is_refused_where_nothing_is(
 
 
 def test_its_seconds_stand_in_plans(place: Path, tiny_folder: Path) -> None:
-    """Of a fixed length it guesses in every step; what `adaptive` comes to is known when a run has measured it."""
+    """Of a fixed length it drafts in every step; what `adaptive` comes to is known when a run has measured it."""
     sizes, found = SampleLengths(Lengths.fixed(8), Lengths.fixed(8)), {}
     for how in (3, "adaptive"):
         keys = {"sampling.speculation": how, "sampling.draft_model": MODEL}

@@ -52,15 +52,15 @@ def test_nothing_left_out_changes_no_bit(make_recipe: MakeRecipe, tmp_path: Path
     assert not any("support_sizes" in sample for sample in samples_of(plain, 1))
 
 
-def test_guesses_change_no_sample(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_drafts_change_no_sample(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     keys = {"dtype": "float64", "sampling.max_response_tokens": 24} | FILTERS["top_p"]
     plain = make_recipe(run_dir=str(tmp_path / "plain"), **keys, **{"sampling.speculation": "off"})
-    guessed = make_recipe(run_dir=str(tmp_path / "guessed"), **keys, **{"sampling.speculation": 3})
+    drafted = make_recipe(run_dir=str(tmp_path / "drafted"), **keys, **{"sampling.speculation": 3})
     assert run(plain).finished
-    assert run(guessed).finished
-    assert_equal_runs(guessed.run_dir, plain.run_dir)
+    assert run(drafted).finished
+    assert_equal_runs(drafted.run_dir, plain.run_dir)
     for step in (1, 2):
-        sizes = [[row["support_sizes"] for row in samples_of(recipe, step)] for recipe in (plain, guessed)]
+        sizes = [[row["support_sizes"] for row in samples_of(recipe, step)] for recipe in (plain, drafted)]
         assert sizes[0] == sizes[1]
 
 

@@ -91,12 +91,12 @@ def test_any_plan_comes_to_the_run_of_one_process(name: str, place: Path, placed
 
 @pytest.mark.slow
 @pytest.mark.parametrize("speculation", ["auto", 3])
-def test_guesses_change_nothing(speculation: str | int, make_recipe: MakeRecipe) -> None:
+def test_drafts_change_nothing(speculation: str | int, make_recipe: MakeRecipe) -> None:
     keys: dict[str, Any] = PACED | {"steps": 4, "max_staleness": 2, "on_update": "recompute", "sampling.exact": True}
     results = []
-    for guesses in ("off", speculation):
-        recipe = make_recipe(**keys, **{"sampling.speculation": guesses})
-        recipe = recipe.model_copy(update={"run_dir": recipe.run_dir.with_name(f"guesses-{guesses}")})
+    for drafts in ("off", speculation):
+        recipe = make_recipe(**keys, **{"sampling.speculation": drafts})
+        recipe = recipe.model_copy(update={"run_dir": recipe.run_dir.with_name(f"drafts-{drafts}")})
         assert run(recipe).finished
         results.append(samples_by_step(recipe.run_dir))
     assert results[0] == results[1]

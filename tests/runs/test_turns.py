@@ -245,7 +245,7 @@ def test_a_rollout_that_trains_nothing_has_turns_under_its_name(make_recipe: Mak
 
 def test_a_reward_may_log_replies_where_samples_have_one_turn(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """They have another name in records. Folders of earlier versions, where they had not, are read where a run goes on,
-    to guess from, and where lengths are told."""
+    to draft from, and where lengths are told."""
     code = "def logs(completions, log_extra, **columns):\n    n = len(completions)\n"
     (tmp_path / "logs.py").write_text(
         code + "    log_extra('replies', [3] * n)\n    return [float(i) for i in range(n)]\n"

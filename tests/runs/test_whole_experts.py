@@ -38,7 +38,7 @@ RUNS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
     "stages": ("qwen3_moe", STAGES, {}),
     "balanced and replayed": ("qwen3_moe", STAGES, ROUTED),
     "adapters": ("qwen3_moe", THREE, {"lora.rank": 2}),
-    "guesses": ("qwen3_moe", TWO, {"sampling.speculation": 2}),
+    "drafts": ("qwen3_moe", TWO, {"sampling.speculation": 2}),
     "attention on all ranks": ("gpt_oss", TWO, {}),
     "columns": ("mixtral", TWO, {}),
     "shared experts": ("deepseek_v3", THREE, {}),

@@ -1,4 +1,4 @@
-"""What simulated engines that guess have in common."""
+"""What simulated engines that draft have in common."""
 
 from __future__ import annotations
 

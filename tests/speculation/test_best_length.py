@@ -1,5 +1,5 @@
 """`auto` against the best fixed length, which nobody knows before: in the same steps, of the same finds, by the tokens
-that guesses come to in the mean, so that nobody is lucky. What a step may stake is bounded by the promise to plain
+that drafts come to in the mean, so that nobody is lucky. What a step may stake is bounded by the promise to plain
 decoding (test_windows.py), so this is held where the best length stakes less, and is seldom wrong several times in a
 row."""
 
@@ -29,7 +29,7 @@ class Paired(Engine):
         super().__init__(num_samples, "none", curve, seed)
         self.chance = lambda slot, step: chance
         self.sums_K = np.concatenate([[0.0], np.cumsum(chance ** np.arange(1, MOST_PLACES + 1))])
-        """Tokens that come true of a guess of 0 … 15, in the mean."""
+        """Tokens that are accepted of a draft of 0 … 15, in the mean."""
         self.fixed: list[list[tuple[float, float]]] = []
         """Of each step and length: tokens in the mean, and seconds."""
         self.own: list[tuple[float, float]] = []
@@ -43,16 +43,16 @@ class Paired(Engine):
         finds = sum(self.found(slot) > 0 for slot in range(num))
         seconds = [self.forward_s(num + finds * k) + (LOOKING_S if k else 0.0) for k in range(MOST_PLACES + 1)]
         self.fixed.append([(num + finds * tokens, taken) for tokens, taken in zip(self.sums_K, seconds, strict=True)])
-        chosen, choose = [], self.speculation.guess
+        chosen, choose = [], self.speculation.propose
 
         def spied(asked: Asked, num_context: int) -> list[list[int]]:
             chosen.extend(choose(asked, num_context))
             return list(chosen)
 
-        self.speculation.guess = spied  # type: ignore[method-assign]
+        self.speculation.propose = spied  # type: ignore[method-assign]
         super().step()
-        self.speculation.guess = choose  # type: ignore[method-assign]
-        self.own.append((num + sum(self.sums_K[len(guess)] for guess in chosen), self.steps[-1][1]))
+        self.speculation.propose = choose  # type: ignore[method-assign]
+        self.own.append((num + sum(self.sums_K[len(draft)] for draft in chosen), self.steps[-1][1]))
 
     def new_rollout(self) -> None:
         for slot in range(len(self.said)):
@@ -92,14 +92,14 @@ CASES: list[tuple[str, int, float]] = [
     *itertools.product(["GPU"], [4, 8], [0.5, 0.7, 0.8]),
     *[("stairs", num, chance) for num, chance in ((4, 0.0), (8, 0.0), (8, 0.5), (8, 0.7))],
 ]
-"""Samples, and the chance that a guess comes true, where the best length stakes less than half a step."""
+"""Samples, and the chance that a draft is accepted, where the best length stakes less than half a step."""
 QUICK = [("CPU with a matrix unit", 8, 0.5)]
 
 
 @pytest.mark.parametrize(("curve", "num_samples", "chance"), slow_but(QUICK, CASES))
 def test_once_taught_it_is_as_fast_as_the_best_fixed_length(curve: str, num_samples: int, chance: float) -> None:
     """From the first step of the second rollout on, whose samples and weights are others; of three draws. That a step
-    without guesses is needed now and then, and that not every step may be staked on, is what is missing to the whole;
+    without drafts is needed now and then, and that not every step may be staked on, is what is missing to the whole;
     who is wrong several times in a row has spent what may be lost, and waits, so the slowest 32 steps are held in the
     middle draw alone."""
     wholes, slowest = zip(*(taught(num_samples, chance, curve, seed) for seed in range(3)), strict=True)
@@ -119,8 +119,8 @@ def test_once_taught_it_is_as_fast_as_the_best_fixed_length(curve: str, num_samp
         ("GPU", 0.8, 0.9),
     ],
 )
-def test_a_lone_sample_heeds_what_its_guesses_leave_to_later_ones(curve: str, chance: float, share: float) -> None:
-    """In the mean of six draws, which differ by 0.2: after some wrong guesses in a row it has none for 32 steps. Most
+def test_a_lone_sample_heeds_what_its_drafts_leave_to_later_ones(curve: str, chance: float, share: float) -> None:
+    """In the mean of six draws, which differ by 0.2: after some wrong drafts in a row it has none for 32 steps. Most
     tokens per second of what is covered came to 0.88, 0.89, 0.91, 0.84 and 0.88."""
     assert np.mean([taught(1, chance, curve, seed)[0] for seed in range(6)]) >= share
 
@@ -128,7 +128,7 @@ def test_a_lone_sample_heeds_what_its_guesses_leave_to_later_ones(curve: str, ch
 @pytest.mark.slow
 @pytest.mark.parametrize("curve", ["CPU", "CPU with a matrix unit", "GPU", "stairs"])
 def test_from_the_third_32_steps_of_a_cold_run_on_it_is_nearly_as_good(curve: str) -> None:
-    """The first ones have to find out what rows take and what comes true, and may not lose two percent meanwhile. Of
+    """The first ones have to find out what rows take and what is accepted, and may not lose two percent meanwhile. Of
     six draws, whose slowest windows differ by 0.07."""
     slowest = []
     for seed in range(6):

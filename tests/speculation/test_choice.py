@@ -1,4 +1,4 @@
-"""Which guesses pay, by hand; and what a step takes, from steps of known cost."""
+"""Which drafts pay, by hand; and what a step takes, from steps of known cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plait.speculation.acceptance import Acceptance
 from plait.speculation.choice import LEAST_GAIN, Room, Weighed, first, share_of, weigh
-from plait.speculation.drafter import Guesses
+from plait.speculation.drafter import DraftTokens
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.step_cost import StepCost, non_negative_fit
 
@@ -26,11 +26,11 @@ def weighed(
     prices_M1: FloatArray | None = None,
     **how: float,
 ) -> Weighed:
-    guesses = Guesses(np.zeros(survival.shape, np.int32), lengths, np.zeros(survival.shape, np.int64), survival)
+    drafts = DraftTokens(np.zeros(survival.shape, np.int32), lengths, np.zeros(survival.shape, np.int64), survival)
     prices = seconds_M1 - seconds_M1[0] if prices_M1 is None else prices_M1
     how = {"room_s": math.inf, "share": 1.0, "look_s": math.inf, "more_s": 0.0} | how
     room = Room(how["room_s"], how["share"], how["look_s"])
-    return weigh(guesses, seconds_M1, prices, room, more_s=how["more_s"])
+    return weigh(drafts, seconds_M1, prices, room, more_s=how["more_s"])
 
 
 def test_the_likeliest_stand_first_and_of_equals_those_that_come_earlier() -> None:
@@ -85,9 +85,10 @@ def test_what_they_may_cost_and_what_they_are_expected_to_cost_must_both_be_cove
 
 @pytest.mark.parametrize(("room_s", "computed"), [(2.5, 2), (0.25, 1)])
 def test_with_little_left_a_lone_sample_stakes_less(room_s: float, computed: int) -> None:
-    """Two guesses gain 0.46, one 0.36, and each is right in half of the cases. Of 0.25 s, which one more try of two
-    guesses, at 0.05 + 0.2 s, would spend, to be ruined takes 0.5, after a wrong guess 0.5 ** (0.15 / 0.25), after two
-    wrong ones 0.5 ** (0.05 / 0.25): for 26 × 0.46 that is worth 2.0 with one, 0.8 with two. Of 2.5 s it is nothing."""
+    """Two drafts gain 0.46, one 0.36, and each is right in half of the cases. Of 0.25 s, which one more try of two
+    drafts, at 0.05 + 0.2 s, would spend, to be ruined takes 0.5, after a wrong one 0.5 ** (0.15 / 0.25),
+    after two wrong ones 0.5 ** (0.05 / 0.25): for 26 × 0.46 that is worth 2.0 with one, 0.8 with two. Of 2.5 s it is
+    nothing."""
     survival, seconds = np.array([[0.5, 0.25]]), np.array([1.0, 1.1, 1.2])
     found = weighed(seconds, survival, np.array([2]), room_s=room_s, look_s=0.05)
     assert found.best.lengths_B.tolist() == [computed]
@@ -97,7 +98,7 @@ def test_with_little_left_a_lone_sample_stakes_less(room_s: float, computed: int
 
 
 def test_what_is_staked_with_heed_need_not_gain_enough_by_itself() -> None:
-    """Two guesses gain 1.22 / 1.16, five percent, one 1.13 / 1.095, three, and is worth more for what it leaves: that
+    """Two drafts gain 1.22 / 1.16, five percent, one 1.13 / 1.095, three, and is worth more for what it leaves: that
     something gains enough is asked of the two."""
     found = weighed(
         np.array([1.0, 1.095, 1.16]), np.array([[0.13, 0.09]]), np.array([2]), room_s=0.3, share=0.6, look_s=0.03
@@ -108,7 +109,7 @@ def test_what_is_staked_with_heed_need_not_gain_enough_by_itself() -> None:
 
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 2**32 - 1))
 def test_what_is_decided_at_once_is_what_arrays_say(num_samples: int, most: int, seed: int) -> None:
-    """The same by sorting and sums over all guesses."""
+    """The same by sorting and sums over all drafts."""
     rng = np.random.default_rng(seed)
     survival = rng.uniform(0.05, 1.0, (num_samples, most)).cumprod(1)
     lengths = rng.integers(0, most + 1, num_samples)
@@ -161,7 +162,7 @@ def test_what_steps_take_is_learned_from_steps() -> None:
 
 
 def test_a_machine_that_slows_down_is_not_mistaken_for_context() -> None:
-    """A sample says 46 tokens behind a prompt of 75 while steps come to take half as long again, guesses or not: they
+    """A sample says 46 tokens behind a prompt of 75 while steps come to take half as long again, drafts or not: they
     would fit a cost of nothing but context, and a step at the start of the next rollout would be free. Of buckets that
     rise alike the fit takes most for the floor."""
     cost = StepCost()
@@ -225,7 +226,7 @@ def test_acceptance_goes_from_the_confidence_to_what_was_seen() -> None:
     for _ in range(10):
         acceptance.learn(np.full(100, cell), np.repeat([1, 0], [90, 10]))
     assert acceptance.table_C[cell] == pytest.approx(0.9, abs=0.01)
-    assert before[cell] < acceptance.table_C[cell + 10] < 0.95, "another place in the guess learns from it"
+    assert before[cell] < acceptance.table_C[cell + 10] < 0.95, "another position in the draft learns from it"
     assert acceptance.table_C[cell - 5] == before[cell - 5], "another confidence does not"
     acceptance.forget()
     assert acceptance.trials_C.sum() == 500

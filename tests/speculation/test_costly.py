@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.speculation.drafter import Asked, Guesses, drafted_cells
+from plait.speculation.drafter import Asked, DraftTokens, drafted_cells
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.promise import MAY_LOSE
 from plait.speculation.speculation import How
@@ -25,8 +25,8 @@ class Model(Forgetful):
     """A CostlyDrafter that is right in so many places.
 
     Args:
-        right: share of the tokens that it guesses right, if all before were right.
-        token_s: seconds of each token of the guesses; what it catches up with takes a hundredth for each token.
+        right: share of the tokens that it drafts right, if all before were right.
+        token_s: seconds of each token of the drafts; what it catches up with takes a hundredth for each token.
     """
 
     capturing_s = 0.0
@@ -34,7 +34,7 @@ class Model(Forgetful):
     def __init__(self, simulated: Simulated, right: float, token_s: float) -> None:
         self.simulated, self.right, self.token_s = simulated, right, token_s
         self.behind: dict[int, int] = {}
-        self.num_guessed = 0
+        self.num_drafted = 0
 
     def begin(self, slot: int, prompt_ids: tuple[int, ...]) -> None:
         self.behind[slot] = len(prompt_ids)
@@ -44,15 +44,15 @@ class Model(Forgetful):
             self.behind[slot] += count
 
     def seconds_of(self, slots_B: IntArray) -> tuple[float, float]:
-        """Takes as long as finding out whether guesses pay may."""
+        """Takes as long as finding out whether drafts pay may."""
         self.simulated.clock_s += THINKING_S
         return self._seconds_of(slots_B)
 
     def _seconds_of(self, slots_B: IntArray) -> tuple[float, float]:
         return sum(self.behind[slot] for slot in slots_B.tolist()) * self.token_s / 100, self.token_s
 
-    def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
-        found = Guesses.none(len(asked.slots_B), most)
+    def propose(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> DraftTokens:
+        found = DraftTokens.none(len(asked.slots_B), most)
         self.simulated.clock_s += self._seconds_of(asked.slots_B)[0] + most * self.token_s
         survival_B = np.ones(len(asked.slots_B))
         for depth in range(most):
@@ -65,7 +65,7 @@ class Model(Forgetful):
         found.lengths_B[:] = most
         for slot in asked.slots_B.tolist():
             self.behind[slot] = 0
-        self.num_guessed += len(asked.slots_B) * most
+        self.num_drafted += len(asked.slots_B) * most
         return found
 
 
@@ -101,7 +101,7 @@ def test_no_32_steps_are_slower_than_two_percent(right: float, token_s: float, n
 
 @pytest.mark.parametrize(("right", "token_s"), slow_but([(0.5, 0.001)], [(0.6, 0.002), (0.5, 0.001)]))
 def test_what_pays_by_little_is_used_as_far_as_it_is_covered(right: float, token_s: float) -> None:
-    """Of a lone sample a guess in two is wrong, and then its price is gone for 32 steps; 1.3 times as fast at best."""
+    """Of a lone sample a draft in two is wrong, and then its price is gone for 32 steps; 1.3 times as fast at best."""
     simulated = with_model("adaptive", 1, right, token_s)
     simulated.run(900)
     assert slowest_window(simulated.steps) > 0.98
@@ -116,7 +116,7 @@ NO_USE = [(0.0, 0.002), (0.3, 0.006), (0.6, 0.012), (0.9, 0.02), (0.0, 0.05)]
     ("no_use", "num_samples"),
     slow_but([(NO_USE[0], 8), (NO_USE[2], 1), (NO_USE[3], 1)], itertools.product(NO_USE, [1, 8])),
 )
-def test_auto_is_hardly_slower_where_its_guesses_do_not_pay(no_use: tuple[float, float], num_samples: int) -> None:
+def test_auto_is_hardly_slower_where_its_drafts_do_not_pay(no_use: tuple[float, float], num_samples: int) -> None:
     """A step takes 18 ms and 1.6 a row."""
     simulated = with_model("adaptive", num_samples, *no_use)
     simulated.run(600)
@@ -125,7 +125,7 @@ def test_auto_is_hardly_slower_where_its_guesses_do_not_pay(no_use: tuple[float,
 
 @pytest.mark.parametrize(("num_samples", "least"), slow_but([(1, 1.35)], [(1, 1.35), (8, 1.2)]))
 def test_auto_is_faster_where_they_do(num_samples: int, least: float) -> None:
-    """Two tokens at a step and more, less what guesses and rows take; fixed lengths, which stake more than may be lost,
+    """Two tokens at a step and more, less what drafts and rows take; fixed lengths, which stake more than may be lost,
     are 2.6 and 1.4 times as fast."""
     simulated = with_model("adaptive", num_samples, 0.9, 0.002)
     assert simulated.run(800) > least
@@ -149,7 +149,7 @@ def test_who_may_lose_a_tenth_is_as_fast_as_the_best_fixed_length(num_samples: i
 
 @pytest.mark.parametrize("may_lose", [0.05, 0.1, 0.3])
 @pytest.mark.parametrize(("right", "num_samples"), slow_but([(0.0, 1)], itertools.product([0.0, 0.2], [1, 8])))
-def test_who_may_lose_more_hardly_does_where_guesses_are_of_no_use(
+def test_who_may_lose_more_hardly_does_where_drafts_are_of_no_use(
     right: float, num_samples: int, may_lose: float
 ) -> None:
     """A model that is not right is found out soon, and asked no more than otherwise."""
@@ -172,7 +172,8 @@ def test_a_copy_that_takes_a_third_of_a_step_is_of_use_to_fixed_lengths_of_few_s
     num_samples: int, least: float, most: float
 ) -> None:
     """A copy of the policy in 4 bits whose products took as long as their bytes, right as often as it was found to be
-    (docs/speculation.md). A wrong guess would take half of what auto may lose in 32 steps, so it computes none."""
+    (docs/speculation.md). A rejected draft token would take half of what auto may lose in 32 steps, so it computes
+    none."""
 
     def speculating(how: How) -> OnEPYC:
         token_s = 0.31 * float(np.interp(num_samples, *CURVES["CPU"])) / 1e3
@@ -191,23 +192,23 @@ def test_auto_has_most_of_the_best_fixed_length() -> None:
 
 
 def test_a_model_that_knows_nothing_is_asked_no_more() -> None:
-    """A few guesses at first; then trials in a hundredth of the time."""
+    """A few drafts at first; then trials in a hundredth of the time."""
     simulated = with_model("adaptive", 4, 0.0, 0.002)
     simulated.run(100)
     model = model_of(simulated)
-    asked_first = model.num_guessed
+    asked_first = model.num_drafted
     before = simulated.seconds
     simulated.run(600)
-    assert 0 < (model.num_guessed - asked_first) * model.token_s / 4 < 0.015 * (simulated.seconds - before)
+    assert 0 < (model.num_drafted - asked_first) * model.token_s / 4 < 0.015 * (simulated.seconds - before)
     assert simulated.speculation.counts.drafted < 0.05 * asked_first + 60
 
 
 def test_it_is_not_asked_for_what_is_known_anyway() -> None:
-    """Half of a token's time for each guess, where nearly all are looked up."""
+    """Half of a token's time for each draft, where nearly all are looked up."""
     simulated = with_model("adaptive", 4, 0.95, 0.008, share=0.95)
     assert simulated.run(300) > 0.97 * Simulated("adaptive", 4, 0.95).run(300)
     model = model_of(simulated)
-    assert model.num_guessed < 300
+    assert model.num_drafted < 300
 
 
 def test_a_model_that_gets_better_is_noticed() -> None:
@@ -222,7 +223,7 @@ def test_a_model_that_gets_better_is_noticed() -> None:
 
 
 def test_it_takes_the_place_of_what_is_less_likely() -> None:
-    """Fixed lengths guess wherever anything is known, by whoever is more often right."""
+    """Fixed lengths draft wherever anything is known, by whoever is more often right."""
     simulated = with_model(2, 3, 0.9, 0.001, share=0.3)
     simulated.run(200)
     prompt, siblings, history, model = simulated.speculation.counts.tried_of

@@ -1,4 +1,4 @@
-"""What was learned of guesses outlasts the engine: it comes back from its file, and who takes it up goes on as the one
+"""What was learned of drafts outlasts the engine: it comes back from its file, and who takes it up goes on as the one
 who learned it would have."""
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ CASES = [("CPU", 8, 0.7), ("CPU with a matrix unit", 1, 0.5), ("GPU", 1, 0.7), (
 
 
 @pytest.mark.parametrize(("curve", "num_samples", "chance"), slow_but(CASES[:2], CASES))
-def test_a_resumed_run_guesses_from_its_first_step_as_the_unbroken_one(
+def test_a_resumed_run_drafts_from_its_first_step_as_the_unbroken_one(
     curve: str, num_samples: int, chance: float
 ) -> None:
     """As many rows in each step, told by its seconds."""
@@ -102,43 +102,43 @@ def test_what_is_known_of_a_draft_model_goes_along() -> None:
     knowledge = knowledge_of(learned.speculation)
     take_up(knows.speculation, through_a_file(knowledge))
     assert knowledge_of(knows.speculation) == knowledge
-    assert knowledge.num_guessed == min(model_of(learned).num_guessed, FIRST) > 0
+    assert knowledge.num_drafted == min(model_of(learned).num_drafted, FIRST) > 0
     take_up(ignorant(), knowledge)  # the run has no draft model any longer
 
 
-def guesses_under_way(engine: Paired) -> int:
+def drafts_under_way(engine: Paired) -> int:
     """How many a step computes that has asked and is not done."""
     slots = np.arange(len(engine.said))
     asked = Asked(slots, slots.astype(np.uint64), np.array(engine.said), slots < 0, np.full(len(slots), 15), ())
     assert engine.speculation.is_due(len(slots), CONTEXT)
-    return sum(map(len, engine.speculation.guess(asked, CONTEXT)))
+    return sum(map(len, engine.speculation.propose(asked, CONTEXT)))
 
 
 @pytest.mark.parametrize("under_way", [1, 2])
-def test_more_steps_with_guesses_in_a_row_than_there_may_be_count_as_so_many(under_way: int) -> None:
+def test_more_steps_with_drafts_in_a_row_than_there_may_be_count_as_so_many(under_way: int) -> None:
     """Behind LATEST a step that measures, or one that had been asked for before the last of them was done."""
     engine = Paired(4, 0.8, "CPU").run(100)
     speculation = engine.speculation
     speculation.ledger.since_plain = LATEST + 1 - under_way
     if under_way == 1:
         speculation.probes.trials.clear()
-    for num_drafted in [guesses_under_way(engine) for _ in range(under_way)]:
+    for num_drafted in [drafts_under_way(engine) for _ in range(under_way)]:
         assert num_drafted
         speculation.done(4, num_drafted, CONTEXT, 4, engine.forward_s(4 + num_drafted))
     assert speculation.ledger.since_plain == LATEST + 1
     knowledge, knows = through_a_file(knowledge_of(speculation)), ignorant()
     take_up(knows, knowledge)
     assert knows.ledger.since_plain == LATEST
-    assert not knows.ledger.may_guess
+    assert not knows.ledger.may_draft
 
 
 def test_a_long_run_is_known_as_a_long_one() -> None:
     learned = with_model("adaptive", 4, 0.9, 0.0005).speculation
     assert learned.costly is not None
-    learned.costly.num_guessed = learned.cost.num_steps = 1 << 40
+    learned.costly.num_drafted = learned.cost.num_steps = 1 << 40
     knowledge = knowledge_of(learned)
     assert knowledge.pace is not None
-    assert (knowledge.num_guessed, knowledge.pace.num_steps) == (FIRST, MANY)
+    assert (knowledge.num_drafted, knowledge.pace.num_steps) == (FIRST, MANY)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 The rule is that of the engine (`drawing.accepted` over `sampler.sample`), the drafters are functions and what the
 engine drafts by: known texts, and a draft model beside them. One parameter puts a rule in its place that is in use
-elsewhere, which accepts a guess of q with probability min(1, p / q) and draws from p where it does not (and not from
+elsewhere, which accepts a draft of q with probability min(1, p / q) and draws from p where it does not (and not from
 what q lacks of p): the same test finds it out.
 
-Shapes: N samples, K tokens of a guess, V tokens.
+Shapes: N samples, K tokens of a draft, V tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from plait.generation.drawing import accepted
 from plait.generation.sampler import SamplingRows, sample
 from plait.generation.sampling import Sampling
 from plait.kernels import noise
-from plait.speculation.drafter import Asked, Guesses, PoolDrafter, drafted_cells
+from plait.speculation.drafter import Asked, DraftTokens, PoolDrafter, drafted_cells
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.speculation import Speculation
 from tests.cases import examples, slow_but
@@ -41,21 +41,21 @@ LOGITS_VV = torch.tensor(
     ]
 )
 """Logits of the next token, by the last one; the first follows token 0."""
-GUESSED_VV = torch.roll(LOGITS_VV, 1, dims=1) * 0.5 + 0.5 * LOGITS_VV
+DRAFTED_VV = torch.roll(LOGITS_VV, 1, dims=1) * 0.5 + 0.5 * LOGITS_VV
 """What a drafter believes: wrong."""
 KEYS_N = np.arange(NUM) * 7919 + 13
 WAVE = 1000
 """Samples that speak side by side; those of earlier waves are known to later ones."""
 PROMPT = (3, 1, 4, 2, 0)
 """Ends with the token that the first one follows."""
-Guess = Sequence[int]
+Draft = Sequence[int]
 
 
 class Drafts(Protocol):
-    """Guesses for the samples of a wave, which are known by their numbers among all."""
+    """Drafts for the samples of a wave, which are known by their numbers among all."""
 
     def begin(self, numbers: IntArray, sampling: Sampling) -> None: ...
-    def guess(self, numbers: IntArray, said: Sequence[list[int]]) -> list[Guess]: ...
+    def propose(self, numbers: IntArray, said: Sequence[list[int]]) -> list[Draft]: ...
     def hear(self, numbers: IntArray, said: Sequence[list[int]], more: Sequence[list[int]]) -> None: ...
 
 
@@ -77,7 +77,7 @@ class Chain:
     def begin(self, numbers: IntArray, sampling: Sampling) -> None:
         self.sampling = sampling
 
-    def guess(self, numbers: IntArray, said: Sequence[list[int]]) -> list[Guess]:
+    def propose(self, numbers: IntArray, said: Sequence[list[int]]) -> list[Draft]:
         last_N, places_N = np.array([(0, *tokens)[-1] for tokens in said]), np.array([len(tokens) for tokens in said])
         first_N = self.next_of(last_N, numbers, places_N, self.sampling)
         return np.stack([first_N, self.next_of(first_N, numbers, places_N + 1, self.sampling)], 1).tolist()
@@ -88,7 +88,7 @@ class Chain:
 def by_noise() -> Drafts:
     """A drafter that knows the noise, and draws by its wrong belief, as a draft model does."""
     return Chain(
-        lambda states_N, numbers_N, places_N, sampling: drawn(states_N, numbers_N, places_N, sampling, GUESSED_VV)
+        lambda states_N, numbers_N, places_N, sampling: drawn(states_N, numbers_N, places_N, sampling, DRAFTED_VV)
     )
 
 
@@ -102,7 +102,7 @@ def always_three() -> Drafts:
 
 
 class Believing(Forgetful):
-    """A draft model that believes GUESSED_VV: a CostlyDrafter of which a token takes no time."""
+    """A draft model that believes DRAFTED_VV: a CostlyDrafter of which a token takes no time."""
 
     capturing_s = 0.0
 
@@ -118,13 +118,13 @@ class Believing(Forgetful):
     def seconds_of(self, slots_B: IntArray) -> tuple[float, float]:
         return 0.0, 0.0
 
-    def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
-        found = Guesses.none(len(asked.slots_B), most)
+    def propose(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> DraftTokens:
+        found = DraftTokens.none(len(asked.slots_B), most)
         numbers_B = (asked.keys_B.astype(np.int64) - KEYS_N[0]) // (KEYS_N[1] - KEYS_N[0])
         states_B = np.array([self.last[slot] for slot in asked.slots_B.tolist()])
         survival_B = np.ones(len(states_B))
         for depth in range(most):
-            states_B = drawn(states_B, numbers_B, asked.places_B + depth, asked.samplings[0], GUESSED_VV)
+            states_B = drawn(states_B, numbers_B, asked.places_B + depth, asked.samplings[0], DRAFTED_VV)
             cells_B = drafted_cells(asked.greedy_B, depth, np.full(len(states_B), 0.5))
             survival_B = survival_B * acceptance_C[cells_B]
             found.token_ids_BK[:, depth], found.cells_BK[:, depth] = states_B, cells_B
@@ -149,14 +149,14 @@ class Engines:
                 self.speculation.end(slot)
             self.speculation.begin(slot, PROMPT)
 
-    def guess(self, numbers: IntArray, said: Sequence[list[int]]) -> list[Guess]:
+    def propose(self, numbers: IntArray, said: Sequence[list[int]]) -> list[Draft]:
         places = np.array([len(tokens) for tokens in said])
         zeros = np.zeros(len(numbers), bool)
         keys = KEYS_N[numbers].astype(np.uint64)
         limits = LENGTH - 1 - places
         assert self.speculation.is_due(len(numbers), int(places.sum()))
         asked = Asked(numbers % WAVE, keys, places, zeros, limits, [self.sampling] * len(numbers))
-        return [*self.speculation.guess(asked, int(places.sum()))]
+        return [*self.speculation.propose(asked, int(places.sum()))]
 
     def hear(self, numbers: IntArray, said: Sequence[list[int]], more: Sequence[list[int]]) -> None:
         counts = np.array([len(tokens) for tokens in more])
@@ -176,31 +176,31 @@ def by_a_draft_model() -> Drafts:
     return Engines(Believing())
 
 
-Rule = Callable[[IntArray, Sequence[Guess], Sequence[list[int]], Sequence[list[int]]], list[list[int]]]
-"""(numbers of samples, their guesses, what they have said, what they draw behind each part of a guess) → what they
+Rule = Callable[[IntArray, Sequence[Draft], Sequence[list[int]], Sequence[list[int]]], list[list[int]]]
+"""(numbers of samples, their drafts, what they have said, what they draw behind each part of a draft) → what they
 say."""
 
 
 def matching(
-    numbers: IntArray, guesses: Sequence[Guess], said: Sequence[list[int]], draws: Sequence[list[int]]
+    numbers: IntArray, proposed: Sequence[Draft], said: Sequence[list[int]], draws: Sequence[list[int]]
 ) -> list[list[int]]:
-    """The engine's: guesses count as far as they are what is drawn."""
+    """The engine's: drafts count as far as they are what is drawn."""
     keys = [(number, 0) for number in numbers.tolist()]
-    drafts = {key: tuple(guess) for key, guess in zip(keys, guesses, strict=True) if guess}
+    drafts = {key: tuple(draft) for key, draft in zip(keys, proposed, strict=True) if draft}
     flat = [token for tokens in draws for token in tokens]
     return [flat[start:stop] for start, stop in accepted(keys, drafts, flat)]
 
 
 def by_ratio(
-    numbers: IntArray, guesses: Sequence[Guess], said: Sequence[list[int]], draws: Sequence[list[int]]
+    numbers: IntArray, drafts: Sequence[Draft], said: Sequence[list[int]], draws: Sequence[list[int]]
 ) -> list[list[int]]:
-    """Not the engine's: a guess counts with min(1, p / q), q = 1 for a drafter that would guess nothing else; else the
+    """Not the engine's: a draft counts with min(1, p / q), q = 1 for a drafter that would draft nothing else; else the
     draw does."""
     rng, probs = np.random.default_rng(int(numbers.sum()) + sum(map(len, said))), LOGITS_VV.softmax(-1).numpy()
     found = []
-    for guess, before, drawn_here in zip(guesses, said, draws, strict=True):
+    for draft, before, drawn_here in zip(drafts, said, draws, strict=True):
         state, tokens = (0, *before)[-1], []
-        for token, draw in itertools.zip_longest(guess, drawn_here):
+        for token, draw in itertools.zip_longest(draft, drawn_here):
             is_taken = token is not None and rng.random() < probs[state, token]
             tokens.append(token if is_taken else draw)
             if not is_taken:
@@ -211,7 +211,7 @@ def by_ratio(
 
 
 def speculated(drafts: Drafts, sampling: Sampling, rule: Rule = matching) -> tuple[np.ndarray, float]:
-    """Three tokens of each sample [N, 3], by steps that verify guesses; tokens that a step gives a sample."""
+    """Three tokens of each sample [N, 3], by steps that verify drafts; tokens that a step gives a sample."""
     every: list[list[int]] = []
     steps = 0
     for start in range(0, NUM, WAVE):
@@ -220,18 +220,18 @@ def speculated(drafts: Drafts, sampling: Sampling, rule: Rule = matching) -> tup
         while live := [n for n, tokens in enumerate(said) if len(tokens) < LENGTH]:
             before = [list(said[n]) for n in live]
             numbers = np.array(live) + start
-            guesses = [
-                guess[: LENGTH - 1 - len(b)] for guess, b in zip(drafts.guess(numbers, before), before, strict=True)
+            proposed = [
+                draft[: LENGTH - 1 - len(b)] for draft, b in zip(drafts.propose(numbers, before), before, strict=True)
             ]
             rows = [
                 (n, len(b) + at, state)
-                for n, b, g in zip(numbers.tolist(), before, guesses, strict=True)
+                for n, b, g in zip(numbers.tolist(), before, proposed, strict=True)
                 for at, state in enumerate(((0, *b)[-1], *g))
             ]
             of, places, states = np.array(rows).T
             flat = iter(drawn(states, of, places, sampling, LOGITS_VV).tolist())
-            draws = [list(itertools.islice(flat, 1 + len(guess))) for guess in guesses]
-            more = rule(numbers, guesses, before, draws)
+            draws = [list(itertools.islice(flat, 1 + len(draft))) for draft in proposed]
+            more = rule(numbers, proposed, before, draws)
             drafts.hear(numbers, before, more)
             for n, tokens in zip(live, more, strict=True):
                 said[n] += tokens
@@ -293,7 +293,7 @@ def test_the_law_is_that_of_plain_sampling(drafter: Callable[[], Drafts], name: 
     "drafter", slow_but([always_three], [by_noise, always_three, by_known_texts, by_a_draft_model])
 )
 def test_a_rule_that_is_not_lossless_is_found_out(drafter: Callable[[], Drafts]) -> None:
-    """By more than the law itself may deviate; of fewer samples less is known. (Of guesses at random it takes each as
+    """By more than the law itself may deviate; of fewer samples less is known. (Of drafts at random it takes each as
     often as it would be drawn.)"""
     said_N3, _ = speculated(drafter(), Sampling(), by_ratio)
     assert deviation(said_N3, law(Sampling())) > examples(5, 8)

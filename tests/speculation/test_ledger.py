@@ -37,7 +37,7 @@ def test_the_step_behind_prompts_is_no_measure(*, looks: bool) -> None:
 
 
 def test_where_every_other_step_has_prompts_the_others_are_measures() -> None:
-    """New samples begin as old ones end: no step would ever be one, and nothing was guessed."""
+    """New samples begin as old ones end: no step would ever be one, and nothing was drafted."""
     ledger = Ledger()
     for _ in range(COLD + 3):
         ledger.mixed(8, 0, 800, 0.080, Spent())
@@ -46,8 +46,8 @@ def test_where_every_other_step_has_prompts_the_others_are_measures() -> None:
     assert ledger.cost.num_steps == 3
 
 
-def test_what_is_cold_is_no_loss_of_guesses() -> None:
-    """Two of two come true: ten tokens of 2 ms each in what would be 20 ms, and took 24."""
+def test_what_is_cold_is_no_loss_of_drafts() -> None:
+    """Two of two are accepted: ten tokens of 2 ms each in what would be 20 ms, and took 24."""
     ledger, saved_s = warm(), warm().counts.saved_s
     ledger.mixed(8, 0, 800, 0.080, Spent())
     ledger.done(Counted(8, 2, 1000, 10, 0.024, 0.024), Spent(), is_paid=False)

@@ -1,4 +1,4 @@
-"""What guesses may lose: by hand, and that whoever keeps to it loses no more in any 32 steps."""
+"""What drafts may lose: by hand, and that whoever keeps to it loses no more in any 32 steps."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plait.kernels.draft_lookup import CELLS
 from plait.speculation import pool as pool_module
-from plait.speculation.drafter import Asked, Guesses, PoolDrafter
+from plait.speculation.drafter import Asked, PoolDrafter
 from plait.speculation.pool import least_bytes, most_entries
 from tests.kernels.plain_noise import draw_key_of, gumbel_of
 
@@ -26,8 +26,8 @@ def asked(slot: int = 0, *, place: int, key: int = 0, greedy: bool = True, limit
     return Asked(*arrays, ())
 
 
-def guessed(pool: PoolDrafter, one: Asked, most: int = 4) -> list[int]:
-    found = pool.guess(one, most, SURE, 0.0)
+def drafted(pool: PoolDrafter, one: Asked, most: int = 4) -> list[int]:
+    found = pool.propose(one, most, SURE, 0.0)
     return found.token_ids_BK[0, : found.lengths_B[0]].tolist()
 
 
@@ -42,25 +42,25 @@ def test_a_sibling_says_it_first() -> None:
     pool.begin(1, PROMPT)
     say(pool, 0, 1, 2, 3, 4)
     say(pool, 1, 1)
-    assert guessed(pool, asked(1, place=1)) == [2, 3, 4]
+    assert drafted(pool, asked(1, place=1)) == [2, 3, 4]
     say(pool, 1, 9)
-    assert guessed(pool, asked(1, place=2)) == [], "nobody has said (1, 9)"
+    assert drafted(pool, asked(1, place=2)) == [], "nobody has said (1, 9)"
 
 
 def test_the_prompt_and_ones_own_words_are_known() -> None:
     pool = PoolDrafter(1 << 20)
     pool.begin(0, PROMPT)
     say(pool, 0, 41, 42)
-    assert guessed(pool, asked(place=2)) == [43, 44, 41, 42], "the prompt, and what followed it"
+    assert drafted(pool, asked(place=2)) == [43, 44, 41, 42], "the prompt, and what followed it"
 
 
-def test_texts_of_other_prompts_are_not_guessed() -> None:
+def test_texts_of_other_prompts_are_not_drafted() -> None:
     pool = PoolDrafter(1 << 20)
     pool.begin(0, PROMPT)
     say(pool, 0, 1, 2, 3)
     pool.begin(1, (50, 51, 52))
     say(pool, 1, 1, 2)
-    assert guessed(pool, asked(1, place=2)) == []
+    assert drafted(pool, asked(1, place=2)) == []
 
 
 def test_what_a_longer_context_says_counts_more() -> None:
@@ -69,7 +69,7 @@ def test_what_a_longer_context_says_counts_more() -> None:
     for slot, said in enumerate([(5, 2, 3, 8), (6, 2, 3, 8), (7, 1, 2, 3, 9), (7, 1, 2, 3)]):
         pool.begin(slot, PROMPT)
         say(pool, slot, *said)
-    assert guessed(pool, asked(3, place=4), 1) == [9]
+    assert drafted(pool, asked(3, place=4), 1) == [9]
 
 
 @pytest.mark.parametrize("key", range(8))
@@ -81,17 +81,17 @@ def test_the_noise_of_the_draw_chooses_among_what_is_as_likely(key: int) -> None
     pool.begin(3, PROMPT)
     say(pool, 3, 1)
     noise = {token: gumbel_of(draw_key_of(key, 1), token) for token in (7, 8, 9)}
-    assert guessed(pool, asked(3, place=1, key=key, greedy=False), 1) == [max(noise, key=noise.__getitem__)]
+    assert drafted(pool, asked(3, place=1, key=key, greedy=False), 1) == [max(noise, key=noise.__getitem__)]
 
 
-def test_a_guess_ends_at_its_limit_and_where_it_is_not_worth_while() -> None:
+def test_a_draft_ends_at_its_limit_and_where_it_is_not_worth_while() -> None:
     pool = PoolDrafter(1 << 20)
     pool.begin(0, PROMPT)
     pool.begin(1, PROMPT)
     say(pool, 0, *range(1, 9))
     say(pool, 1, 1)
-    assert guessed(pool, asked(1, place=1, limit=2)) == [2, 3]
-    half = pool.guess(asked(1, place=1), 6, np.full(len(SURE), 0.5), 0.2)
+    assert drafted(pool, asked(1, place=1, limit=2)) == [2, 3]
+    half = pool.propose(asked(1, place=1), 6, np.full(len(SURE), 0.5), 0.2)
     assert half.lengths_B.tolist() == [2]
     assert half.survival_BK[0].tolist() == [0.5, 0.25, 0, 0, 0, 0]
 
@@ -101,7 +101,7 @@ def test_a_whole_sample_is_recorded() -> None:
     pool.record(PROMPT, np.array([1, 2, 3]), np.full(3, 0.5))
     pool.begin(0, PROMPT)
     say(pool, 0, 1)
-    assert guessed(pool, asked(place=1)) == [2, 3]
+    assert drafted(pool, asked(place=1)) == [2, 3]
 
 
 def test_what_was_asked_for_the_longest_ago_goes_first() -> None:
@@ -111,7 +111,7 @@ def test_what_was_asked_for_the_longest_ago_goes_first() -> None:
     for start, known in ((0, False), (1300, True)):
         pool.begin(0, (start, start + 1))
         say(pool, 0, start + 2)
-        assert (guessed(pool, asked(place=1)) != []) == known
+        assert (drafted(pool, asked(place=1)) != []) == known
         pool.end(0)
     assert pool.num_bytes <= least_bytes()
 
@@ -145,7 +145,7 @@ def test_a_pool_that_is_full_of_what_is_in_use_is_indexed_again_only_when_someth
     pool.begin(1, PROMPT)
     say(pool, 1, 0)
     assert (indexed, pool.used) == ([1024 - 505], 1024 - 505 + 1)
-    assert guessed(pool, asked(1, place=1)) == [1, 2, 3, 4]
+    assert drafted(pool, asked(1, place=1)) == [1, 2, 3, 4]
 
 
 def test_tokens_that_are_not_recorded_need_no_room() -> None:
@@ -192,8 +192,8 @@ def test_a_prompt_of_the_hash_of_another_is_not_taken_for_it(monkeypatch: pytest
     for slot, prompt_ids in enumerate((PROMPT, (50, 51, 52))):
         pool.begin(slot, prompt_ids)
         say(pool, slot, 1)
-    assert guessed(pool, asked(0, place=1)) == [2, 3]
-    assert guessed(pool, asked(1, place=1)) == []
+    assert drafted(pool, asked(0, place=1)) == [2, 3]
+    assert drafted(pool, asked(1, place=1)) == []
 
 
 STEPS = st.lists(
@@ -241,5 +241,5 @@ def test_the_budget_holds_and_texts_stay_whole(steps: list[tuple[str, int, int, 
         slots = np.array(sorted(said))
         zeros = np.zeros(len(slots), np.int64)
         everything = Asked(slots, zeros.view(np.uint64), zeros + 3, zeros.astype(bool), zeros + 8, ())
-        guesses: Guesses = pool.guess(everything, 8, SURE, 0.0)
-        assert (guesses.lengths_B <= 8).all()
+        drafts = pool.propose(everything, 8, SURE, 0.0)
+        assert (drafts.lengths_B <= 8).all()

@@ -11,7 +11,7 @@ import pytest
 
 from plait.speculation.acceptance import Acceptance
 from plait.speculation.counts import Counts
-from plait.speculation.drafter import Asked, CostlyDrafter, Guesses, PoolDrafter
+from plait.speculation.drafter import Asked, CostlyDrafter, DraftTokens, PoolDrafter
 from plait.speculation.pool import FloatArray
 from plait.speculation.promise import MAY_LOSE
 from plait.speculation.speculation import How, Speculation
@@ -30,9 +30,9 @@ class Looking(PoolDrafter):
         super().__init__(1 << 22)
         self.simulated = simulated
 
-    def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
+    def propose(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> DraftTokens:
         self.simulated.clock_s += LOOKING_S
-        return super().guess(asked, most, acceptance_C, least)
+        return super().propose(asked, most, acceptance_C, least)
 
 
 class Simulated:
@@ -87,16 +87,16 @@ class Simulated:
         asked = Asked(slots, slots.astype(np.uint64), places, slots < 0, np.full(len(slots), 15), ())
         before = self.clock_s
         is_due = self.speculation.is_due(len(slots), CONTEXT)
-        guesses = self.speculation.guess(asked, CONTEXT) if is_due else [[] for _ in slots]
-        taken = self.clock_s - before + self.forward_s(len(slots) + sum(map(len, guesses)))
+        drafts = self.speculation.propose(asked, CONTEXT) if is_due else [[] for _ in slots]
+        taken = self.clock_s - before + self.forward_s(len(slots) + sum(map(len, drafts)))
         drawn = 0
-        for slot, guess in enumerate(guesses):
-            ahead = [self.said_at(slot, at) for at in range(len(guess))]
-            wrong = [at for at, token in enumerate(guess) if token != ahead[at]]
-            count = 1 + (wrong[0] if wrong else len(guess))
+        for slot, draft in enumerate(drafts):
+            ahead = [self.said_at(slot, at) for at in range(len(draft))]
+            wrong = [at for at, token in enumerate(draft) if token != ahead[at]]
+            count = 1 + (wrong[0] if wrong else len(draft))
             self.hear(slot, count)
             drawn += count
-        self.speculation.done(len(slots), sum(map(len, guesses)), CONTEXT, drawn, taken)
+        self.speculation.done(len(slots), sum(map(len, drafts)), CONTEXT, drawn, taken)
         self.steps.append((self.forward_s(len(slots)) * drawn / len(slots), taken))
         self.plain, self.seconds = self.plain + self.steps[-1][0], self.seconds + taken
 
@@ -104,7 +104,7 @@ class Simulated:
         return 0.018 + self.row_s * rows
 
     def run(self, steps: int) -> float:
-        """Times as fast as without guesses."""
+        """Times as fast as without drafts."""
         for _ in range(steps):
             self.step()
         return self.plain / self.seconds
@@ -112,7 +112,7 @@ class Simulated:
 
 @pytest.mark.parametrize("num_samples", [1, 8])
 @pytest.mark.parametrize("share", slow_but([0.2], [0.0, 0.2, 0.5]))
-def test_auto_is_hardly_slower_where_guesses_do_not_come_true(share: float, num_samples: int) -> None:
+def test_auto_is_hardly_slower_where_drafts_do_not_come_true(share: float, num_samples: int) -> None:
     simulated = Simulated("adaptive", num_samples, share)
     simulated.run(500)
     assert slowest_window(simulated.steps) > 0.98
@@ -140,8 +140,8 @@ def test_fixed_lengths_lose_where_nothing_comes_true_and_auto_rests() -> None:
     assert auto.speculation.counts.figures()["drafted_steps"] < 0.1
 
 
-def test_shadow_guesses_teach_what_computed_ones_would_have() -> None:
-    """Guesses that are only looked up are held against what is said: rows that cost so much are never computed."""
+def test_shadow_drafts_teach_what_computed_ones_would_have() -> None:
+    """Drafts that are only looked up are held against what is said: rows that cost so much are never computed."""
     shadow, computed = Simulated("adaptive", 4, 0.8, row_s=1.0), Simulated(8, 4, 0.8)
     shadow.run(500)
     computed.run(500)
@@ -152,20 +152,20 @@ def test_shadow_guesses_teach_what_computed_ones_would_have() -> None:
 
 
 def count_looks(simulated: Simulated) -> list[int]:
-    """The steps in which guesses are looked up from now on, by their numbers."""
+    """The steps in which drafts are looked up from now on, by their numbers."""
     pool, steps = simulated.speculation.drafter, []
-    guess = pool.guess
+    draft = pool.propose
 
-    def counted(*args: Any) -> Guesses:
+    def counted(*args: Any) -> DraftTokens:
         steps.append(len(simulated.steps))
-        return guess(*args)
+        return draft(*args)
 
-    pool.guess = counted  # type: ignore[method-assign]
+    pool.propose = counted  # type: ignore[method-assign]
     return steps
 
 
 @pytest.mark.parametrize(("step_s", "least", "most"), [(0.0196, 25, 29), (0.002, 4, 12)])
-def test_where_nothing_is_known_guesses_are_looked_for_in_few_steps(step_s: float, least: int, most: int) -> None:
+def test_where_nothing_is_known_drafts_are_looked_for_in_few_steps(step_s: float, least: int, most: int) -> None:
     """A look takes 0.1 ms of steps of 20 ms, half a percent, which it may take; but as nothing is found, after two it
     is looked two steps later, then three, then every fourth: some 27 of 100. Of steps of 2 ms every tenth. All of them
     are counted."""
@@ -188,7 +188,7 @@ def test_where_something_is_found_it_is_looked_at_each_step_again() -> None:
     simulated.share = 1.0
     looks.clear()
     simulated.run(30)
-    assert looks[1:] == list(range(looks[1], 150)), "from the first guess on"
+    assert looks[1:] == list(range(looks[1], 150)), "from the first draft on"
     assert looks[1] <= 128, "two tokens of what is known must be said, and a look is four steps later"
 
 
@@ -219,7 +219,7 @@ class Ahead(Simulated):
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
 def test_steps_that_pass_are_as_those_that_ask_and_are_told_that_nothing_is_due(share: float) -> None:
-    """The same steps look, and guess the same; all of them are accounted for."""
+    """The same steps look, and draft the same; all of them are accounted for."""
     plain, ahead = Simulated("adaptive", 4, share), Ahead("adaptive", 4, share)
     looks = [count_looks(simulated) for simulated in (plain, ahead)]
     for simulated in (plain, ahead):
@@ -236,7 +236,7 @@ def test_steps_that_pass_are_as_those_that_ask_and_are_told_that_nothing_is_due(
 
 def test_steps_under_way_together_all_look() -> None:
     """Where a step asks before the one before it is done, nobody is left unheard: who is told what a step drew, and by
-    whom it was guessed, would be another one's."""
+    whom it was drafted, would be another one's."""
     simulated = Simulated("adaptive", 1, 0.0)
     simulated.forward_s = lambda rows: 0.002  # type: ignore[method-assign]
     simulated.run(50)

@@ -1,6 +1,6 @@
 """The bar of `auto`: no 32 consecutive steps give fewer than 0.98 of the tokens per second of plain decoding, whatever
-comes of guesses, and where these come true most of what they may gain is gained. At a clock of its own: steps and looks
-take what they are told to take."""
+comes of drafts, and where these are accepted most of what they may gain is gained. At a clock of its own: steps and
+looks take what they are told to take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from plait.kernels.draft_lookup import CELLS, DEPTHS, SIBLING
 from plait.speculation.counts import MOST_PLACES
-from plait.speculation.drafter import Asked, Guesses
+from plait.speculation.drafter import Asked, DraftTokens
 from plait.speculation.pool import FloatArray
 from plait.speculation.speculation import Speculation
 from tests.cases import slow_but
@@ -23,7 +23,7 @@ from tests.speculation.played import Forgetful, slowest_window
 CONTEXT = 1000
 LOOKING_S = 3e-4
 FOUND = 0.7
-"""Share of the samples, at each step, of which something is guessed."""
+"""Share of the samples, at each step, of which something is drafted."""
 MEASURED: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "CPU": ((1, 8, 32, 1000), (9.0, 10.5, 27.0, 692.5)),
     "CPU with a matrix unit": ((1, 32, 1000), (15.4, 26.0, 357.0)),
@@ -43,11 +43,11 @@ KINDS: dict[str, Callable[[int, int], float]] = {
     "ever worse": lambda slot, step: max(0.0, 0.9 - step / 300),
     "good of half of the samples": lambda slot, step: 0.8 if slot % 2 == 0 else 0.0,
 }
-"""Chance that a guess of a sample comes true if all before it have, at a step."""
+"""Chance that a draft of a sample is accepted if all before it are, at a step."""
 
 
 class Engine(Forgetful):
-    """Steps of samples of which guesses come true by chance; the Drafter of these guesses, too.
+    """Steps of samples of which draft tokens are accepted by chance; the Drafter of these drafts, too.
 
     Args:
         kind, curve: of KINDS and CURVES.
@@ -63,10 +63,10 @@ class Engine(Forgetful):
         for slot in range(num_samples):
             self.speculation.begin(slot, (1, 2, 3))
 
-    def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
+    def propose(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> DraftTokens:
         """Chains whose tokens are right (1) or not (2)."""
         self.clock_s += LOOKING_S
-        found = Guesses.none(len(asked.slots_B), most)
+        found = DraftTokens.none(len(asked.slots_B), most)
         for row, slot in enumerate(asked.slots_B.tolist()):
             survival, confidence = 1.0, self.found(slot)
             for depth in range(min(most, int(asked.limits_B[row])) if confidence else 0):
@@ -81,11 +81,11 @@ class Engine(Forgetful):
         return found
 
     def found(self, slot: int) -> int:
-        """The confidence of what is guessed of a sample at this step; 0: nothing is."""
+        """The confidence of what is drafted of a sample at this step; 0: nothing is."""
         return 0 if self.random.random() > FOUND else self.random.choice([5, 7, 8, 9])
 
     def _is_right(self, slot: int, ahead: int) -> bool:
-        """Depends on the place alone, so that guesses that are not computed are as right as others."""
+        """Depends on the place alone, so that drafts that are not computed are as right as others."""
         draw = random.Random((self.seed * 7919 + slot) * 100_003 + self.said[slot] + ahead)
         return draw.random() < self.chance(slot, len(self.steps))
 
@@ -97,13 +97,13 @@ class Engine(Forgetful):
         return list(range(len(self.said)))
 
     def limit(self, slot: int) -> int:
-        """Tokens of a guess of a sample at most."""
+        """Tokens of a draft of a sample at most."""
         return MOST_PLACES
 
     def step(self) -> None:
         live, began = self.live(), self.clock_s
         num_samples, context = len(live), CONTEXT * len(live) // len(self.said)
-        slots, guesses = np.array(live), [[] for _ in live]
+        slots, drafts = np.array(live), [[] for _ in live]
         if self.speculation.is_due(num_samples, context):
             counts = np.array([self.unheard[slot] for slot in live])
             heard, total = counts > 0, int(counts.sum())
@@ -112,11 +112,11 @@ class Engine(Forgetful):
             for slot in live:
                 self.unheard[slot] = 0
             asked = Asked(slots, slots.astype(np.uint64), places, slots < 0, limits, ())
-            guesses = self.speculation.guess(asked, context)
-        num_drafted, drawn = sum(map(len, guesses)), 0
+            drafts = self.speculation.propose(asked, context)
+        num_drafted, drawn = sum(map(len, drafts)), 0
         self.clock_s += self.forward_s(num_samples + num_drafted)
-        for slot, guess in zip(live, guesses, strict=True):
-            count = 1 + next((at for at, token in enumerate(guess) if token != 1), len(guess))
+        for slot, draft in zip(live, drafts, strict=True):
+            count = 1 + next((at for at, token in enumerate(draft) if token != 1), len(draft))
             self.said[slot] += count
             self.unheard[slot] += count
             drawn += count
@@ -139,7 +139,7 @@ class Engine(Forgetful):
 
 def ideal(num_samples: int, chance: float, curve: str) -> float:
     """Times as fast as plain decoding with the best fixed length, if looking up took no time and each step had as many
-    guesses as the mean."""
+    drafts as the mean."""
     seconds, best = lambda rows: float(np.interp(rows, *CURVES[curve])), 1.0
     for length in range(1, 9):
         tokens = 1 + FOUND * sum(chance**place for place in range(1, length + 1))
@@ -162,8 +162,8 @@ QUICK = [
     ("kind", "num_samples", "curve"), slow_but(QUICK, itertools.product(KINDS, (1, 4, 8, 32), CURVES))
 )
 def test_no_32_steps_are_slower_than_two_percent(kind: str, num_samples: int, curve: str) -> None:
-    """Guesses that always came true and suddenly do not were 0.5 to 0.9 times as fast for 32 steps, when what was sure
-    to gain needed no cover. Of more than 16 samples several numbers share one time."""
+    """Drafts that always were accepted and suddenly do not were 0.5 to 0.9 times as fast for 32 steps, when what was
+    sure to gain needed no cover. Of more than 16 samples several numbers share one time."""
     least = 0.98 if num_samples <= 16 else 0.975
     for seed in range(2):
         assert slowest_window(Engine(num_samples, kind, curve, seed).run(330).steps) > least
@@ -204,24 +204,24 @@ QUICK_ENDING = [
     ("kind", "num_samples", "curve"), slow_but(QUICK_ENDING, itertools.product(KINDS, (2, 4, 8, 32), SMOOTH))
 )
 def test_where_samples_end_no_32_steps_are_slower_than_two_percent(kind: str, num_samples: int, curve: str) -> None:
-    """The first step of a number of samples that there never was has no guesses, or some would have 0.975. Beyond 16
+    """The first step of a number of samples that there never was has no drafts, or some would have 0.975. Beyond 16
     samples several numbers are taken for one."""
     least = 0.98 if num_samples <= 16 else 0.976
     for seed in range(2):
         assert slowest_window(Ending(num_samples, kind, curve, seed).run(400).steps) > least
 
 
-def test_the_first_step_of_so_many_samples_has_no_guesses() -> None:
+def test_the_first_step_of_so_many_samples_has_no_drafts() -> None:
     """What it takes is not known but by the fit; then it is, also in rollouts that follow."""
     engine, drafted, firsts = Ending(4, "good", "CPU"), [0], []
-    guess = engine.speculation.guess
+    draft = engine.speculation.propose
 
     def counted(asked: Asked, num_context: int) -> list[list[int]]:
-        guesses = guess(asked, num_context)
-        drafted[-1] = sum(map(len, guesses))
-        return guesses
+        drafts = draft(asked, num_context)
+        drafted[-1] = sum(map(len, drafts))
+        return drafts
 
-    engine.speculation.guess = counted  # type: ignore[method-assign]
+    engine.speculation.propose = counted  # type: ignore[method-assign]
     for number in range(300):
         if not engine.speculation.cost.is_measured(len(engine.live())):
             firsts.append(number)
@@ -252,8 +252,8 @@ def test_short_answers_of_which_nothing_comes_true_cost_half_a_percent(kind: str
     """As the demo's: 16 tokens, 32 samples at a time, then others, new weights after every second wave. A look takes
     a hundredth of a step, so every third step has one; nothing of it begins anew with a wave."""
     engine = Engine(32, kind, "CPU")
-    looks, guess = [], engine.guess
-    engine.guess = lambda *asked: looks.append(len(engine.steps)) or guess(*asked)  # type: ignore[method-assign]
+    looks, draft = [], engine.propose
+    engine.propose = lambda *asked: looks.append(len(engine.steps)) or draft(*asked)  # type: ignore[method-assign]
     for wave in range(40):
         engine.run(16)
         for slot in range(32):
@@ -306,6 +306,6 @@ def test_steps_under_way_together_do_not_stake_the_same_seconds() -> None:
     asked = Asked(slots, slots.astype(np.uint64), np.array(engine.said), slots < 0, limits, ())
     for _ in range(12):
         assert engine.speculation.is_due(8, CONTEXT)
-        rows = 8 + sum(map(len, engine.speculation.guess(asked, CONTEXT)))
+        rows = 8 + sum(map(len, engine.speculation.propose(asked, CONTEXT)))
         staked_s += engine.forward_s(rows) - engine.forward_s(8)
     assert 0.5 * room_s < staked_s < 1.01 * room_s

@@ -25,7 +25,7 @@ from plait.models.parallel.partial import part_of
 from plait.workers.instances import engine_of
 from plait.workers.lockstep_engine import LockstepEngine
 from plait.workers.words import Delivered, Generate
-from tests.generation.guessing import Guessing, misleading
+from tests.generation.scripted_drafter import ScriptedDrafter, misleading
 from tests.models.tiny import tiny_model
 from tests.workers.said import Said, said_by
 
@@ -144,9 +144,9 @@ def generated(
 def misled(
     worker: Any, sizes: dict[str, int], settings: dict[str, Any], requests: Sequence[Request], drafter: str
 ) -> Seen:
-    """By guesses of which most are wrong: the rank that drafts tells them to the others."""
+    """By drafts of which most are wrong: the rank that drafts tells them to the others."""
     known = [token_ids for token_ids, _ in alone(requests, exact=True).values()]
-    speculator = Speculator(4, Guessing(misleading(drafter, known)))
+    speculator = Speculator(4, ScriptedDrafter(misleading(drafter, known)))
     with mock.patch.object(engine_of_a_rank, "speculator_of", return_value=speculator):
         engine, _ = engine_on(worker, sizes, settings | {"speculation": 4})
     return all_at_once(engine, requests)

@@ -28,8 +28,8 @@ from plait.workers.messages import Message
 from plait.workers.migrations import SampleMoverOfRank
 from plait.workers.sample_mover import End, SampleMover, SamplesMoved, _speaker
 from plait.workers.sample_offers import Answer, Given, Lack
-from tests.generation.guessing import Guessing, misleading
 from tests.generation.requests import request
+from tests.generation.scripted_drafter import ScriptedDrafter, misleading
 from tests.models.tiny import tiny_model
 from tests.reallocation.worker import differing
 from tests.workers.said import Said, said_by
@@ -58,9 +58,9 @@ class Seen:
     owned: list[frozenset[Key]] = field(default_factory=list)
     """Samples that have started or ended in this rank's instance, after each of those."""
     learned: list[Any] = field(default_factory=list)
-    """Trials and hits of guesses: in the source before samples leave, in the target when they are there."""
+    """Trials and hits of drafts: in the source before samples leave, in the target when they are there."""
     drafted: list[int] = field(default_factory=list)
-    """Guesses that this rank's engine has computed."""
+    """Drafts that this rank's engine has computed."""
 
 
 def layout_of(ranks: Sequence[int], tp: int = 1, pp: int = 1, stages: tuple[int, ...] = ()) -> Layout:
@@ -192,11 +192,11 @@ LONGER = (request(0, 19, [44, 40, 42]), request(1, 7, [46]), request(2, 40, [41,
 """The prompts of ASKED, whose samples do not end while they move."""
 
 
-def guessing(worker: Any, dtype: str, stages: int, drafter: str | None = None) -> Seen:
-    """From rank 0 to rank 1, while both guess what they were told before: every guess of LONGER comes true.
+def drafting(worker: Any, dtype: str, stages: int, drafter: str | None = None) -> Seen:
+    """From rank 0 to rank 1, while both draft what they were told before: every draft of LONGER is accepted.
 
     Args:
-        drafter: of MISLEADING, which guesses in place of that.
+        drafter: of MISLEADING, which drafts in place of that.
     """
     seen, settings = Seen({}), SamplingSettings(exact=True, speculation=3)
     source, target = layout_of([0]), layout_of([1])
@@ -207,7 +207,7 @@ def guessing(worker: Any, dtype: str, stages: int, drafter: str | None = None) -
         if engine is not None:
             if drafter is not None:
                 texts = [token_ids for token_ids, _ in known.values()]
-                engine.speculates = Speculator(3, Guessing(misleading(drafter, texts)))
+                engine.speculates = Speculator(3, ScriptedDrafter(misleading(drafter, texts)))
             engine.add(others)
             for one in LONGER:
                 for index in range(one.num_samples):

@@ -17,8 +17,8 @@ from plait.launch.failures import WorkerError
 from plait.launch.group import Group
 from plait.launch.local import LocalProcesses
 from tests.cases import examples, slow_but
-from tests.generation.guessing import MISLEADING
 from tests.generation.requests import request, with_head
+from tests.generation.scripted_drafter import MISLEADING
 from tests.models.parallel.team_workers import TeamWorker
 from tests.workers.ring_runs import Seen, alone
 
@@ -202,7 +202,7 @@ def test_a_pool_that_is_too_small_lands_all_before_anybody_gives_way(two: Group,
 @pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2, 3])
 def test_drafts_within_the_ring(two: Group, groups: int) -> None:
-    """Greedy samples of one prompt repeat themselves; what is guessed changes no sample."""
+    """Greedy samples of one prompt repeat themselves; what is drafted changes no sample."""
     requests = [request(uid, 12, [30, 30, 30], temperature=0.0) for uid in range(2)]
     seen = ask(two, "generated", {"pp": 2}, {"decode_groups": groups, "speculation": 4, "exact": True}, requests)
     equals(seen, requests, exact=True)
@@ -210,11 +210,11 @@ def test_drafts_within_the_ring(two: Group, groups: int) -> None:
 
 
 @pytest.mark.parametrize("sizes", [{"tp": 2}, pytest.param({"pp": 2}, marks=pytest.mark.slow)], ids=["tp", "pp"])
-def test_guesses_change_no_bit_of_an_instance_of_two_ranks(two: Group, sizes: dict[str, int]) -> None:
+def test_drafts_change_no_bit_of_an_instance_of_two_ranks(two: Group, sizes: dict[str, int]) -> None:
     """With filters, and chunks of prompts that samples share."""
     requests = [request(uid, 40, [20, 14], temperature=0.1, top_k=40, top_p=0.95) for uid in range(2)]
     how = {"exact": True, "max_prefill_tokens": 16}
-    plain, seen = (ask(two, "generated", sizes, how | {"speculation": guesses}, requests) for guesses in ("off", 4))
+    plain, seen = (ask(two, "generated", sizes, how | {"speculation": drafts}, requests) for drafts in ("off", 4))
     assert seen[0].said == plain[0].said
     assert max(one.drafted for one in plain) == 0
     assert max(one.drafted for one in seen) >= 10
@@ -240,7 +240,7 @@ def not_misled() -> dict[tuple[str, str], Seen]:
 
 
 @pytest.mark.parametrize(("sizes", "beside", "drafter"), slow_but(MISLED, itertools.product(SIZES, BESIDE, MISLEADING)))
-def test_guesses_that_mislead_change_no_bit_of_an_instance_of_two_ranks(
+def test_drafts_that_mislead_change_no_bit_of_an_instance_of_two_ranks(
     two: Group, sizes: str, beside: str, drafter: str, not_misled: dict[tuple[str, str], Seen]
 ) -> None:
     """Whatever a step has beside: chunks of prompts, samples that give way."""

@@ -22,8 +22,8 @@ from plait.schedule.work import to_the_end
 from plait.workers.sample_mover import End, SampleMover
 from plait.workers.sample_offers import Lack
 from tests.cases import examples, slow_but
-from tests.generation.guessing import MISLEADING
 from tests.generation.requests import with_head
+from tests.generation.scripted_drafter import MISLEADING
 from tests.generation.test_engine import by_uid
 from tests.models.tiny import shared_model
 from tests.training.exact import ExactFloat64
@@ -73,17 +73,17 @@ def test_samples_go_on_in_another_process(two: Group, dtype: str, exact: bool) -
 @pytest.mark.parametrize(
     ("dtype", "stages"), slow_but([("float32", 1)], [("float32", 1), ("float32", 2), ("bfloat16", 2)])
 )
-def test_samples_that_leave_in_the_middle_of_guesses_say_the_same(two: Group, dtype: str, stages: int) -> None:
-    """Tokens and log-probs to the same bits, at once and ahead, from what was guessed on both sides; and the target
-    knows of every kind of guess what the source knew, or more."""
-    source, target = ask(two, "guessing", dtype, stages)
+def test_samples_that_leave_in_the_middle_of_drafts_say_the_same(two: Group, dtype: str, stages: int) -> None:
+    """Tokens and log-probs to the same bits, at once and ahead, from what was drafted on both sides; and the target
+    knows of every kind of draft what the source knew, or more."""
+    source, target = ask(two, "drafting", dtype, stages)
     assert source.wrong == target.wrong == []
     assert source.said.keys() == {(9, 0)}
     assert all_said([source, target]) == alone("llama", dtype, True, asked=(*LONGER, STAY, OTHER))
     assert source.drafted[0] > 0
     assert target.drafted[0] > 0
     [(trials, hits)], [(trials_there, hits_there)] = source.learned, target.learned
-    assert hits.sum() > 0, "guesses came true in the source"
+    assert hits.sum() > 0, "draft tokens were accepted in the source"
     taken = trials_there == trials
     assert (trials_there >= trials).all()
     assert (hits_there[taken] == hits[taken]).all()
@@ -91,8 +91,8 @@ def test_samples_that_leave_in_the_middle_of_guesses_say_the_same(two: Group, dt
 
 
 @pytest.mark.parametrize(("drafter", "stages"), slow_but([("wrong at last", 2)], itertools.product(MISLEADING, (1, 2))))
-def test_samples_that_leave_while_guesses_mislead_say_the_same(two: Group, drafter: str, stages: int) -> None:
-    source, target = ask(two, "guessing", "float32", stages, drafter)
+def test_samples_that_leave_while_drafts_mislead_say_the_same(two: Group, drafter: str, stages: int) -> None:
+    source, target = ask(two, "drafting", "float32", stages, drafter)
     assert source.wrong == target.wrong == []
     assert source.said.keys() == {(9, 0)}
     assert all_said([source, target]) == alone("llama", "float32", True, asked=(*LONGER, STAY, OTHER))

@@ -7,7 +7,7 @@
             NAME.layout.json      which file has which part of what
             state.json            everything else
             manifest.json         length and CRC-32 of all of them
-            guesses.json          of engines that learn of guesses; without it, as in older ones, it is whole
+            speculation.json      how often engines' drafts were accepted; it may be missing (guesses.json once)
         step-13.tmp/              being written, or left by a killed process: ignored, then removed
         step-12.replaced/         while step 12 is saved a second time; counts as step 12 until that one stands
 

@@ -70,7 +70,7 @@ def _generate(options: Options) -> int:
             say(said, file=sys.stderr)
             raise KeyboardInterrupt(said) from None
     figures = report.figures()
-    say(json.dumps(figures) if options.as_json else summary(figures, guesses=options.speculation == "auto"))
+    say(json.dumps(figures) if options.as_json else summary(figures, drafts=options.speculation == "auto"))
     if report.is_whole:
         if not options.as_json:
             say(f"written to {options.out}")
@@ -144,10 +144,10 @@ def _engine(options: Options) -> SamplingSettings:
     from plait.generation.settings import SamplingSettings
 
     if options.draft_model is not None and options.speculation == "off":
-        raise ConfigError("--draft-model guesses next tokens, but --speculation is off; set it to auto")
+        raise ConfigError("--draft-model proposes next tokens, but --speculation is off; set it to auto")
     if options.draft_model is not None and options.device != "cpu" and options.speculation == "auto":
         raise ConfigError(
-            f"--draft-model guesses next tokens, but --speculation is auto, which guesses nothing where --device is "
+            f"--draft-model proposes next tokens, but --speculation is auto, which drafts nothing where --device is "
             f"{options.device}; set it to adaptive"
         )
     stated = {} if options.max_running is None else {"max_running": options.max_running}
@@ -168,7 +168,7 @@ def _history(options: Options) -> list[Path]:
     """Files of earlier samples, if there are any.
 
     Raises:
-        ConfigError: they are given, and nothing is guessed; there is no such file; the folder is no run's, or the run
+        ConfigError: they are given, and nothing is drafted; there is no such file; the folder is no run's, or the run
             has none yet.
     """
     from plait.runtime.folder.run_files import newest_samples
@@ -176,7 +176,7 @@ def _history(options: Options) -> list[Path]:
     if options.history is None:
         return []
     if options.speculation == "off":
-        raise ConfigError("--history is what guesses are taken from, but --speculation is off; set it to auto")
+        raise ConfigError("--history is what drafts are taken from, but --speculation is off; set it to auto")
     if options.history.is_dir():
         return newest_samples(options.history, "--history")
     if not options.history.exists():
@@ -216,7 +216,7 @@ def _job(
 
 def _of_speculation(counts: dict[str, float]) -> str:
     if not counts["draft_tokens"]:
-        return "speculation: no guess was worth computing"
+        return "speculation: no draft token was worth computing"
     by_place, by_source = (
         ", ".join(
             f"{name.removeprefix(prefix)} {share:.0%}" for name, share in counts.items() if name.startswith(prefix)
@@ -225,26 +225,26 @@ def _of_speculation(counts: dict[str, float]) -> str:
     )
     often = f" ({counts['drafted_steps']:.0%} of steps)" if "drafted_steps" in counts else ""
     return (
-        f"speculation: {counts['mean_acceptance_length']:.2f} tokens per sample and step where guesses were computed"
+        f"speculation: {counts['mean_acceptance_length']:.2f} tokens per sample and step with draft tokens"
         f"{often}\n"
-        f"  {counts['draft_tokens']:,.0f} rows verified guesses, {counts['draft_acceptance_rate']:.0%} of which came "
-        f"true; where all before had, by place in the guess: {by_place}; by source: {by_source}\n"
+        f"  {counts['draft_tokens']:,.0f} rows verified draft tokens, {counts['draft_acceptance_rate']:.0%} of which "
+        f"were accepted; where all before were, by position in the draft: {by_place}; by source: {by_source}\n"
         f"  {counts['saved_s']:.1f} s saved by the fitted cost of a step, {counts['drafting_s']:.1f} s spent"
-        " on guessing"
+        " on drafting"
     )
 
 
-def summary(figures: dict[str, Any], *, guesses: bool) -> str:
+def summary(figures: dict[str, Any], *, drafts: bool) -> str:
     """
     Args:
         figures: of the report.
-        guesses: whether guesses were asked for where they change no bit.
+        drafts: whether drafts were asked for where they change no bit.
     """
     from plait.recipes.engine_checks import none_by_layers
 
     step, share, reason = figures["step_ms"], figures["limit_share"], figures["not_compiled"]
     limit = "" if share is None else f"; {share:.0%} of what this machine can at most"
-    auto_is_idle = guesses and reason is not None and figures["speculation"] is None
+    auto_is_idle = drafts and reason is not None and figures["speculation"] is None
     return (
         f"{figures['samples']} samples, {figures['tokens']:,} tokens in {figures['seconds']:.1f} s: "
         f"{figures['tokens_per_s']:,.0f} tokens/s (prefill {figures['prefill_tokens_per_s']:,.0f}, "
@@ -253,5 +253,5 @@ def summary(figures: dict[str, Any], *, guesses: bool) -> str:
         f"KV cache at most {figures['kv_peak_bytes'] / 2**20:.0f} MiB"
         + ("" if figures["speculation"] is None else "\n" + _of_speculation(figures["speculation"]))
         + ("" if reason is None else f"\ncomputed by the model's own layers, not by compiled ones: {reason}")
-        + (f"\nguesses of next tokens: {none_by_layers('--speculation', str(reason))}" if auto_is_idle else "")
+        + (f"\nspeculative decoding: {none_by_layers('--speculation', str(reason))}" if auto_is_idle else "")
     )

@@ -64,12 +64,12 @@ class Options:
     kv_tokens: Whole | None = None
     """Tokens that the cache holds at most; by default what max_running samples may need."""
     speculation: str = "auto"
-    """Guess next tokens from what is known: auto, adaptive, off, or how many tokens; changes no response."""
+    """Draft next tokens from what is known: auto, adaptive, off, or how many tokens; changes no response."""
     draft_model: str | None = None
-    """A small model with the tokenizer of --model, which guesses, too, where that pays."""
+    """A small model with the tokenizer of --model, which drafts, too, where that pays."""
     history: Place | None = None
     """Output of an earlier run of this command, or the folder of a training run, whose newest samples are taken: what
-    --speculation guesses from, too."""
+    --speculation drafts from, too."""
     seed: Whole = 0
     """Seed of the sampling noise."""
     dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"

@@ -39,9 +39,9 @@ class OnCluster:
     """Response tokens: 512, or MEDIAN~SIGMA, either after PROMPT: tokens (128:300~0.8), or a run's folder. Without
     PROMPT: the data's prompts are read."""
     acceptance_rate: Number | None = None
-    """With sampling.speculation: the share of guessed tokens that come true, in place of what runs measured."""
+    """With sampling.speculation: the share of draft tokens that are accepted, in place of what runs measured."""
     acceptance_length: Number | None = None
-    """The tokens that a sample gets in a step with guesses, one more than come true. Of speculation auto both are
+    """The tokens that a sample gets in a step with drafts, one more than are accepted. Of speculation auto both are
     stated, of a number one."""
     stage: str | None = None
     """The one that is meant, of a recipe of several stages."""
@@ -72,7 +72,7 @@ class OnCluster:
         from plait.cost.kept_profiles import profiles_of_gpu
         from plait.cost.placement import num_devices
         from plait.recipes.plan_files import ranks_of
-        from plait.runtime.prediction.guesses import Acceptance
+        from plait.runtime.prediction.draft_forecast import Acceptance
         from plait.runtime.prediction.lengths import lengths_of
         from plait.runtime.prediction.machine import machine_of
         from plait.runtime.prediction.planning import Planning
@@ -91,12 +91,12 @@ class OnCluster:
             source = of_cluster(spec, profiles_of_gpu(spec.device.name))
             foreseen = outline(recipe, to_come=to_come, device_memory=spec.device.memory_bytes)
         sizes = lengths_of(self.lengths, foreseen, lambda: data_lengths(foreseen))
-        guessed = recorded_drafts(self.lengths)
+        drafted = recorded_drafts(self.lengths)
         stated = Acceptance(self.acceptance_rate, self.acceptance_length)
         if stated.is_stated:
             stated.check(foreseen.recipe.sampling, foreseen.flow)
         known = foreseen.recipe, foreseen.flow, foreseen.models, foreseen.shapes
-        return Planning(*known, spec, sizes, source, drafts=guessed, acceptance=stated, to_come=to_come)
+        return Planning(*known, spec, sizes, source, drafts=drafted, acceptance=stated, to_come=to_come)
 
     def _recipe(self, path: Path, keys: Sequence[str], offered: Sequence[str]) -> tuple[Recipe, Coming]:
         """The recipe, or that of the stage, and the models that earlier stages make for it."""

@@ -13,7 +13,7 @@ from plait.recipes.engine_checks import of_engines
 from plait.recipes.open_keys import MEMORY_KEYS
 from plait.recipes.turn_checks import said_of_made, said_of_rounds
 from plait.runtime.prediction.choosing import Choice, Foretold
-from plait.runtime.prediction.guesses import Guesses, guesses_of_run
+from plait.runtime.prediction.draft_forecast import DraftForecast, draft_forecast
 from plait.runtime.prediction.planning import Planning
 from plait.schedule.plan import Plan
 from plait.simulator.steps import CallRecord, Prediction
@@ -128,9 +128,9 @@ class Report:
         }
 
     def _speculation(self) -> dict[str, Any] | None:
-        """In the mean over steps of decoding; None: nothing is guessed."""
-        guesses = guesses_of(self.planning)
-        return None if guesses is None else {"source": guesses.source, **asdict(guesses.drafts)}
+        """In the mean over steps of decoding; None: nothing is drafted."""
+        forecast = draft_forecast_of(self.planning)
+        return None if forecast is None else {"source": forecast.source, **asdict(forecast.drafts)}
 
 
 def carried_in(planning: Planning, plan: Plan) -> Mapping[str, Correction]:
@@ -138,12 +138,12 @@ def carried_in(planning: Planning, plan: Plan) -> Mapping[str, Correction]:
     return planning.costs.corrections.carried(plan.placements, planning.costs.shapes)
 
 
-def guesses_of(planning: Planning) -> Guesses | None:
-    """What guessed tokens come to; None: none are made."""
+def draft_forecast_of(planning: Planning) -> DraftForecast | None:
+    """What draft tokens come to; None: none are made."""
     sampling, profile = of_engines(planning.recipe), planning.calibration.profile
     if not planning.flow.of_kind(CallKind.GENERATE):
         return None
-    return guesses_of_run(sampling, profile, planning.drafts, planning.acceptance)
+    return draft_forecast(sampling, profile, planning.drafts, planning.acceptance)
 
 
 def is_call(record: CallRecord) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.cli.placement_text import cut_text
 from plait.cli.plan_following import Following
-from plait.cli.plan_report import Report, carried_in, guesses_of
+from plait.cli.plan_report import Report, carried_in, draft_forecast_of
 from plait.cli.ranks_text import few_ranks_text
 from plait.cost.call_lengths import lengths_by_call
 from plait.cost.corrections import with_carried
@@ -18,9 +18,9 @@ from plait.cost.lengths import SampleLengths
 from plait.cost.spent_memory import is_open, spent_text
 from plait.dataflow import CallKind
 from plait.models.files.known_shapes import is_shape
-from plait.recipes.engine_checks import said_of_no_guesses, said_of_program
+from plait.recipes.engine_checks import said_of_no_drafts, said_of_program
 from plait.recipes.turn_checks import said_of_made, said_of_rounds
-from plait.runtime.prediction.guesses import UNKNOWN
+from plait.runtime.prediction.draft_forecast import UNKNOWN
 from plait.runtime.prediction.planning import Planning
 from plait.schedule.gantt import ascii_gantt, letter_of
 from plait.schedule.plan import Placement
@@ -88,12 +88,12 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         yield from _line("engine", program, width)
     if (rounds := said_of_rounds(planning.flow, planning.recipe)) is not None:
         yield from _line("rounds", rounds, width)
-    if (guesses := guesses_of(planning)) is not None:
-        drafts = guesses.drafts
+    if (forecast := draft_forecast_of(planning)) is not None:
+        drafts = forecast.drafts
         passes = f" and {drafts.passes:.3g} forwards of the draft model" if drafts.passes else ""
         text = f"{drafts.tokens:.3g} tokens of a sample in a decode step, for {drafts.rows:.3g} rows{passes}"
-        yield from _line("speculation", guesses.source if guesses == UNKNOWN else f"{text}, {guesses.source}", width)
-    elif generates and (why := said_of_no_guesses(planning.recipe)) is not None:
+        yield from _line("speculation", forecast.source if forecast == UNKNOWN else f"{text}, {forecast.source}", width)
+    elif generates and (why := said_of_no_drafts(planning.recipe)) is not None:
         yield from _line("speculation", why, width)
     if planning.recipe.max_staleness:
         yield from _line("staleness", "a step draws the batch behind the one that it trains on", width)

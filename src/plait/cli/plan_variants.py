@@ -1,5 +1,5 @@
 """What a step would take with another value of a key that no search may choose: how old samples may be changes what is
-learnt, and what guesses gain is known from runs alone. Foretold beside the recipe's own, which stays as it is."""
+learnt, and what drafts gain is known from runs alone. Foretold beside the recipe's own, which stays as it is."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from plait.errors import UserError
-from plait.recipes.engine_checks import guesses
+from plait.recipes.engine_checks import speculates
 from plait.recipes.recipe import Recipe
 from plait.runtime.prediction.choosing import Foretold
-from plait.runtime.prediction.guesses import known_guesses
+from plait.runtime.prediction.draft_forecast import known_draft_forecast
 from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import outline
 
@@ -42,13 +42,13 @@ def _changes(planning: Planning) -> Iterator[tuple[str, Keys]]:
     else:
         yield "with max_staleness 0", {"max_staleness": 0, "on_update": "wait", "tokens_per_version": 0}
     sampling = recipe.sampling.model_dump(mode="json")
-    if known_guesses(recipe.sampling, profile, planning.drafts, planning.acceptance) is None:
+    if known_draft_forecast(recipe.sampling, profile, planning.drafts, planning.acceptance) is None:
         return
     if recipe.sampling.speculation == "off":
         with_auto = recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"speculation": "auto"})})
-        length = "auto" if guesses(with_auto) else "adaptive"
+        length = "auto" if speculates(with_auto) else "adaptive"
         yield f"with sampling.speculation {length}", {"sampling": sampling | {"speculation": length}}
-    elif not guesses(recipe):
+    elif not speculates(recipe):
         yield "with sampling.speculation adaptive", {"sampling": sampling | {"speculation": "adaptive"}}
     else:
         yield "with sampling.speculation off", {"sampling": sampling | {"speculation": "off", "draft_model": None}}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil
 
 from plait.cost.costs import PROMPTS
-from plait.cost.decoding import DRAFT_MODEL, Guessing
+from plait.cost.decoding import DRAFT_MODEL, Drafting
 from plait.cost.layer_times import LayerTimes, Micro, Terms, added, total
 from plait.cost.passes import Passes
 from plait.cost.profile import Profile
@@ -42,21 +42,21 @@ class Beginning:
         samples: Samples,
         size: int,
         groups: Callable[[int], int],
-        guessing: Guessing,
+        drafting: Drafting,
     ) -> Terms:
-        """Before an instance with so many samples decodes; a draft model that guesses computes the prompts, too."""
+        """Before an instance with so many samples decodes; a draft model computes the prompts, too."""
         count = size // samples.per_prompt
         prompts = {PROMPTS: self.prompts_s(passes, count, groups(size))}
-        return self._drafting(added(self.packing(role, passes.times), prompts), count, guessing)
+        return self._drafting(added(self.packing(role, passes.times), prompts), count, drafting)
 
-    def elsewhere(self, role: str, passes: Passes, prompts: int, guessing: Guessing) -> Terms:
+    def elsewhere(self, role: str, passes: Passes, prompts: int, drafting: Drafting) -> Terms:
         """The same where other instances compute so many prompts."""
-        return self._drafting(self.packing(role, passes.times), prompts, guessing)
+        return self._drafting(self.packing(role, passes.times), prompts, drafting)
 
-    def _drafting(self, terms: Terms, prompts: int, guessing: Guessing) -> Terms:
-        if guessing.model is None or not guessing.drafts.passes:
+    def _drafting(self, terms: Terms, prompts: int, drafting: Drafting) -> Terms:
+        if drafting.model is None or not drafting.drafts.passes:
             return terms
-        return added(terms, {DRAFT_MODEL: self.prompts_s(guessing.model, prompts, 1)})
+        return added(terms, {DRAFT_MODEL: self.prompts_s(drafting.model, prompts, 1)})
 
     def packing(self, role: str, times: LayerTimes) -> Terms:
         """Weights that are laid out anew for decoding, where the measured engine does that: by each rank its own."""

@@ -46,7 +46,7 @@ from plait.layout.params import Heads
 from plait.layout.shards import stage_bounds
 from plait.models.lora_settings import NO_LORA
 from plait.policy.blocks import BLOCK_TOKENS
-from plait.recipes.engine_checks import abilities, most_guessed
+from plait.recipes.engine_checks import abilities, max_draft_tokens
 from plait.recipes.role_models import RoleModel, is_balanced
 from plait.schedule.placements import RolePlacement
 from plait.schedule.plan import Mode
@@ -75,7 +75,7 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
         if states := state_bytes(shape, recipe.dtype, pool.running, instance.parallelism)[stage]:
             rows_by_use[model.role, "decode"].append((f"{STATES} ({pool.running} samples)", states))
         contexts = min(map(first_context, _prompts_asked(facts, model.role))), pool.context
-        most_new_tokens = 1 + most_guessed(recipe)
+        most_new_tokens = 1 + max_draft_tokens(recipe)
         if recipe.device == "cuda":
             is_last = stage == instance.parallelism.pp - 1
             graphs = prompt_graph_bytes(shape, recipe.dtype, is_first=stage == 0)

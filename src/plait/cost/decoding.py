@@ -101,8 +101,8 @@ def coarse(pieces: Sequence[SteadySteps]) -> list[SteadySteps]:
 
 
 @dataclass(frozen=True)
-class Guessing:
-    """What is guessed and computed of next tokens, and the draft model that guesses, whole on one device; None: none
+class Drafting:
+    """What is drafted and computed of next tokens, and the draft model that drafts, whole on one device; None: none
     does."""
 
     drafts: Drafts = NO_DRAFTS
@@ -110,7 +110,7 @@ class Guessing:
 
     @property
     def times(self) -> tuple[LayerTimes, ...]:
-        """Those of the draft model, where it guesses."""
+        """Those of the draft model, where it drafts."""
         return () if self.model is None or not self.drafts.passes else (self.model.times,)
 
     def seconds(self, rows: float, context: float) -> float:
@@ -175,15 +175,15 @@ class Decoding:
 
     Args:
         groups: of samples that go round the stages, of so many that run.
-        guessing: of next tokens; the rank that has the first stage does it, before it begins with a step.
+        drafting: of next tokens; the rank that has the first stage does it, before it begins with a step.
     """
 
     def __init__(
-        self, passes: Passes, prompt_tokens: float, groups: Callable[[int], int], guessing: Guessing | None = None
+        self, passes: Passes, prompt_tokens: float, groups: Callable[[int], int], drafting: Drafting | None = None
     ) -> None:
         self._passes, self._prompt_tokens = passes, prompt_tokens
-        self._groups, self._guessing = groups, guessing or Guessing()
-        self.tokens = self._guessing.drafts.tokens
+        self._groups, self._drafting = groups, drafting or Drafting()
+        self.tokens = self._drafting.drafts.tokens
         """That a sample gets in a step."""
 
     def seconds(self, pieces: Sequence[SteadySteps]) -> Terms:
@@ -200,8 +200,8 @@ class Decoding:
             groups = np.array([self._groups(count) for count in pieces.counts], float)[pieces.which]
             samples = pieces.running / groups
             context = (pieces.running * self._prompt_tokens + pieces.said) / groups
-            guessing = self._guessing.seconds_of(samples, context)
-            taken = decode_steps(passes, samples * self._guessing.drafts.rows, context, groups, before=guessing)
+            drafting = self._drafting.seconds_of(samples, context)
+            taken = decode_steps(passes, samples * self._drafting.drafts.rows, context, groups, before=drafting)
         return np.add.reduceat(taken * pieces.steps, pieces.starts) / self.tokens
 
     def alone_s(self, length: int) -> float:
@@ -209,17 +209,17 @@ class Decoding:
         return (length - 1) * total(self.step(1, length / 2)) / self.tokens
 
     def step(self, running: int, said: float) -> Terms:
-        """A step of `running` samples, which have said so many tokens together: one token more for each, or as many as
-        come true of its guesses."""
+        """A step of `running` samples, which have said so many tokens together: one token more for each, and
+        the draft tokens that are accepted."""
         passes, times = self._passes, self._passes.times
         work, sizes, software = times.work, times.layout.parallelism, times.cluster.software
         groups = self._groups(running)
-        rows = running * self._guessing.drafts.rows / groups
+        rows = running * self._drafting.drafts.rows / groups
         context = (running * self._prompt_tokens + said) / groups
         stages = passes.decode_stages(rows, context)
         stages[-1] = added(stages[-1], {"head": passes.of_stage(-1).drawing(rows)})
-        if guessing := self._guessing.seconds(running / groups, context):
-            stages[0] = added(stages[0], {DRAFT_MODEL: guessing})
+        if drafting := self._drafting.seconds(running / groups, context):
+            stages[0] = added(stages[0], {DRAFT_MODEL: drafting})
         if sizes.pp == 1:
             return stages[0]
         seconds = [total(stage) for stage in stages]

@@ -1,4 +1,4 @@
-"""Bytes of what guesses come from: known texts; of a draft model its weights, the copy of them that is packed for
+"""Bytes of what drafts come from: known texts; of a draft model its weights, the copy of them that is packed for
 decoding, its keys and values. Imports no torch."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from plait.cost.estimate import Rows
 from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, widened_bytes
 from plait.layout.mesh import Layout
 from plait.models.shape import ModelShape
-from plait.recipes.engine_checks import guesses, guesses_whole
+from plait.recipes.engine_checks import drafts_whole, speculates
 from plait.recipes.recipe import Recipe
 from plait.training.memory import BYTES
 
@@ -18,15 +18,15 @@ _LEADER = 0
 
 
 def draft_rows(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> Rows:
-    """What an engine that guesses takes all the time; nothing where none does.
+    """What an engine that drafts takes all the time; nothing where none does.
 
     Args:
         shapes: by the model's name.
     """
-    if not guesses(recipe):
+    if not speculates(recipe):
         return []
     of_device = recipe.device == "cpu"  # a GPU's texts are in its host's memory
-    rows = [("texts that guesses are taken from, at most", recipe.sampling.draft_pool_bytes)] if of_device else []
+    rows = [("texts that drafts are taken from, at most", recipe.sampling.draft_pool_bytes)] if of_device else []
     if recipe.sampling.draft_model is None:
         return rows
     shape, dtype = shapes[recipe.sampling.draft_model], recipe.dtype.value
@@ -37,14 +37,14 @@ def draft_rows(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> Rows:
 
 
 def draft_widened(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> int:
-    """Bytes that an engine which guesses may take on top of `draft_rows`, all the time: see `widened_bytes`."""
+    """Bytes that an engine which drafts may take on top of `draft_rows`, all the time: see `widened_bytes`."""
     return widened_bytes(_packed_draft(recipe, shapes), recipe.dtype.value)
 
 
 def _packed_draft(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> int:
     """Bytes of a draft model's weights once more, as a CPU's forwards read them; 0: there is none, or no copy."""
     name = recipe.sampling.draft_model
-    if name is None or not guesses(recipe) or recipe.device != "cpu" or recipe.dtype == "float64":
+    if name is None or not speculates(recipe) or recipe.device != "cpu" or recipe.dtype == "float64":
         return 0
     return packed_bytes(shapes[name], recipe.dtype.value)
 
@@ -62,7 +62,7 @@ def draft_cache(recipe: Recipe, shapes: Mapping[str, ModelShape], kv_tokens: int
 
 
 def drafts_on(recipe: Recipe, rank: int, instance: Layout) -> bool:
-    """Whether this rank of an instance is the one that guesses, with the draft model if there is one."""
+    """Whether this rank of an instance is the one that drafts, with the draft model if there is one."""
     ranks = instance.mesh.ranks
-    is_drafted = guesses(recipe) and (len(ranks) == 1 or not guesses_whole(recipe))
+    is_drafted = speculates(recipe) and (len(ranks) == 1 or not drafts_whole(recipe))
     return is_drafted and rank == (_LEADER if _LEADER in ranks else ranks[0])

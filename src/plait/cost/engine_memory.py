@@ -10,7 +10,7 @@ from plait.cost.estimate import Rows
 from plait.cost.generation_memory import EngineBytes, kv_bytes_per_token
 from plait.cost.vllm_memory import pool_tokens_of_vllm
 from plait.models.shape import ModelShape
-from plait.recipes.engine_checks import abilities, guesses_whole
+from plait.recipes.engine_checks import abilities, drafts_whole
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.training.memory import BYTES
@@ -51,5 +51,5 @@ def engine_bytes(
     """
     widened = draft_widened(recipe, shapes)
     held = {model.role: engine_rows(recipe, shapes, model.name) for model in models}
-    is_whole = guesses_whole(recipe)
+    is_whole = drafts_whole(recipe)
     return {role: EngineBytes(sum(count for _, count in rows), widened, is_whole) for role, rows in held.items()}

@@ -119,13 +119,13 @@ class Generating:
             running = self._instances.running(role, layout, max(map(len, shares)), num_bytes)
             groups = self._instances.groups(role, layout, running)
             for instance, numbers in self._instances.kinds(layout, own):
-                passes, guessing = self._passes(role, instance, layout), self._instances.guessing(instance, layout)
-                decoding = Decoding(passes, workload.lengths.prompts.mean, groups, guessing)
+                passes, drafting = self._passes(role, instance, layout), self._instances.drafting(instance, layout)
+                decoding = Decoding(passes, workload.lengths.prompts.mean, groups, drafting)
                 sizes = {len(shares[first + number]) for number in numbers}
-                begun = {size: self._beginning.seconds(role, passes, samples, size, groups, guessing) for size in sizes}
+                begun = {size: self._beginning.seconds(role, passes, samples, size, groups, drafting) for size in sizes}
                 totals = decoding.totals(self._pieces(samples, count, running)).tolist()
                 for number in (first + n for n in numbers):
-                    captures = capturing(workload, (passes.times, *guessing.times), profile(shares[number], running))
+                    captures = capturing(workload, (passes.times, *drafting.times), profile(shares[number], running))
                     speed = 1 / sum(totals) if any(totals) else 1.0
                     begin = begun[len(shares[number])] | captures
                     drawing[number] = _Drawing(begin, totals[number], decoding, running, speed)

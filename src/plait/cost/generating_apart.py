@@ -99,14 +99,14 @@ class GeneratingApart:
             dp = min(layout.parallelism.dp, count - first)
             own = {n: instance for instance, numbers in self._instances.kinds(layout, dp) for n in numbers}
             for number in range(dp):
-                passes, guessing = (
+                passes, drafting = (
                     self._passes(role, own[number], layout),
-                    self._instances.guessing(own[number], layout),
+                    self._instances.drafting(own[number], layout),
                 )
                 decoding = self._instances.decoding(role, own[number], layout, groups)
                 share, mine = shares[first + number], there_s[first + number :: count]
-                begun = self._beginning.elsewhere(role, passes, len(mine), guessing)
-                begun = begun | capturing(workload, (passes.times, *guessing.times), profile(share, running))
+                begun = self._beginning.elsewhere(role, passes, len(mine), drafting)
+                begun = begun | capturing(workload, (passes.times, *drafting.times), profile(share, running))
                 terms.append(drawn(share, mine, running, decoding, begun))
                 last_s = max(last_s, least_s(share, mine, decoding))
                 decodings.append(decoding)

@@ -55,7 +55,7 @@ def links_of_kind(name: str, memory_bytes: int) -> GpuLinks:
     """
     known = known_device(name, memory_bytes)
     if known is None:
-        return GpuLinks(UNKNOWN, DEFAULT.links, f"a guess, as plait does not know the {name}")
+        return GpuLinks(UNKNOWN, DEFAULT.links, f"an estimate, as plait does not know the {name}")
     cluster = read_cluster(f"1x{known.name}")
     link, where = (cluster.host, " in a PCIe slot") if "pcie" in name.lower() else (cluster.intra, "")
     return GpuLinks(link, DEFAULT.links, f"a share of vendors' numbers of {known.name}{where}")

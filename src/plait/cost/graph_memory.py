@@ -36,7 +36,7 @@ def graph_bytes(
     Args:
         running: samples at a time.
         contexts: tokens of the shortest and of the longest context.
-        most_new_tokens: of a sample in a step, with what is guessed.
+        most_new_tokens: of a sample in a step, with what is drafted.
         is_last: whether the stage is the last one.
     """
     if shape.recurrent:

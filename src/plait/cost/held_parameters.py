@@ -107,7 +107,7 @@ def _engines(rank: int, placed: Placed) -> list[HeldPart]:
 
 
 def with_engine(rank: int, placed: Placed) -> list[str]:
-    """Roles whose engines on a device take something beside the models of roles: one that guesses, or another
+    """Roles whose engines on a device take something beside the models of roles: one that drafts, or another
     program."""
     recipe = placed.recipe
     instances = {role: place.drawing_on(rank) for role, place in placed.places.items()}

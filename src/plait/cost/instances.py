@@ -7,7 +7,7 @@ from functools import cache
 from math import ceil
 
 from plait.cost.cluster import ClusterSpec
-from plait.cost.decoding import Decoding, Guessing, dealt
+from plait.cost.decoding import Decoding, Drafting, dealt
 from plait.cost.layer_times import LayerTimes, total
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Passes
@@ -46,8 +46,8 @@ class Instances:
 
     def decoding(self, role: str, instance: Layout, layout: Layout, groups: Callable[[int], int]) -> Decoding:
         """How an instance decodes, of all those of a layout."""
-        passes, guessing = self._passes(role, instance, layout), self.guessing(instance, layout)
-        return Decoding(passes, self._workload.lengths.prompts.mean, groups, guessing)
+        passes, drafting = self._passes(role, instance, layout), self.drafting(instance, layout)
+        return Decoding(passes, self._workload.lengths.prompts.mean, groups, drafting)
 
     def _shares_of(self, samples: Samples, count: int) -> list[tuple[int, ...]]:
         """Response lengths of each of so many instances."""
@@ -60,20 +60,20 @@ class Instances:
             return [(_instance(layout), range(count))]
         return [(copy, some) for copy, numbers in copies if (some := [n for n in numbers if n < count])]
 
-    def guessing(self, instance: Layout, layout: Layout) -> Guessing:
+    def drafting(self, instance: Layout, layout: Layout) -> Drafting:
         """A draft model is whole on one device of each instance."""
         workload, count = self._workload, layout.parallelism.dp
         shape = workload.draft_model
-        if workload.guesses_whole and len(layout.mesh.ranks) > count:
-            return Guessing()
+        if workload.drafts_whole and len(layout.mesh.ranks) > count:
+            return Drafting()
         if shape is None:
-            return Guessing(workload.drafts)
+            return Drafting(workload.drafts)
         work = ModelWork(shape, workload.dtype, shape.vocabulary)
         ranks = layout.mesh.ranks
         devices = Layout(Mesh(ranks[:count]), Parallelism(count))
         alone = Layout(Mesh(instance.mesh.ranks[:1]), Parallelism())
         cluster = self._cluster.among(alone.mesh.ranks)
-        return Guessing(workload.drafts, Passes(LayerTimes(cluster, work, alone, self._profile, devices)))
+        return Drafting(workload.drafts, Passes(LayerTimes(cluster, work, alone, self._profile, devices)))
 
     def groups(self, role: str, layout: Layout, most: int) -> Callable[[int], int]:
         """Groups of samples that go round the stages of an instance at the same time, of so many that run.
@@ -95,7 +95,7 @@ class Instances:
         lengths, passes = self._workload.lengths, self._passes(role, _instance(layout), layout)
 
         def round_s(count: int) -> float:
-            decoding = Decoding(passes, lengths.prompts.mean, lambda _: count, self.guessing(_instance(layout), layout))
+            decoding = Decoding(passes, lengths.prompts.mean, lambda _: count, self.drafting(_instance(layout), layout))
             return total(decoding.step(running, running * lengths.responses.mean / 2))
 
         counts = range(1, min(running, layout.parallelism.pp + 1) + 1)

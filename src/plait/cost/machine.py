@@ -115,6 +115,6 @@ def _unmeasured_gpus(devices: int) -> tuple[ClusterSpec, Calibration]:
     gpu = Device(properties.name, flops, properties.total_memory, bandwidth)
     near = links_of_kind(properties.name, properties.total_memory)
     cluster = ClusterSpec(1, devices, gpu, near.link, near.link, Link(20e9, 10e-6), name="this machine")
-    whose = VENDORS.source if known is not None else f"a guess, as plait does not know the {properties.name}"
+    whose = VENDORS.source if known is not None else f"an estimate, as plait does not know the {properties.name}"
     source = f"{whose}; it was not measured (`plait profile --device cuda` does)"
     return cluster, Calibration(f"{source}; {near.label}" if devices > 1 else source)

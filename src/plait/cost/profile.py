@@ -48,7 +48,7 @@ class KindRecord(Settings):
 
 
 class DraftRecord(Settings):
-    """What guessing next tokens came to in the steps of a run: tokens that a sample got in one, rows that were computed
+    """What drafting next tokens came to in the steps of a run: tokens that a sample got in one, rows that were computed
     for it, and forwards of a draft model."""
 
     tokens: float = Field(ge=1)
@@ -231,7 +231,7 @@ class Profile(Settings):
         return next((run.functions[names] for run in reversed(self.runs) if names in run.functions), None)
 
     def drafts(self, *, by_model: bool) -> Drafts | None:
-        """What guesses came to in the newest run that made them; None where none did.
+        """What drafts came to in the newest run that made them; None where none did.
 
         Args:
             by_model: in runs with a draft model, else in runs without.

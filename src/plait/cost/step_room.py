@@ -39,7 +39,7 @@ class LargestStep:
         Args:
             prompt_tokens: of a step at most.
             running: samples at a time; 0: none is drawn, and no logits are computed.
-            most_new_tokens: of each of them, with what is guessed.
+            most_new_tokens: of each of them, with what is drafted.
         """
         rows = running * most_new_tokens
         return cls(prompt_tokens + rows, rows, filters)

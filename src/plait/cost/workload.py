@@ -19,7 +19,7 @@ from plait.generation.settings import SamplingSettings
 from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
 from plait.recipes.drawn_ahead import scores_ahead
-from plait.recipes.engine_checks import guesses_whole, most_guessed
+from plait.recipes.engine_checks import drafts_whole, max_draft_tokens
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import frozen_adapters, is_balanced, optimizer_of, role_models
 
@@ -52,9 +52,9 @@ class Workload:
     device:      cpu or cuda
     stated_groups: of samples that go round the stages of an instance; None: as many as plait's own rule says
     rebalances:  whether instances give each other samples; gathers: whether the last samples may be gathered on few
-    drafts:      tokens that are guessed; draft_model: the shape of the model that guesses, None: none does;
-                 guesses_whole: whether only instances of one device guess; most_new_tokens: of a sample in a step, with
-                 what is guessed
+    drafts:      tokens that are drafted; draft_model: the shape of the model that drafts, None: none does;
+                 drafts_whole: whether only instances of one device draft; most_new_tokens: of a sample in a step, with
+                 what is drafted
     sampling:    what chooses tokens, and whether samples keep which experts their tokens went to
     batches:     of samples that are there at a time
     engine_bytes: by the role, of its engine on each rank where it generates: known texts, a draft model, and what may
@@ -90,7 +90,7 @@ class Workload:
     gathers: bool = False
     drafts: Drafts = NO_DRAFTS
     draft_model: ModelShape | None = None
-    guesses_whole: bool = False
+    drafts_whole: bool = False
     most_new_tokens: int = 1
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     batches: int = 1
@@ -140,8 +140,8 @@ class Workload:
             device=recipe.device,
             stated_groups=recipe.sampling.stated_groups,
             rebalances=recipe.rebalance == "auto",
-            guesses_whole=guesses_whole(recipe),
-            most_new_tokens=1 + most_guessed(recipe),
+            drafts_whole=drafts_whole(recipe),
+            most_new_tokens=1 + max_draft_tokens(recipe),
             sampling=recipe.sampling,
             batches=1 + recipe.max_staleness,
             gathers=recipe.fusion_rule.may_fuse,

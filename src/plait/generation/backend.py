@@ -35,7 +35,7 @@ class Backend(Protocol):
     step stands behind it, and some rows may pass all layers before others."""
 
     is_steady: bool
-    """Whether a row has the same bits whatever other rows are computed beside it, however many: then a guess may be
+    """Whether a row has the same bits whatever other rows are computed beside it, however many: then a draft may be
     computed, or not, without a bit of any sample changing."""
 
     @classmethod

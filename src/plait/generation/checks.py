@@ -36,12 +36,12 @@ def check_exact(settings: SamplingSettings, model: LanguageModel) -> None:
         )
 
 
-def check_guesses(settings: SamplingSettings, *, keeps_state: bool) -> None:
-    """Raises ConfigError where guesses are asked for, and layers of the model keep a state."""
+def check_speculation(settings: SamplingSettings, *, keeps_state: bool) -> None:
+    """Raises ConfigError where drafts are asked for, and layers of the model keep a state."""
     if keeps_state and settings.speculation not in ("off", "auto"):
         raise ConfigError(
             f"`sampling.speculation` is {settings.speculation}, but some layers of the model keep a state, which "
-            "cannot be taken back where a guess is wrong; set it to auto or off"
+            "cannot be taken back where draft tokens are rejected; set it to auto or off"
         )
 
 

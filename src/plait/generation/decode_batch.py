@@ -23,7 +23,7 @@ from plait.policy.step import Key
 from plait.speculation.drafter import SampledBy
 
 Drafts = Mapping[Key, Sequence[int]]
-"""Guesses of the tokens that samples draw next: a chain of at most SHORT_ROWS - 1."""
+"""Drafts of the tokens that samples draw next: a chain of at most SHORT_ROWS - 1."""
 
 NO_DRAFTS: Drafts = MappingProxyType({})
 

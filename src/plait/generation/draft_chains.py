@@ -1,9 +1,9 @@
-"""Guesses that a draft model draws token by token: who goes on, and what the tokens come to once the host knows them.
+"""Drafts that a draft model draws token by token: who goes on, and what the tokens come to once the host knows them.
 
 A device that computes behind draws all tokens of all chains before the host reads the first: then only limits end a
 chain, and it is cut where it was unlikely. Where tokens are known at once, a chain that is unlikely is not drawn on.
 
-Shapes: R samples, K tokens of a guess, N of the samples, D tokens that are drawn, C cells of acceptance.
+Shapes: R samples, K tokens of a draft, N of the samples, D tokens that are drawn, C cells of acceptance.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from itertools import accumulate
 
 import numpy as np
 
-from plait.speculation.drafter import Asked, Guesses, drafted_cells
+from plait.speculation.drafter import Asked, DraftTokens, drafted_cells
 from plait.speculation.pool import FloatArray, IntArray
 
 
 class Chains:
-    """The guesses of one call, all of which begin at the same time.
+    """The drafts of one call, all of which begin at the same time.
 
     Args:
         asked: the samples.
-        most: tokens of a guess.
-        acceptance_C, least: see `Drafter.guess`.
+        most: tokens of a draft.
+        acceptance_C, least: see `Drafter.propose`.
     """
 
     def __init__(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> None:
         count = len(asked.slots_B)
-        self.guesses = Guesses.none(count, most)
+        self.drafts = DraftTokens.none(count, most)
         """As far as tokens are known."""
         self._drawn_RK = np.zeros((count, most), np.int64)
-        """All that is known, of what a guess was cut by as well."""
+        """All that is known, of what a draft was cut by as well."""
         self._num_drawn_R, self._num_known_R = np.zeros((2, count), np.int64)
         """Tokens that were drawn, and those of them that are known."""
         self._survival_R = np.ones(count)
@@ -65,9 +65,9 @@ class Chains:
         cells_N = drafted_cells(self._greedy_R[rows_N], depth, confidence_N)
         self._survival_R[rows_N] *= self._acceptance_C[cells_N]
         is_kept_N = self._survival_R[rows_N] >= self._least  # survival falls: what is cut stays cut
-        kept, guesses = rows_N[is_kept_N], self.guesses
-        guesses.token_ids_BK[kept, depth], guesses.cells_BK[kept, depth] = token_ids_N[is_kept_N], cells_N[is_kept_N]
-        guesses.survival_BK[kept, depth], guesses.lengths_B[kept] = self._survival_R[kept], depth + 1
+        kept, drafts = rows_N[is_kept_N], self.drafts
+        drafts.token_ids_BK[kept, depth], drafts.cells_BK[kept, depth] = token_ids_N[is_kept_N], cells_N[is_kept_N]
+        drafts.survival_BK[kept, depth], drafts.lengths_B[kept] = self._survival_R[kept], depth + 1
 
     def computed(self, row: int) -> list[int]:
         """Tokens of a chain that the model has keys and values of: all that a further one was drawn behind."""

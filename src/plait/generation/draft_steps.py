@@ -1,8 +1,8 @@
 """Forwards of a draft model over a pool of its own, what is drawn behind them, and what they take.
 
 A step draws a token behind each row, and that is computed next where it lies, as in the engine's own steps: the host
-need not know it. Steps of one new token a sample, or of two where a whole guess came true, are those of decoding, and
-may be replayed.
+need not know it. Steps of one new token a sample, or of two where a whole draft was accepted, are those of decoding,
+and may be replayed.
 
 Shapes: B rows, D tokens that are drawn in some steps.
 """
@@ -61,7 +61,7 @@ class DraftSteps:
     @torch.no_grad()
     def measure(self) -> None:
         """Find out what they take, on tokens of no sample, in a few blocks: that has to be known before anything is
-        guessed, and the first forward of all loads what the others need. Graphs are shown to be right on its rows: they
+        drafted, and the first forward of all loads what the others need. Graphs are shown to be right on its rows: they
         have different tokens, and places of their own."""
         most = min(max(MEASURED_CHUNKS), self.forward.model.max_positions, self._num_blocks * BLOCK_TOKENS)
         self.blocks = Blocks(num_blocks_for(most))

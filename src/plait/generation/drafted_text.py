@@ -17,7 +17,7 @@ class DraftedText:
     """Prefix keys of the whole blocks of the prompt, by which others find them."""
     num_held: int = 0
     ahead: list[int] = field(default_factory=list)
-    """Guessed tokens whose keys and values stand behind those; only where all that was said is held."""
+    """Draft tokens whose keys and values stand behind those; only where all that was said is held."""
     table: list[int] = field(default_factory=list)
     is_known: bool = True
     """Whether the draft model has all of these tokens."""
@@ -38,7 +38,7 @@ class DraftedText:
         return max(0, len(self.token_ids) - 1 - self.num_held)
 
     def say(self, token_id: int) -> None:
-        """Its next token; where that was guessed, it may be held already."""
+        """Its next token; where that was drafted, it may be held already."""
         self.token_ids.append(token_id)
         if not self.ahead:
             return
@@ -48,6 +48,6 @@ class DraftedText:
             self.ahead.clear()
 
     def rewind(self) -> None:
-        """Have the newest token computed next, and nothing guessed."""
+        """Have the newest token computed next, and nothing drafted."""
         self.ahead.clear()
         self.num_held = min(self.num_held, len(self.token_ids) - 1)

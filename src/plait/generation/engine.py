@@ -77,7 +77,7 @@ class Engine:
         self._drawing = Drawing(state.rows, state.flight, model.tokenizer, self._joint, exact=settings.exact)
         self._turns = Turns()
         # A step may be launched ahead, before the host knows what the last one drew (`overlap`). Exact mode computes
-        # from these tokens on the host; guesses stand behind them, so steps go ahead only while none are made.
+        # from these tokens on the host; drafts stand behind them, so steps go ahead only while none are made.
         ahead = computes_behind(model.device) and not settings.exact
         quiet = self.speculates.quiet if ahead else None
         self._overlap = Overlap(state, self._joint, self._turns, self._land_all_but, quiet)
@@ -103,7 +103,7 @@ class Engine:
 
     @property
     def speculation(self) -> Counts | None:
-        """Counts of guesses since the engine was made; None: speculation is off."""
+        """Counts of drafts since the engine was made; None: speculation is off."""
         return self.speculates.counts
 
     # -- requests
@@ -138,8 +138,8 @@ class Engine:
         several steps are in flight, each computes a share of the samples.
 
         Args:
-            drafts: running sample → guesses of its next tokens. Right guesses give the sample several tokens in this
-                step; the samples are the same. If there is no room for all drafts, none is computed.
+            drafts: running sample → drafts of its next tokens. Accepted draft tokens give the sample several tokens in
+                this step; the samples are the same. If there is no room for all drafts, none is computed.
 
         Returns:
             The samples that ended in the steps that landed.

@@ -74,8 +74,9 @@ class Forward:
 
     @property
     def may_be_steady(self) -> bool:
-        """Whether such steps may come at all, and with guesses, as far as that is known without making a backend: it is
-        also where ranks of an instance have to agree. States of layers are not taken back where a guess is wrong."""
+        """Whether such steps may come at all, and with drafts, as far as that is known without making a backend: it is
+        also where ranks of an instance have to agree. States of layers are not taken back where draft tokens are
+        rejected."""
         served = any(unserved(kind, self.model) is None for kind in BACKENDS)
         is_exact = self._exact is not None and self._pool.states is None
         return is_exact or (served and self.model.part is None)

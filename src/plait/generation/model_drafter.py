@@ -1,4 +1,4 @@
-"""Guesses of a draft model: what it draws in the samples' place.
+"""Drafts of a draft model: what it draws in the samples' place.
 
 It draws with the noise that the sample itself draws with, at its temperature, top-k and top-p. The token with the
 largest sum of log-probability and noise is the same in both models unless their probabilities differ by more than the
@@ -6,10 +6,10 @@ noise sets tokens apart: at temperature 1 that is right far more often than its 
 models are one.
 
 It holds keys and values of its own in blocks like the engine's; samples whose prompts begin alike share theirs. What a
-sample has said since it was guessed for last is computed first; where nothing was guessed for long, that is more. Who
-finds no room is not guessed for, and nothing else depends on what is held here.
+sample has said since it was drafted for last is computed first; where nothing was drafted for long, that is more. Who
+finds no room is not drafted for, and nothing else depends on what is held here.
 
-Shapes: B samples that are asked for, R of them that are guessed for, K tokens of a guess, V vocabulary, T tokens said.
+Shapes: B samples that are asked for, R of them that are drafted for, K tokens of a draft, V vocabulary, T tokens said.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from plait.generation.joint import Tokens
 from plait.generation.ragged import SHORT_ROWS, NewTokens
 from plait.generation.settings import DRAFT_MODEL_TOKENS
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
-from plait.speculation.drafter import Asked, Guesses
+from plait.speculation.drafter import Asked, DraftTokens
 from plait.speculation.pool import FloatArray, IntArray
 
 
@@ -99,8 +99,8 @@ class ModelDrafter:
         return catch_up_s, token_s
 
     @torch.no_grad()
-    def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
-        """See Drafter.guess. A device that computes behind is waited for once, when all tokens are drawn."""
+    def propose(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> DraftTokens:
+        """See Drafter.propose. A device that computes behind is waited for once, when all tokens are drawn."""
         rows_R = self._with_room(asked, most)
         drafted = asked.part(rows_R)
         chains = Chains(drafted, most, acceptance_C, least)
@@ -111,10 +111,10 @@ class ModelDrafter:
             self.steps.seconds.begin()
             self._catch_up(texts, most)
             self._draw(chains, texts, drafted)
-        return chains.guesses.among(rows_R, len(asked.slots_B))
+        return chains.drafts.among(rows_R, len(asked.slots_B))
 
     def _with_room(self, asked: Asked, most: int) -> IntArray:
-        """[R]: those whose tokens, with a guess of so many, have room. Who is not asked for gives way."""
+        """[R]: those whose tokens, with a draft of so many, have room. Who is not asked for gives way."""
         slots, rows, free = asked.slots_B.tolist(), [], self.steps.blocks.num_free
         mine = set(slots)
         others = [text for slot, text in self._texts.items() if text.table and slot not in mine]
@@ -123,7 +123,7 @@ class ModelDrafter:
             length = len(text.token_ids) + most - 1
             if limit < 1 or not text.is_known or length > self.steps.forward.model.max_positions:
                 continue
-            needed = max(0, num_blocks_for(length) - len(text.table))  # for a longer guess it took more, and holds them
+            needed = max(0, num_blocks_for(length) - len(text.table))  # for a longer draft it took more, and holds them
             while needed > free and others:
                 before = self.steps.blocks.num_free
                 self._let_go(others.pop())
@@ -139,7 +139,7 @@ class ModelDrafter:
         text.ahead.clear()
 
     def _catch_up(self, texts: Sequence[DraftedText], most: int) -> None:
-        """Have all of these hold blocks for a guess, and keys and values of what they have said up to a few tokens,
+        """Have all of these hold blocks for a draft, and keys and values of what they have said up to a few tokens,
         which are computed with the newest one."""
         left = list(texts)
         while left:

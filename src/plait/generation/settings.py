@@ -20,7 +20,7 @@ MAX_DRAFT_TOKENS = 15
 """More rows of a sample would be computed as a chunk."""
 DRAFT_MODEL_TOKENS = 2
 """New tokens of a sample up to which a step of a draft model is as a step of decoding: the newest one, and the one
-before it where a whole guess came true, of which the last token was never computed."""
+before it where a whole draft was accepted, of which the last token was never computed."""
 MIN_POOL_BYTES = 1 << 16
 MIN_KV_BYTES = 1 << 20
 GPU_SHARE = 0.3
@@ -119,25 +119,25 @@ class SamplingSettings(Settings):
     )
     speculation: Annotated[int | Literal["auto", "adaptive", "off"], _SPECULATION] = Field(
         default="auto",
-        description="guess next tokens from what is known and compute several in a step, which changes no sample: "
-        "adaptive (as many as pay), auto (the same, where it changes no bit either), off, or tokens of a guess",
+        description="draft next tokens from what is known and compute several in a step, which changes no sample: "
+        "adaptive (as many as pay), auto (the same, where it changes no bit either), off, or tokens of a draft",
     )
     speculation_loss: float = Field(
         default=MAY_LOSE,
         ge=0.005,
         le=0.5,
-        description="share of the time of any 32 steps that auto and adaptive may lose by guesses that come out wrong; "
-        "with more they guess where more is at stake, such as with a draft model for few samples (0.1)",
+        description="share of the time of any 32 steps that auto and adaptive may lose by drafts that come out wrong; "
+        "with more they draft where more is at stake, such as with a draft model for few samples (0.1)",
     )
     draft_pool_bytes: int = Field(
         default=64 << 20,
         ge=MIN_POOL_BYTES,
-        description="memory for the texts in which guesses are looked up: prompts, their samples, earlier ones",
+        description="memory for the texts in which drafts are looked up: prompts, their samples, earlier ones",
     )
     draft_model: str | None = Field(
         default=None,
-        description="a small model with the tokenizer of `model`, a folder or a hub id: where its guesses pay for its "
-        "seconds, it guesses, too. By default none",
+        description="a small model with the tokenizer of `model`, a folder or a hub id: where its drafts pay for its "
+        "seconds, it drafts, too. By default none",
     )
     decode_groups: Annotated[int | Literal["auto"], _GROUPS] = Field(
         default="auto",
@@ -162,7 +162,7 @@ class SamplingSettings(Settings):
     def _check_drafts(self) -> Self:
         if self.draft_model is not None and self.speculation == "off":
             raise ValueError(
-                f"draft_model is {self.draft_model!r}, but nothing is guessed; set speculation to auto, or leave "
+                f"draft_model is {self.draft_model!r}, but nothing is drafted; set speculation to auto, or leave "
                 "draft_model out"
             )
         if self.speculation_loss != MAY_LOSE and self.speculation not in ("auto", "adaptive"):

@@ -33,11 +33,11 @@ class Speculates(Protocol):
     """Says before a step whether it makes drafts for it; None: it does not know."""
 
     def prepare(self) -> None:
-        """Before a step, outside of its measured seconds: make what guesses need, if it is missing."""
+        """Before a step, outside of its measured seconds: make what drafts need, if it is missing."""
         ...
 
     def drafts(self, started: Mapping[Key, Response], running: Sequence[Key]) -> Drafts:
-        """Guesses of the next tokens of running samples.
+        """Drafts of the next tokens of running samples.
 
         Args:
             started: all samples in flight.
@@ -67,7 +67,7 @@ class Speculates(Protocol):
         ...
 
     def learned(self) -> Learned | None:
-        """How often guesses come true, for an engine that samples move to; None: not known."""
+        """How often draft tokens are accepted, for an engine that samples move to; None: not known."""
         ...
 
     def learn(self, learned: Learned) -> None:
@@ -75,7 +75,7 @@ class Speculates(Protocol):
         ...
 
     def knowledge(self) -> Knowledge | None:
-        """What was learned about guesses, for the engine of a resumed run; None: nothing that would be of use."""
+        """What was learned about drafts, for the engine of a resumed run; None: nothing that would be of use."""
         ...
 
     def take_up(self, knowledge: Knowledge) -> None:

@@ -1,4 +1,4 @@
-"""An engine's own drafts: `speculation` hears the tokens of samples, and its guesses become the drafts of a step."""
+"""An engine's own drafts: `speculation` hears the tokens of samples, and its drafts become the drafts of a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from plait.generation.checks import check_guesses
+from plait.generation.checks import check_speculation
 from plait.generation.decode_batch import NO_DRAFTS, Drafts
 from plait.generation.draft_steps import DraftSteps
 from plait.generation.forward import PACK_STEPS, Forward
@@ -48,11 +48,11 @@ def speculator_of(settings: SamplingSettings, forward: Forward, *, keep_memory: 
         keep_memory: of the draft model, see `engine.Engine`.
 
     Raises:
-        ModelError: the draft model cannot be used. ConfigError: layers of the model keep a state, and guesses are asked
+        ModelError: the draft model cannot be used. ConfigError: layers of the model keep a state, and drafts are asked
             for.
     """
     how = settings.speculation
-    check_guesses(settings, keeps_state=bool(recurrent_layers_of(forward.model.config)))
+    check_speculation(settings, keeps_state=bool(recurrent_layers_of(forward.model.config)))
     if how == "off" or (how == "auto" and not forward.may_be_steady):
         return NoSpeculation()
     if how == "auto":
@@ -93,13 +93,13 @@ def _load() -> None:
     for _ in range(2 + PROBES):  # from then on it is asked what pays
         speculation.hear(slots, np.array([len(text)]), text, np.ones(len(text)))
         speculation.is_due(1, len(text))
-        speculation.guess(Asked(slots, slots.astype(np.uint64), slots, slots > 0, slots + 8, ()), len(text))
+        speculation.propose(Asked(slots, slots.astype(np.uint64), slots, slots > 0, slots + 8, ()), len(text))
         speculation.done(1, 0, len(text), 1, 1e-3)
 
 
 @functools.cache
 def _load_draws(dtype: torch.dtype) -> None:
-    """Load the draws of several rows. A sample that runs alone needs them only with its first guess: loaded in that
+    """Load the draws of several rows. A sample that runs alone needs them only with its first draft: loaded in that
     step, they would make it twice as long."""
     logits_BV = torch.zeros((2, 8), dtype=dtype)[:, :4]  # logits are padded: rows lie apart
     zeros_B = torch.zeros(2, dtype=torch.int64)
@@ -182,8 +182,8 @@ class Speculator:
         places_B = np.array([len(sample.token_ids) for sample in samples])
         limits_B = np.array([sample.num_left - 1 for sample in samples])
         asked = Asked(same.slots_B, same.keys_B, places_B, same.greedy_B, limits_B, same.samplings)
-        guesses = self.speculation.guess(asked, self._context)
-        return {key: guess for key, guess in zip(running, guesses, strict=True) if guess}
+        drafts = self.speculation.propose(asked, self._context)
+        return {key: draft for key, draft in zip(running, drafts, strict=True) if draft}
 
     def done(self, plan: StepPlan, num_drawn: int, seconds: float) -> None:
         """See Speculates.done."""
@@ -221,7 +221,7 @@ class Speculator:
         self.speculation.acceptance.take(learned)
 
     def knowledge(self) -> Knowledge | None:
-        """See Speculates.knowledge: guesses of a fixed length need none."""
+        """See Speculates.knowledge: drafts of a fixed length need none."""
         return knowledge_of(self.speculation) if self.speculation.is_adaptive else None
 
     def take_up(self, knowledge: Knowledge) -> None:

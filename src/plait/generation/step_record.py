@@ -47,7 +47,7 @@ class StepRecord:
     num_running: int = 0
     """Samples in the batch, those included that another step in flight computes."""
     num_accepted: int = 0
-    """Guesses among the tokens that samples got."""
+    """Drafts among the tokens that samples got."""
     packing_s: float = 0.0
     """Seconds of it that went into packing the weights (and once into proving a faster backend): when work begins,
     whatever the step computes."""

@@ -1,7 +1,7 @@
-"""Which guesses of a batch are computed, in one call: of so few numbers arrays would take longer than the arithmetic,
+"""Which drafts of a batch are computed, in one call: of so few numbers arrays would take longer than the arithmetic,
 cold as they are behind a step. What is decided, and why, is in `speculation.choice`.
 
-Imports no torch. Shapes: B samples, K tokens of a guess, M guessed tokens, the likeliest first, X row counts,
+Imports no torch. Shapes: B samples, K tokens of a draft, M draft tokens, the likeliest first, X row counts,
 E ends of lines, F measured row counts, W steps of a window."""
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 from plait.compiled import njit
 
 STAKED = 2
-"""Guesses that later steps are taken to compute of what they find, where little is left to lose."""
+"""Drafts that later steps are taken to compute of what they find, where little is left to lose."""
 WAITED = 26.0
-"""Steps without guesses that follow when all of it is spent, of the 32 in which it may be lost."""
+"""Steps without drafts that follow when all of it is spent, of the 32 in which it may be lost."""
 FEW = 4.0
 """Rows up to which most of a step is taken to be the same for any: it reads weights."""
 
@@ -80,7 +80,7 @@ def most_seconds(rows_X, context_s, ends_E, lines_E, log_rows_F, scales_F, rows_
 
 @njit(nogil=True, error_model="numpy")
 def _rank(survival_BK, lengths_B, samples_M, places_M, survival_M):
-    """All guessed tokens, the likeliest first, of equals those that stand earlier in their guess; the last three
+    """All draft tokens, the likeliest first, of equals those that stand earlier in their draft; the last three
     arguments are written."""
     num_samples, most = survival_BK.shape
     unlikely_M, at = np.empty(len(samples_M)), 0
@@ -115,10 +115,10 @@ def _most_per_second(survival_M, seconds_M1, num_samples, allowed_M1, gains_M1):
 def _with_heed(best, survival_M, places_M, seconds_M1, allowed_M1, gains_M1, room_s, look_s):
     """m ≤ best that gains most, when it is heeded what its price leaves for later.
 
-    With chance miss(m) nothing of the first m comes true, and their price is gone. Later ones, as good as the best of
+    With chance miss(m) nothing of the first m is accepted, and their price is gone. Later ones, as good as the best of
     these, all come to nothing until x is spent with chance ruin(x) = miss(best) ** (x / (look_s + price(STAKED))); who
-    is ruined goes without the gain of the best for WAITED steps. Whatever comes true gives all of it back. So m guesses
-    are worth gain(m) + WAITED (gain(best) - 1) (ruin(room) - miss(m) ruin(room - price(m)))."""
+    is ruined goes without the gain of the best for WAITED steps. Whatever is accepted gives all of it back. So m draft
+    tokens are worth gain(m) + WAITED (gain(best) - 1) (ruin(room) - miss(m) ruin(room - price(m)))."""
     missed, misses_M1 = 1.0, np.ones(best + 1)
     for at in range(best):
         if places_M[at] == 0:
@@ -138,16 +138,16 @@ def _with_heed(best, survival_M, places_M, seconds_M1, allowed_M1, gains_M1, roo
 
 @njit(nogil=True, error_model="numpy")
 def choose(survival_BK, lengths_B, seconds_M1, prices_M1, room_s, share, more_s, look_s, samples_M, allowed_M1):
-    """Weigh all guesses at once; the last two arguments are written: the sample of each guess, the likeliest first, and
+    """Weigh all drafts at once; the last two arguments are written: the sample of each draft, the likeliest first, and
     how many of them may be computed.
 
     Args:
-        seconds_M1: of steps with the first 0 … M guesses.
-        prices_M1: what these guesses may cost at most, if none comes true.
+        seconds_M1: of steps with the first 0 … M draft tokens.
+        prices_M1: what these drafts may cost at most, if none is accepted.
         room_s: the largest price that is covered (`speculation.margin`).
-        share: of it, that the guesses are expected to cost at most.
+        share: of it, that the drafts are expected to cost at most.
         more_s: that every step takes beside.
-        look_s: that each of the next guesses takes beside its rows; inf: nothing has to be left for them.
+        look_s: that each of the next drafts takes beside its rows; inf: nothing has to be left for them.
 
     Returns:
         m ≤ M to be computed, the most expected tokens per second of those that are allowed against none, the most of

@@ -6,11 +6,11 @@ first. A look-up walks at most WALK entries of a chain, compares how many tokens
 and weighs the tokens that stand there.
 
 A sample will draw the token whose log-probability plus Gumbel noise is largest, and its noise is known ahead
-(`noise_bits`). So of the tokens seen in such contexts, the one with the largest sum is guessed, and the *confidence*
+(`noise_bits`). So of the tokens seen in such contexts, the one with the largest sum is drafted, and the *confidence*
 is the chance that no other token reaches it: the largest of all others together is a Gumbel variable as well, with
 the logarithm of what probability is left as its place.
 
-Imports no torch. Shapes: N entries, H heads of chains, S slots of samples, B samples asked for, K tokens of a guess,
+Imports no torch. Shapes: N entries, H heads of chains, S slots of samples, B samples asked for, K tokens of a draft,
 C cells of acceptance, T tokens said."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEEN = 16
 """Tokens before an entry that are compared at most; as many alike are as good as all."""
 
 OWN, SIBLING, EARLIER, MODEL = 0, 1, 2, 3
-"""Where a guess comes from: the sample's own text and its prompt; other samples of the prompt; those of before; a draft
+"""Where a draft comes from: the sample's own text and its prompt; other samples of the prompt; those of before; a draft
 model, which looks nothing up."""
 NUM_SOURCES = 4
 MATCHES = (3, 4, 6, 10, 16)
@@ -39,10 +39,10 @@ NUM_MATCHES = len(MATCHES) + 1
 NUM_CONFIDENCES = 10
 """Equal parts of 0 … 1."""
 DEPTHS = (1, 2, 4)
-"""Places in a guess, from 0: 0, 1, 2–3, 4 and more."""
+"""Positions in a draft, from 0: 0, 1, 2–3, 4 and more."""
 NUM_DEPTHS = len(DEPTHS) + 1
 CELLS = (2, NUM_SOURCES, NUM_MATCHES, NUM_DEPTHS, NUM_CONFIDENCES)
-"""What acceptance is learned by: greedy or not, source, context, place in the guess, confidence."""
+"""What acceptance is learned by: greedy or not, source, context, position in the draft, confidence."""
 
 UNKNOWN = 0.4
 """Probability that a token of a prompt is taken to have had."""
@@ -122,17 +122,18 @@ def append_all(
 
 
 @njit(nogil=True, error_model="numpy")
-def try_guesses(
-    slots_B, counts_B, token_ids_T, guesses_SK, cells_SK, lengths_S, computed_S, at_S, cells_X, places_X, hits_X
+def verify_drafts(
+    slots_B, counts_B, token_ids_T, drafts_SK, cells_SK, lengths_S, computed_S, at_S, cells_X, places_X, hits_X
 ):  # fmt: skip
-    """Hold what samples have said against what was guessed before: one trial for each guess of which all before came
-    true. The last three arguments are written; returns the number of trials, and how many of them were computed.
+    """Hold what samples have said against what was drafted before: one trial for each draft token of which all before
+    were accepted. The last three arguments are written; returns the number of trials, and how many of them were
+    computed.
 
     Args:
-        lengths_S: tokens of the guess of each slot; 0 once one of them was wrong.
+        lengths_S: tokens of the draft of each slot; 0 once one of them was wrong.
         computed_S: of these, how many were computed.
-        at_S: of these, how many have come true; is written.
-        places_X: of each trial, the place in the guess where it was computed, -1 where it was only looked up.
+        at_S: of these, how many were accepted; is written.
+        places_X: of each trial, the position in the draft where it was computed, -1 where it was only looked up.
     """
     num_trials, num_computed, start = 0, 0, 0
     for row in range(len(slots_B)):
@@ -141,7 +142,7 @@ def try_guesses(
             at = at_S[slot]
             if at >= lengths_S[slot]:
                 break
-            hit = guesses_SK[slot, at] == token_ids_T[i]
+            hit = drafts_SK[slot, at] == token_ids_T[i]
             cells_X[num_trials], hits_X[num_trials] = cells_SK[slot, at], hit
             places_X[num_trials] = at if at < computed_S[slot] else -1
             num_computed += at < computed_S[slot]
@@ -155,22 +156,22 @@ def try_guesses(
 
 @njit(nogil=True, error_model="numpy")
 def remember(
-    slots_B, token_ids_BK, cells_BK, guessed_B, computed_B, guesses_SK, cells_SK, lengths_S, computed_S, at_S
+    slots_B, token_ids_BK, cells_BK, drafted_B, computed_B, drafts_SK, cells_SK, lengths_S, computed_S, at_S
 ):  # fmt: skip
-    """Keep what was guessed, to be held against what samples say; the last five arguments are written.
+    """Keep what was drafted, to be held against what samples say; the last five arguments are written.
 
-    A guess that was only looked up is followed to its end, before another one takes its place.
+    A draft that was only looked up is followed to its end, before another one takes its place.
 
     Args:
-        guessed_B, computed_B: tokens of each guess, and of these how many are computed.
+        drafted_B, computed_B: tokens of each draft, and of these how many are computed.
     """
     for row in range(len(slots_B)):
         slot = slots_B[row]
         if at_S[slot] < lengths_S[slot] and computed_B[row] == 0 and computed_S[slot] == 0:
             continue
-        for place in range(guessed_B[row]):
-            guesses_SK[slot, place], cells_SK[slot, place] = token_ids_BK[row, place], cells_BK[row, place]
-        lengths_S[slot], computed_S[slot], at_S[slot] = guessed_B[row], computed_B[row], 0
+        for place in range(drafted_B[row]):
+            drafts_SK[slot, place], cells_SK[slot, place] = token_ids_BK[row, place], cells_BK[row, place]
+        lengths_S[slot], computed_S[slot], at_S[slot] = drafted_B[row], computed_B[row], 0
 
 
 @njit(nogil=True, error_model="numpy")
@@ -267,7 +268,7 @@ def _weigh(count, entries, alike, tokens_N, probs_N, seen, weights, means, best)
 
 
 @njit(nogil=True, error_model="numpy")
-def _guess(num_seen, seen, weights, means, key, greedy):
+def _likeliest(num_seen, seen, weights, means, key, greedy):
     """The token that the noise of a draw favours: (its place among those seen, confidence)."""
     total, mass = 0.0, 0.0
     for place in range(num_seen):
@@ -304,19 +305,19 @@ def propose(
     tokens_N, before_N, probs_N, owners_N, chains_2N, heads_2H,
     token_ids_BK, cells_BK, survival_BK, lengths_B,
 ):  # fmt: skip
-    """Guess the next tokens of samples; the last four arguments are written.
+    """Propose the next tokens of samples; the last four arguments are written.
 
     Args:
         keys_B: noise keys of the samples.
         places_B: in the response, of the next token.
-        limits_B: tokens of a guess at most.
-        least: a guess ends where the chance that all of it comes true falls below.
-        acceptance_C: chance that a guess of each cell comes true, if all before it have.
+        limits_B: tokens of a draft at most.
+        least: a draft ends where the chance that all of it is accepted falls below.
+        acceptance_C: chance that a draft of each cell is accepted, if all before it are.
         ends_S: last entry of each sample's text; -1: it is not known.
         owners_S, roots_S: number of its text and hash of its prompt.
         kinds_O: of each text: OWN is a prompt, SIBLING a response of now, EARLIER one of before.
-        cells_BK: of each guessed token, where its acceptance stands.
-        survival_BK: chance that it and all before it come true.
+        cells_BK: of each draft token, where its acceptance stands.
+        survival_BK: chance that it and all before it are accepted.
     """
     most = 2 * WALK
     entries, alike = np.empty(most, np.int64), np.empty(most, np.int64)
@@ -326,7 +327,7 @@ def propose(
     for row in range(len(slots_B)):
         slot = slots_B[row]
         own, root, at = owners_S[slot], roots_S[slot], ends_S[slot]
-        # The newest token of the context stands first: guesses are put in front of what was said.
+        # The newest token of the context stands first: drafts are put in front of what was said.
         first, stop = token_ids_BK.shape[1], token_ids_BK.shape[1]
         while at >= 0 and stop < len(context):
             context[stop] = tokens_N[at]
@@ -341,7 +342,7 @@ def propose(
                 break
             num_seen = _weigh(count, entries, alike, tokens_N, probs_N, seen, weights, means, best)
             key = draw_key(keys_B[row], np.uint64(places_B[row] + depth))
-            top, confidence = _guess(num_seen, seen, weights, means, key, greedy_B[row])
+            top, confidence = _likeliest(num_seen, seen, weights, means, key, greedy_B[row])
             entry = entries[best[top]]
             cell = np.int64(greedy_B[row]) * NUM_SOURCES + _source(owners_N[entry], own, kinds_O)
             cell = cell * NUM_MATCHES + _count_reached(_MATCHES, alike[best[top]])

@@ -1,4 +1,4 @@
-"""The noise of `kernels.noise` as compiled functions of single keys; for those that draw, and for those that guess
+"""The noise of `kernels.noise` as compiled functions of single keys; for those that draw, and for those that draft
 draws.
 
 Imports no torch. Keys and ids are uint64.

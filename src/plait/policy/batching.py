@@ -149,7 +149,7 @@ class Scheduler:
         allow.
 
         Args:
-            num_drafted: running sample → number of guessed tokens that are computed after its newest one. Drafts use
+            num_drafted: running sample → number of draft tokens that are computed after its newest one. Drafts use
                 free blocks only: if these are too few for all drafts, none is computed.
             share: what the step computes at most, while other samples are in flight, of which none may have to give
                 way (`shares.has_room`). None: it computes all running samples.

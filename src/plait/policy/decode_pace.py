@@ -1,8 +1,8 @@
 """How fast instances decode, by what their steps took: seconds until each sample has a token more.
 
-A step computes rows: one for each of its samples, and one for each token that is guessed behind it. Its samples get a
-token each, and one more for each guess that comes true. Where samples go round the stages of a model in groups, each
-step computes a part of those that run. So a token of each sample takes a share of a step, one step, or several.
+A step computes rows: one for each of its samples, and one for each token that is drafted behind it. Its samples get a
+token each, and one more for each draft token that is accepted. Where samples go round the stages of a model in groups,
+each step computes a part of those that run. So a token of each sample takes a share of a step, one step, or several.
 """
 
 from __future__ import annotations

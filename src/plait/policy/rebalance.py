@@ -5,7 +5,8 @@ which that is: so what counts is when the last of all is expected to end, if eac
 need any of the steps that earlier ones needed. `rebalance` foretells that by a curve of seconds per step, and moves
 samples from the instances that have most to those that have fewest. Numbers in, decision out.
 
-A step is here what brings each running sample a token. Where guesses come true, a step of the engine is several.
+A step is here what brings each running sample a token. Where draft tokens are accepted, a step of the engine is
+several.
 
 Shapes: lists of an instance's *chances*, steps of which each is as likely as any other, rising.
 """
@@ -22,7 +23,7 @@ from plait.policy.step import Key
 
 StepSeconds = Callable[[float, float], float]
 """Seconds until each of so many samples, whose contexts have so many tokens in all, has a token more: of a decode step,
-or of its share where guesses come true. Expected samples are no whole numbers."""
+or of its share where draft tokens are accepted. Expected samples are no whole numbers."""
 
 LEAST_SHARE = 0.003
 """What all moves of a decision must gain, of the time that is left."""

@@ -1,6 +1,7 @@
 """Samples of a rollout that have not ended: when each of them does, and who has which of them after a migration.
 
-A step is here what brings each running sample a token. Where guesses come true, a step of the engine is several.
+A step is here what brings each running sample a token. Where draft tokens are accepted, a step of the engine is
+several.
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ STEADY = {"cpu": ("float32", "bfloat16")}
 (`Backend.is_steady`), known without torch."""
 
 
-def no_guesses(recipe: Recipe) -> str | None:
-    """Why nothing is guessed with `sampling.speculation` auto, as far as the recipe says; None: something may be, or it
+def no_drafts(recipe: Recipe) -> str | None:
+    """Why nothing is drafted with `sampling.speculation` auto, as far as the recipe says; None: something may be, or it
     is not auto. What engines find when they have their model is `GenerationEngine.refusals`."""
     sampling = recipe.sampling
     if sampling.speculation != "auto":
@@ -99,7 +99,7 @@ def no_guesses(recipe: Recipe) -> str | None:
     if not (can := abilities(recipe)).drafts:
         return f"{can.program} takes no drafts"
     if recipe.update_rule.by_clock:
-        return f"guesses would change where samples stand when new weights come (`on_update` {recipe.on_update})"
+        return f"drafts would change where samples stand when new weights come (`on_update` {recipe.on_update})"
     if sampling.exact:
         return None
     if recipe.device not in STEADY:
@@ -109,24 +109,24 @@ def no_guesses(recipe: Recipe) -> str | None:
     return None
 
 
-def said_of_no_guesses(recipe: Recipe, not_steady: str | None = None) -> str | None:
-    """Why auto guesses nothing and what does, in words for a person; None: it may, or it is not auto.
+def said_of_no_drafts(recipe: Recipe, not_steady: str | None = None) -> str | None:
+    """Why auto drafts nothing and what does, in words for a person; None: it may, or it is not auto.
 
     Args:
         not_steady: of the engine, as far as there is one.
     """
-    why = no_guesses(recipe)
-    if why is None and guesses_whole(recipe):
+    why = no_drafts(recipe)
+    if why is None and drafts_whole(recipe):
         why = not_steady
     return None if why is None else none_by_auto("sampling.speculation", why, adaptive=abilities(recipe).drafts)
 
 
-STATES_STAY = "states of its layers cannot be taken back where a guess is wrong"
-"""Why nothing is guessed for a model whose layers keep states."""
+STATES_STAY = "states of its layers cannot be taken back where draft tokens are rejected"
+"""Why nothing is drafted for a model whose layers keep states."""
 
 
 def none_by_layers(key: str, not_compiled: str) -> str:
-    """That auto guesses nothing as the Transformers module computes, for this reason, in words for a person.
+    """That auto drafts nothing as the Transformers module computes, for this reason, in words for a person.
 
     Args:
         key: that is auto.
@@ -136,41 +136,41 @@ def none_by_layers(key: str, not_compiled: str) -> str:
 
 
 def none_by_auto(key: str, why: str, *, adaptive: bool) -> str:
-    """That auto guesses nothing, in words for a person.
+    """That auto drafts nothing, in words for a person.
 
     Args:
         key: that is auto.
         adaptive: whether it may be `adaptive` instead.
     """
-    remedy = "; `adaptive` guesses all the same" if adaptive else ""
+    remedy = "; `adaptive` drafts all the same" if adaptive else ""
     return f"none by `{key}` auto, as {why}{remedy}"
 
 
-def guesses(recipe: Recipe) -> bool:
-    """Whether engines of a run may guess."""
-    return recipe.sampling.speculation != "off" and no_guesses(recipe) is None
+def speculates(recipe: Recipe) -> bool:
+    """Whether engines of a run may draft."""
+    return recipe.sampling.speculation != "off" and no_drafts(recipe) is None
 
 
-def learns_of_guesses(recipe: Recipe) -> bool:
-    """Whether engines of a run may learn how guesses do: those of a fixed length are made whatever comes of them."""
-    return guesses(recipe) and not isinstance(recipe.sampling.speculation, int)
+def learns_acceptance(recipe: Recipe) -> bool:
+    """Whether engines of a run may learn how drafts do: those of a fixed length are made whatever comes of them."""
+    return speculates(recipe) and not isinstance(recipe.sampling.speculation, int)
 
 
-def guesses_whole(recipe: Recipe) -> bool:
+def drafts_whole(recipe: Recipe) -> bool:
     """Whether of these only instances of one device do: where a model lies in parts, the sums of a row depend on its
     company."""
     return recipe.sampling.speculation == "auto" and not recipe.sampling.exact
 
 
-def most_guessed(recipe: Recipe) -> int:
-    """Tokens of a draft at most; 0: nothing is guessed."""
+def max_draft_tokens(recipe: Recipe) -> int:
+    """Tokens of a draft at most; 0: nothing is drafted."""
     stated = recipe.sampling.speculation
-    return 0 if not guesses(recipe) else stated if isinstance(stated, int) else MAX_DRAFT_TOKENS
+    return 0 if not speculates(recipe) else stated if isinstance(stated, int) else MAX_DRAFT_TOKENS
 
 
 def of_engines(recipe: Recipe) -> SamplingSettings:
     """What engines of a run are told."""
-    if guesses(recipe):
+    if speculates(recipe):
         return recipe.sampling
     return recipe.sampling.model_copy(update={"speculation": "off"})
 
@@ -183,10 +183,10 @@ def check_engine(recipe: Recipe) -> None:
     """Raises ConfigError where a recipe asks its engine for what that cannot do."""
     engine, sampling = recipe.sampling.engine, recipe.sampling
     can, drafts = abilities(recipe), sampling.draft_model
-    guessing, grouped = sampling.speculation not in ("auto", "off"), sampling.stated_groups is not None
+    drafting, grouped = sampling.speculation not in ("auto", "off"), sampling.stated_groups is not None
     demands = (
         ("sampling.exact", sampling.exact, can.exact, "promises no equal bits", "false"),
-        ("sampling.speculation", guessing, can.drafts, "takes no drafts", "auto"),
+        ("sampling.speculation", drafting, can.drafts, "takes no drafts", "auto"),
         ("sampling.speculation_loss", sampling.speculation_loss != MAY_LOSE, can.drafts, "takes no drafts", MAY_LOSE),
         ("sampling.draft_model", drafts is not None, can.drafts, "takes no drafts", "null"),
         ("sampling.top_p", sampling.top_p < 1, can.keeps_support, _FORGETS, "1"),
@@ -212,9 +212,9 @@ def check_engine(recipe: Recipe) -> None:
                 f"`{key}` is {value}, but `sampling.engine` is {engine}, which {why}; set `{key}` to {remedy}, or "
                 "`sampling.engine` to plait"
             )
-    if drafts is not None and (why := no_guesses(recipe)) is not None:
+    if drafts is not None and (why := no_drafts(recipe)) is not None:
         raise ConfigError(
-            f"`sampling.draft_model` is {drafts}, but `sampling.speculation` is auto, which guesses nothing here: "
+            f"`sampling.draft_model` is {drafts}, but `sampling.speculation` is auto, which drafts nothing here: "
             f"{why}; set `sampling.speculation` to adaptive, or leave `sampling.draft_model` out"
         )
     if recipe.dtype.value not in can.dtypes:

@@ -19,7 +19,7 @@ from plait.schedule.plan import Plan
 def with_states(
     recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]
 ) -> Recipe:
-    """The recipe, of which nothing is guessed by itself where such a model draws samples.
+    """The recipe, of which nothing is drafted by itself where such a model draws samples.
 
     Args:
         shapes: by the model's name.
@@ -34,12 +34,13 @@ def with_states(
     if drafts is not None and shapes[drafts].recurrent:
         said = _said(drafts, shapes)
         raise ConfigError(
-            f"key `sampling.draft_model`: {said}, which cannot be taken back where a guess is wrong; give another"
+            f"key `sampling.draft_model`: {said}, which cannot be taken back where draft tokens are rejected; "
+            "give another"
         )
     drawing = [m for m in models if "generate" in flow.call_kinds(m.role) and shapes[m.name].recurrent]
     if not drawing:
         return recipe
-    taken_back = "which cannot be taken back where a guess is wrong"
+    taken_back = "which cannot be taken back where draft tokens are rejected"
     demands = (
         ("sampling.draft_model", drafts, None, taken_back, "leave it out"),
         ("sampling.speculation", sampling.speculation, ("auto", "off"), taken_back, "set it to auto or off"),
@@ -52,7 +53,7 @@ def with_states(
             said = _said(drawing[0].name, shapes)
             raise ConfigError(f"`{key}` is {value}, but {said}, {why}; {remedy}, or set `{drawing[0].key}` to another")
     if sampling.speculation == "auto":
-        loading(f"guesses of next tokens: {none_by_layers('sampling.speculation', KEEPS_STATE)}")
+        loading(f"speculative decoding: {none_by_layers('sampling.speculation', KEEPS_STATE)}")
     return recipe.model_copy(update={"sampling": sampling.model_copy(update={"speculation": "off"})})
 
 

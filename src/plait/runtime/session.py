@@ -30,10 +30,10 @@ from plait.runtime.health.patient import Patient
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.records import Records, value_of
 from plait.runtime.steps.batches import Batches
+from plait.runtime.steps.draft_knowledge import take_up_knowledge, writing_parts
 from plait.runtime.steps.drawn import read_drawn, stored_drawn
 from plait.runtime.steps.earlier_texts import recall_earlier
 from plait.runtime.steps.executor import Executor
-from plait.runtime.steps.guess_knowledge import take_up_guesses, writing_parts
 from plait.runtime.steps.opened_roles import open_roles
 from plait.runtime.steps.rollout_moves import RolloutMoves
 from plait.runtime.steps.step import StepState
@@ -113,7 +113,7 @@ class Session:
         if checkpoint is not None:
             self.workers.checkpoint.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)
             self._publish_weights()
-            take_up_guesses(self.workers, recipe, checkpoint.folder, self.progress.message)
+            take_up_knowledge(self.workers, recipe, checkpoint.folder, self.progress.message)
         check_engines(prepared, self.roles, self.aside)
         self.executor = Executor(prepared, self.roles, self.recorder, self.progress, self.aside.clock)
         self.feed = prepared.feed(self.done.prompts_drawn)

@@ -46,8 +46,8 @@ class LeaderWeights(Protocol):
         ...
 
 
-class GuessKnowledge(Protocol):
-    """The knowledge of engines that guess: what they have learned, each rank for itself, and earlier texts."""
+class DraftKnowledge(Protocol):
+    """The knowledge of engines that draft: what they have learned, each rank for itself, and earlier texts."""
 
     def told(self) -> tuple[list[Known], list[str]]:
         """What all instances have learned, and in words what of it is left out."""
@@ -67,7 +67,7 @@ class Workers(Protocol):
 
     checkpoint: CheckpointParts
     leader_weights: LeaderWeights
-    guess_knowledge: GuessKnowledge
+    draft_knowledge: DraftKnowledge
 
     def engine(self, role: str) -> GenerationEngine | None:
         """The engine of a role, one for all its calls; None: the role does not generate."""
@@ -92,7 +92,7 @@ class Workers(Protocol):
         ...
 
     def performance(self) -> dict[str, float]:
-        """Metrics since the last call: bytes of rows sent and received, counts of guesses, how busy pipeline stages
+        """Metrics since the last call: bytes of rows sent and received, counts of drafts, how busy pipeline stages
         were in generation, each if there is such a thing; and the peak memory of each rank."""
         ...
 

@@ -14,7 +14,7 @@ class FusionTimes:
     """Seconds, foretold once for a run.
 
     step_s, more_s: of an instance with one sample until that has a token more, and more for each further one: of a
-                    decode step, or of its share where guesses come true
+                    decode step, or of its share where draft tokens are accepted
     token_s:        of an instance to score a token behind the root, by all models that score where samples are
                     generated
     parts_s:        instance seconds of scoring in parts more than in whole calls, ends that are apart included

@@ -35,11 +35,11 @@ class Span:
             a time
     start_s, end_s: seconds since the start of the timeline
     bytes:  bytes that it moved or wrote, 0 where that says nothing
-    tokens: tokens that it processed, guesses of next ones among them, 0 where that says nothing
+    tokens: tokens that it processed, draft tokens among them, 0 where that says nothing
     role:   actor, critic, ref, reward, cost, or empty
     step:   training step of the run, None outside one
     samples, drawn: of a DECODE the samples that its instance runs, and the tokens that these got by it: one for each
-            that it computed, and one for each guess that came true; else 0
+            that it computed, and one for each draft token that was accepted; else 0
     """
 
     action: str

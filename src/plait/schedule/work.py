@@ -31,7 +31,7 @@ class Done:
     """PREFILL, DECODE, SCORE (a forward), TRAIN (forward and backward), STEP (an optimizer step), SAMPLES (that go on
     in another instance), of a pipeline `action.Kind`, of a move `move_plan.MoveKind` by name, OFFLOAD, ONLOAD."""
     tokens: int = 0
-    """Tokens of the packed row that were computed, guesses of next ones among them; 0 for a STEP."""
+    """Tokens of the packed row that were computed, draft tokens among them; 0 for a STEP."""
     bytes: int = 0
     """A SEND counts those that it sent, any other action those that this rank received: messages, gradients and
     weights in a STEP, of activations under tensor parallelism (`models.parallel.transfer.Traffic`). Of a move those
@@ -43,7 +43,7 @@ class Done:
     samples: int = 0
     """Samples that the instance runs, in a DECODE; 0 elsewhere."""
     drawn: int = 0
-    """Tokens that these got by it: one for each that it computed, and one for each guess that came true."""
+    """Tokens that these got by it: one for each that it computed, and one for each draft token that was accepted."""
     units: int = 1
     """What a progress bar of its call goes on by: actions, or samples."""
 

@@ -1,9 +1,8 @@
 """Speculation: what samples are likely to say next, and how much of it is worth computing.
 
-Enter: what samples have said, by slots and in arrays, and the seconds of steps. Leave: guesses, as many as will pay.
-`pool` keeps known texts under a budget of bytes, `drafter` says what a source of guesses does and fills it with the
-pool, `acceptance` learns how often guesses come true, `step_cost` what a step takes, `choice` takes the guesses that
-pay, `margin` says how much they may lose, `costly` when a draft model is asked, `due` in which steps guesses are looked
-for, `speculation` puts these together,
-`counts` says how it went, `knowledge` what of it outlasts an engine. Nothing here changes what a sample says. May
-import `kernels`, `policy` and what lies below them; no torch."""
+Enter: what samples have said, by slots and in arrays, and the seconds of steps. Leave: drafts, as many as will pay.
+`pool` keeps known texts under a budget of bytes, `drafter` says what a source of drafts does and fills it with the
+pool, `acceptance` learns how often draft tokens are accepted, `step_cost` what a step takes, `choice` takes the drafts
+that pay, `margin` says how much they may lose, `costly` when a draft model is asked, `due` in which steps drafts are
+looked for, `speculation` puts these together, `counts` says how it went, `knowledge` what of it outlasts an engine.
+Nothing here changes what a sample says. May import `kernels`, `policy` and what lies below them; no torch."""

@@ -1,10 +1,11 @@
-"""How often guesses come true, learned from what samples said afterwards, whether the guesses were computed or not.
+"""How often draft tokens are accepted, learned from what samples said afterwards, whether the drafts were computed or
+not.
 
-What a sample says does not depend on guesses, so a guess that was looked up and left alone teaches as much as one
-that was computed. A *trial* is a guessed token of which all before came true; it has come true or not. Trials are
-counted by cells (`draft_lookup.CELLS`): greedy or not, source, length of the context, place in the guess, confidence.
-Where a cell has few, those of wider classes speak for it, last the confidence itself; of a draft model, which looks
-nothing up, TRUST.
+What a sample says does not depend on drafts, so a draft that was looked up and left alone teaches as much as one
+that was computed. A *trial* is a draft token of which all before were accepted; it was accepted or not. Trials are
+counted by cells (`draft_lookup.CELLS`): greedy or not, source, length of the context, position in the draft,
+confidence. Where a cell has few, those of wider classes speak for it, last the confidence itself; of a draft model,
+which looks nothing up, TRUST.
 
 Shapes: C cells, S sources.
 """
@@ -22,7 +23,7 @@ Learned = tuple[FloatArray, FloatArray]
 PRIOR = 8.0
 """Trials that a wider class counts as in a narrower one."""
 TRUST = 0.8
-"""Chance that a guess of a draft model is taken to come true before there are trials: it is tried, then."""
+"""Chance that a draft of a draft model is taken to be accepted before there are trials: it is tried, then."""
 REFRESH = 256
 """Trials after which the table is made anew."""
 FORGET = 0.5
@@ -36,11 +37,11 @@ class Acceptance:
     def __init__(self) -> None:
         self.trials_C, self.hits_C = np.zeros(CELLS), np.zeros(CELLS)
         self.table_C = self._table()
-        """Chance that a guessed token of each cell comes true, if all before it have, flat."""
+        """Chance that a draft token of each cell is accepted, if all before it are, flat."""
         self._fresh, self._num_trials = 0, 0.0
 
     def learn(self, cells: IntArray, hits: IntArray) -> None:
-        """Trials of these cells, and which of them came true."""
+        """Trials of these cells, and which of them were accepted."""
         trials_C, hits_C = self.trials_C.reshape(-1), self.hits_C.reshape(-1)
         for cell, hit in zip(cells.tolist(), hits.tolist(), strict=True):  # of so few, arrays would take longer
             trials_C[cell] += 1.0

@@ -1,12 +1,12 @@
-"""Which guesses of a batch are computed: those that give the most tokens per second. Numbers in, a decision out.
+"""Which drafts of a batch are computed: those that give the most tokens per second. Numbers in, a decision out.
 
-All guessed tokens of the batch compete by their survival, the chance that they come true with all before them. With
+All draft tokens of the batch compete by their survival, the chance that they are accepted with all before them. With
 the m likeliest of them a step gives B + S(m) tokens, S(m) the sum of their survivals, and takes T(B + m). Survival
 falls along a chain, so the m likeliest are beginnings of chains.
 
 How many may be computed is another question: as many as may all be wrong (`margin`).
 
-Shapes: B samples, K tokens of a guess, M guessed tokens, the likeliest first.
+Shapes: B samples, K tokens of a draft, M draft tokens, the likeliest first.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.kernels import draft_choice
-from plait.speculation.drafter import Guesses
+from plait.speculation.drafter import DraftTokens
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.step_cost import StepCost
 
 LEAST_GAIN = 1.04
-"""Expected tokens per second against those without guesses, from which on guesses are computed: the estimates err."""
+"""Expected tokens per second against those without drafts, from which on drafts are computed: the estimates err."""
 LEAST_SURVIVAL = 0.03
-"""A guess is not looked up any further where it is less likely to come true."""
+"""A draft is not looked up any further where it is less likely to be accepted."""
 HELD_BACK = 0.4
-"""Share of what may be lost that a lone sample's guesses leave for the next ones, in case they are wrong; of more
+"""Share of what may be lost that a lone sample's drafts leave for the next ones, in case they are wrong; of more
 samples so much less, as they seldom all are."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is computed of the guesses."""
+    """What is computed of the drafts."""
 
     lengths_B: IntArray
-    """The first so many tokens of each guess."""
+    """The first so many tokens of each draft."""
     gain: float
-    """Expected tokens per second against those without guesses, of as many as would give most."""
+    """Expected tokens per second against those without drafts, of as many as would give most."""
 
     @property
     def worth(self) -> float:
@@ -49,23 +49,23 @@ class Choice:
 
 @dataclass(frozen=True)
 class Room:
-    """What guesses may lose."""
+    """What drafts may lose."""
 
     covered_s: float
     """The largest price that the margin covers."""
     share: float = 1.0
-    """The part of it that guesses are expected to cost at most."""
+    """The part of it that drafts are expected to cost at most."""
     look_s: float = inf
-    """What each later look takes, for whose guesses something should be left; inf: nothing should."""
+    """What each later look takes, for whose drafts something should be left; inf: nothing should."""
 
     @classmethod
     def of(cls, covered_s: float, num_samples: int, look_s: float) -> Self:
-        """For so many samples, who are guessed for again and again."""
+        """For so many samples, who are drafted for again and again."""
         return cls(covered_s, share_of(num_samples), look_s)
 
 
 def least_survival(cost: StepCost, num_samples: int, num_context: int) -> float:
-    """Survival below which guesses are not worth looking up: half of what a row costs in tokens, the lesser of the next
+    """Survival below which drafts are not worth looking up: half of what a row costs in tokens, the lesser of the next
     row and the mean of as many as there are samples; `LEAST_SURVIVAL` at least."""
     rows_X = np.array([num_samples, num_samples + 1, 2 * num_samples])
     plain, one_more, twice = cost.seconds(rows_X, num_context).tolist()
@@ -75,7 +75,7 @@ def least_survival(cost: StepCost, num_samples: int, num_context: int) -> float:
 
 @dataclass(frozen=True)
 class Weighed:
-    """All guesses of a batch, weighed at once."""
+    """All drafts of a batch, weighed at once."""
 
     samples_M: IntArray
     """The sample of each, the likeliest first."""
@@ -87,20 +87,20 @@ class Weighed:
 
 
 def weigh(
-    guesses: Guesses, seconds_M1: FloatArray, prices_M1: FloatArray, room: Room, *, more_s: float = 0.0
+    drafts: DraftTokens, seconds_M1: FloatArray, prices_M1: FloatArray, room: Room, *, more_s: float = 0.0
 ) -> Weighed:
-    """Which guesses pay (`draft_choice.choose`).
+    """Which drafts pay (`draft_choice.choose`).
 
     Args:
-        seconds_M1: of a step with the first 0 … M guesses.
-        prices_M1: what these guesses may cost at most, if none comes true.
+        seconds_M1: of a step with the first 0 … M draft tokens.
+        prices_M1: what these drafts may cost at most, if none is accepted.
         more_s: that every step takes beside.
     """
     num_tokens = len(seconds_M1) - 1
     samples_M, allowed_M1 = np.empty(num_tokens, np.int64), np.empty(num_tokens + 1, bool)
     chosen, gain, most_gain = draft_choice.choose(
-        guesses.survival_BK,
-        guesses.lengths_B,
+        drafts.survival_BK,
+        drafts.lengths_B,
         seconds_M1,
         prices_M1,
         room.covered_s,
@@ -110,20 +110,20 @@ def weigh(
         samples_M,
         allowed_M1,
     )
-    best = first(samples_M, chosen if gain >= LEAST_GAIN else 0, len(guesses.lengths_B), most_gain)
+    best = first(samples_M, chosen if gain >= LEAST_GAIN else 0, len(drafts.lengths_B), most_gain)
     return Weighed(samples_M, allowed_M1, best)
 
 
 def share_of(num_samples: int) -> float:
-    """Share of what may be lost that guesses for so many samples may be expected to cost."""
+    """Share of what may be lost that drafts for so many samples may be expected to cost."""
     return 1.0 - HELD_BACK / num_samples
 
 
 def first(samples_M: IntArray, count: int, num_samples: int, gain: float = 1.0) -> Choice:
-    """The first so many of the guesses of these samples."""
+    """The first so many of the drafts of these samples."""
     return Choice(np.bincount(samples_M[:count], minlength=num_samples), gain)
 
 
 def nothing(num_samples: int) -> Choice:
-    """No guess at all."""
+    """No draft at all."""
     return Choice(np.zeros(num_samples, np.int64), 1.0)

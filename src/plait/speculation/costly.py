@@ -1,15 +1,15 @@
-"""When a draft model is asked: where its guesses are expected to pay for its seconds and for the rows that they take,
+"""When a draft model is asked: where its drafts are expected to pay for its seconds and for the rows that they take,
 and now and then to see whether they would.
 
-With guesses of K tokens for the samples for which more is expected of it than of what was looked up, a step gives
+With drafts of K tokens for the samples for which more is expected of it than of what was looked up, a step gives
 B + S tokens, S the sum of all survivals, and takes T(rows) + K times what the model takes for a token, and a share of
 what it has to catch up with before. Survival is expected by what was learned of acceptance, for such confidences as
-its guesses had before. Whatever is spent on it, the margin of the last and next steps must cover, rows and what it
-has to catch up with included, as if no guess came true.
+its drafts had before. Whatever is spent on it, the margin of the last and next steps must cover, rows and what it
+has to catch up with included, as if no draft token was accepted.
 
 What does not pay is tried in a share of the time, of one sample where of all is too much.
 
-Shapes: B running samples, R of them that the model is asked for, K tokens of a guess, C confidences, G kinds of sample
+Shapes: B running samples, R of them that the model is asked for, K tokens of a draft, C confidences, G kinds of sample
 (not greedy, greedy).
 """
 
@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from plait.kernels.draft_lookup import CELLS, DEPTHS, MODEL, NUM_CONFIDENCES
 from plait.speculation.acceptance import Acceptance
 from plait.speculation.choice import LEAST_GAIN, Room, nothing, share_of, weigh
-from plait.speculation.drafter import Asked, CostlyDrafter, Guesses
+from plait.speculation.drafter import Asked, CostlyDrafter, DraftTokens
 from plait.speculation.ledger import Ledger
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.step_cost import StepCost, Typical
 
 SHARE = 0.005
-"""Share of the time that trials may take where guesses do not pay."""
+"""Share of the time that trials may take where drafts do not pay."""
 THINKING = 0.0025
 """Share of the time that finding out whether they would may take then."""
 SAVED_STEPS = 128
@@ -39,13 +39,13 @@ SAVED_STEPS = 128
 BETWEEN = 32
 """Steps between trials."""
 TRIED = 2
-"""Tokens of a guess of a trial, and of the first guesses, at most."""
+"""Tokens of a draft of a trial, and of the first drafts, at most."""
 FIRST = 24
-"""Tokens that it has guessed, up to which it is hardly known."""
+"""Tokens that it has drafted, up to which it is hardly known."""
 SPREAD = 32
 """Steps over which it is spread what the model catches up with, or as many as a sample has tokens left."""
 LAST = 0.1
-"""Weight of the last guesses among those whose confidences are remembered."""
+"""Weight of the last drafts among those whose confidences are remembered."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Wanted:
     rows_R: IntArray
     """Samples, as places among those that run."""
     depth: int
-    """Tokens of a guess."""
+    """Tokens of a draft."""
     least: float
-    """A guess ends where its survival falls below."""
+    """A draft ends where its survival falls below."""
     seconds: float
     """What that takes, as often as it is done again."""
     is_trial: bool = False
@@ -68,7 +68,7 @@ class LookedUp:
     """What a step comes to with what was looked up alone."""
 
     tokens_B: FloatArray
-    """Expected of the guesses that are computed."""
+    """Expected of the drafts that are computed."""
     lengths_B: IntArray
     gain: float
     """As of `Choice`."""
@@ -79,15 +79,15 @@ class LookedUp:
     """What looking up has taken."""
 
     @classmethod
-    def of(cls, guesses: Guesses, cost: StepCost, num_context: int, spent_s: float) -> Self:
-        """What is computed of guesses where there are no others."""
-        num_samples = len(guesses.lengths_B)
+    def of(cls, drafts: DraftTokens, cost: StepCost, num_context: int, spent_s: float) -> Self:
+        """What is computed of drafts where there are no others."""
+        num_samples = len(drafts.lengths_B)
         choice = nothing(num_samples)
-        if guesses.num_tokens:
-            seconds_M1 = cost.seconds(np.arange(num_samples, num_samples + guesses.num_tokens + 1), num_context)
-            choice = weigh(guesses, seconds_M1, np.zeros(len(seconds_M1)), Room(inf)).best
-        is_taken_BK = np.arange(guesses.survival_BK.shape[1]) < choice.lengths_B[:, None]
-        tokens_B = (guesses.survival_BK * is_taken_BK).sum(1)
+        if drafts.num_tokens:
+            seconds_M1 = cost.seconds(np.arange(num_samples, num_samples + drafts.num_tokens + 1), num_context)
+            choice = weigh(drafts, seconds_M1, np.zeros(len(seconds_M1)), Room(inf)).best
+        is_taken_BK = np.arange(drafts.survival_BK.shape[1]) < choice.lengths_B[:, None]
+        tokens_B = (drafts.survival_BK * is_taken_BK).sum(1)
         return cls(tokens_B, choice.lengths_B, choice.gain, cost, num_context, spent_s)
 
     def seconds(self, num_rows_X: IntArray) -> FloatArray:
@@ -96,7 +96,7 @@ class LookedUp:
 
     @property
     def plain_s(self) -> float:
-        """Seconds of a step without guesses."""
+        """Seconds of a step without drafts."""
         return float(self.seconds(np.array([len(self.lengths_B)]))[0])
 
 
@@ -104,8 +104,8 @@ class Costly:
     """A drafter whose seconds count, and what is known of how it does.
 
     Args:
-        most: tokens of a guess.
-        acceptance: what is learned of all guesses.
+        most: tokens of a draft.
+        acceptance: what is learned of all drafts.
         ledger: what steps take, and what all may lose.
     """
 
@@ -113,32 +113,33 @@ class Costly:
         self.drafter = drafter
         self._most, self._acceptance, self._ledger = most, acceptance, ledger
         self.shares_GKC = np.full((2, most, NUM_CONFIDENCES), 1.0 / NUM_CONFIDENCES)
-        """How often its guesses had each confidence."""
+        """How often its drafts had each confidence."""
         self.thinking = Typical()
-        """Seconds of finding out whether guesses pay."""
+        """Seconds of finding out whether drafts pay."""
         self._allowance_s, self._allowed_at_s = 0.0, 0.0
         """What trials may take, as it was after so many seconds of steps."""
         self._thought_at, self._tried_at = 0.0, 0.0
         """Steps until then."""
-        self.num_guessed = 0
+        self.num_drafted = 0
         """Tokens."""
         self.pays = False
-        """Whether guesses were expected to gain when that was asked last."""
+        """Whether drafts were expected to gain when that was asked last."""
 
     def expected(self, asked: Asked) -> FloatArray:
-        """[B, K]: chances that a guess comes true up to each of its tokens; 0 behind what the samples may still say."""
+        """[B, K]: chances that a draft is accepted up to each of its tokens; 0 behind what the samples may still
+        say."""
         places_K = np.arange(self._most)
         chances_GDC = self._acceptance.table_C.reshape(CELLS)[:, MODEL, 0]
         chances_GKC = chances_GDC[:, np.searchsorted(DEPTHS, places_K, side="right")]
         survival_GK = (self.shares_GKC * chances_GKC).sum(-1).cumprod(-1)
-        most = TRIED if self.num_guessed < FIRST else self._most
+        most = TRIED if self.num_drafted < FIRST else self._most
         return survival_GK[asked.greedy_B.astype(int)] * (places_K < np.minimum(asked.limits_B, most)[:, None])
 
     def is_due(self, plain_s: float) -> bool:
-        """Whether it is worth the time to find out whether guesses pay.
+        """Whether it is worth the time to find out whether drafts pay.
 
         Args:
-            plain_s: of a step without guesses.
+            plain_s: of a step without drafts.
         """
         thinking_s = self.thinking.seconds
         since = self._ledger.counts.steps - self._thought_at
@@ -147,15 +148,15 @@ class Costly:
         return bool(thinking_s <= self._ledger.margin.room_s(plain_s))
 
     def steps_to_wait(self) -> int:
-        """Steps after which it may be worth the time again to find out whether guesses pay."""
+        """Steps after which it may be worth the time again to find out whether drafts pay."""
         step_s = self._ledger.step.seconds
         return 1 if self.pays or step_s == 0 else max(1, ceil(self.thinking.seconds / (THINKING * step_s)))
 
     def wanted(self, asked: Asked, looked_up: LookedUp, *, may_pay: bool) -> Wanted | None:
-        """What it should guess; None: nothing.
+        """What it should draft; None: nothing.
 
         Args:
-            may_pay: False: no guess is computed in this step, so that only a trial is of use.
+            may_pay: False: no draft is computed in this step, so that only a trial is of use.
         """
         expected_BK = self.expected(asked)
         rows_R = (expected_BK.sum(1) > looked_up.tokens_B).nonzero()[0]
@@ -164,26 +165,26 @@ class Costly:
             self.pays = best is not None and not best.is_trial
         return self._trial(asked, looked_up) if best is None else best
 
-    def guess(self, asked: Asked, wanted: Wanted, looked_up: Guesses) -> Guesses:
-        """What was looked up, and in its place what the model guesses where more of that is expected to come true, or
-        where that is tried."""
+    def propose(self, asked: Asked, wanted: Wanted, looked_up: DraftTokens) -> DraftTokens:
+        """What was looked up, and in its place what the model proposes where more of that is expected to be accepted,
+        or where that is tried."""
         rows_R = wanted.rows_R
-        guesses = self.drafter.guess(asked.part(rows_R), wanted.depth, self._acceptance.table_C, wanted.least)
-        self._remember(asked.greedy_B[rows_R], guesses)
-        self.num_guessed += guesses.num_tokens
-        better_R = guesses.survival_BK.sum(1) > looked_up.survival_BK[rows_R].sum(1)
-        taken_R = guesses.lengths_B > 0 if wanted.is_trial else better_R
-        rows_R, width = rows_R[taken_R], guesses.token_ids_BK.shape[1]
-        merged = Guesses(*(array.copy() for array in vars(looked_up).values()))
+        drafts = self.drafter.propose(asked.part(rows_R), wanted.depth, self._acceptance.table_C, wanted.least)
+        self._remember(asked.greedy_B[rows_R], drafts)
+        self.num_drafted += drafts.num_tokens
+        better_R = drafts.survival_BK.sum(1) > looked_up.survival_BK[rows_R].sum(1)
+        taken_R = drafts.lengths_B > 0 if wanted.is_trial else better_R
+        rows_R, width = rows_R[taken_R], drafts.token_ids_BK.shape[1]
+        merged = DraftTokens(*(array.copy() for array in vars(looked_up).values()))
         for name in ("token_ids_BK", "cells_BK", "survival_BK"):
             array = getattr(merged, name)
             array[rows_R] = 0
-            array[rows_R, :width] = getattr(guesses, name)[taken_R]
-        merged.lengths_B[rows_R] = guesses.lengths_B[taken_R]
+            array[rows_R, :width] = getattr(drafts, name)[taken_R]
+        merged.lengths_B[rows_R] = drafts.lengths_B[taken_R]
         return merged
 
     def took(self, wanted: Wanted | None, thinking_s: float, drafting_s: float) -> None:
-        """What finding out and guessing took in this step."""
+        """What finding out and drafting took in this step."""
         self.thinking.took(thinking_s)
         self._thought_at = self._ledger.counts.steps
         if wanted is not None and wanted.is_trial:
@@ -229,7 +230,7 @@ class Costly:
         return Wanted(rows_R, best + 1, least, token_s * (best + 1))
 
     def _trial(self, asked: Asked, looked_up: LookedUp) -> Wanted | None:
-        """A trial with all samples, or with the first or the last, which have least to catch up with: they were guessed
+        """A trial with all samples, or with the first or the last, which have least to catch up with: they were drafted
         for before, or have said least."""
         allowed_s = self._allowed_s()
         if self._ledger.counts.steps - self._tried_at < BETWEEN or allowed_s <= 0:
@@ -243,10 +244,10 @@ class Costly:
                 return Wanted(rows_R, int(covered_K.nonzero()[0][-1]) + 1, 0.0, 0.0, is_trial=True)
         return None
 
-    def _remember(self, greedy_R: NDArray[np.bool_], guesses: Guesses) -> None:
-        """Confidences of the guesses, which stand in their cells."""
+    def _remember(self, greedy_R: NDArray[np.bool_], drafts: DraftTokens) -> None:
+        """Confidences of the drafts, which stand in their cells."""
         for greedy in (0, 1):
-            lengths_R, cells_RK = guesses.lengths_B[greedy_R == greedy], guesses.cells_BK[greedy_R == greedy]
+            lengths_R, cells_RK = drafts.lengths_B[greedy_R == greedy], drafts.cells_BK[greedy_R == greedy]
             for place in range(int(lengths_R.max(initial=0))):
                 confidences = cells_RK[lengths_R > place, place] % NUM_CONFIDENCES
                 shares_C = np.bincount(confidences, minlength=NUM_CONFIDENCES) / len(confidences)

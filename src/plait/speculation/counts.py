@@ -12,7 +12,7 @@ from plait.kernels.draft_lookup import NUM_SOURCES
 from plait.speculation.pool import FloatArray, IntArray
 
 MOST_PLACES = 15
-"""Tokens of a guess at most."""
+"""Tokens of a draft at most."""
 SOURCES = ("prompt", "siblings", "history", "model")
 """By their numbers in `draft_lookup`: its prompt and its own words, other samples of the prompt, earlier ones; a draft
 model."""
@@ -31,30 +31,31 @@ class Counts:
     """What was counted in the steps so far; a *row* is a sample that computes its newest token in a step."""
 
     steps: float = 0.0
-    """Those of nothing but running samples; rows and guesses are counted beside prompts, too."""
+    """Those of nothing but running samples; rows and drafts are counted beside prompts, too."""
     steps_with_drafts: float = 0.0
-    """Those of these that computed guesses."""
+    """Those of these that computed drafts."""
     rows: float = 0.0
-    """Rows of the steps that computed guesses."""
+    """Rows of the steps that computed drafts."""
     drafted: float = 0.0
-    """Guessed tokens that were computed."""
+    """Draft tokens that were computed."""
     accepted: float = 0.0
-    """Guesses that came true, among those computed."""
+    """Draft tokens that were accepted, among those computed."""
     saved_s: float = 0.0
     """Seconds that plain steps would have taken longer for the same tokens, by the fitted cost of a step."""
     drafting_s: float = 0.0
-    """Seconds of looking guesses up, of the draft model, and of choosing."""
+    """Seconds of looking drafts up, of the draft model, and of choosing."""
     model_passes: float = 0.0
-    """Forwards of the draft model, each of a token for all samples that it guesses for."""
+    """Forwards of the draft model, each of a token for all samples that it drafts for."""
     tried_at: FloatArray = field(default_factory=_zeros_of_places)
-    """By place in the guess: computed guesses of which all before came true."""
+    """By position in the draft: computed draft tokens of which all before were accepted."""
     accepted_at: FloatArray = field(default_factory=_zeros_of_places)
     tried_of: FloatArray = field(default_factory=_zeros_of_sources)
     """By source: as `tried_at`."""
     accepted_of: FloatArray = field(default_factory=_zeros_of_sources)
 
     def computed(self, sources_X: IntArray, places_X: IntArray, hits_X: IntArray) -> None:
-        """Guesses that were computed and of which all before came true: their sources, places, and whether they did."""
+        """Draft tokens that were computed and of which all before were accepted: their sources, places, and whether
+        they did."""
         self.accepted += float(hits_X.sum())
         self.tried_at += np.bincount(places_X, minlength=MOST_PLACES)
         self.accepted_at += np.bincount(places_X, hits_X, minlength=MOST_PLACES)

@@ -1,7 +1,7 @@
-"""Where guesses come from: what every source of them does, what one does whose guesses take seconds that count, and the
+"""Where drafts come from: what every source of them does, what one does whose drafts take seconds that count, and the
 one that looks known texts up.
 
-Shapes: B samples asked for, K tokens of a guess, C cells of acceptance, T tokens said.
+Shapes: B samples asked for, K tokens of a draft, C cells of acceptance, T tokens said.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SampledBy(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """Samples whose next tokens are to be guessed."""
+    """Samples whose next tokens are to be drafted."""
 
     slots_B: IntArray
     keys_B: NDArray[np.uint64]
@@ -52,7 +52,7 @@ class Asked:
     """In the response, of the next token."""
     greedy_B: NDArray[np.bool_]
     limits_B: IntArray
-    """Tokens of a guess at most."""
+    """Tokens of a draft at most."""
     samplings: Sequence[SampledBy]
     """[B]: how they draw, for who draws in their place; where nobody does, it may be empty."""
 
@@ -64,7 +64,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Guesses:
+class DraftTokens:
     """A chain of tokens for each sample that was asked for."""
 
     token_ids_BK: NDArray[np.int32]
@@ -72,11 +72,11 @@ class Guesses:
     cells_BK: IntArray
     """What the acceptance of each token is learned by (`acceptance.Acceptance`)."""
     survival_BK: FloatArray
-    """Chance that it and all before it come true; falls along a chain. 0 behind its end."""
+    """Chance that it and all before it are accepted; falls along a chain. 0 behind its end."""
 
     @classmethod
     def none(cls, num_samples: int, most: int) -> Self:
-        """For so many samples no guess, with room for one of so many tokens."""
+        """For so many samples no draft, with room for one of so many tokens."""
         shape = num_samples, most
         return cls(np.zeros(shape, np.int32), np.zeros(shape[0], np.int64), np.zeros(shape, np.int64), np.zeros(shape))
 
@@ -85,7 +85,7 @@ class Guesses:
         return int(self.lengths_B.sum())
 
     def among(self, rows_R: IntArray, num_samples: int) -> Self:
-        """As guesses for so many samples, of which these R are those that it has guesses for."""
+        """As drafts for so many samples, of which these R are those that it has drafts for."""
         spread = type(self).none(num_samples, self.token_ids_BK.shape[1])
         for name, array in vars(spread).items():
             array[rows_R] = getattr(self, name)
@@ -93,9 +93,9 @@ class Guesses:
 
 
 class Drafter(Protocol):
-    """A source of guesses. It knows samples by slots, which are given again when a sample has ended.
+    """A source of drafts. It knows samples by slots, which are given again when a sample has ended.
 
-    What it guesses changes no token of any sample, so it may forget what it likes.
+    What it drafts changes no token of any sample, so it may forget what it likes.
     """
 
     def begin(self, slot: int, prompt_ids: tuple[int, ...]) -> None:
@@ -118,13 +118,13 @@ class Drafter(Protocol):
         """What has been said so far is of an older policy than what comes."""
         ...
 
-    def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
-        """Guess the next tokens of samples.
+    def propose(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> DraftTokens:
+        """Propose the next tokens of samples.
 
         Args:
-            most: tokens of a guess.
-            acceptance_C: of each cell, how likely a guessed token comes true if all before it have.
-            least: a guess ends where its survival falls below.
+            most: tokens of a draft.
+            acceptance_C: of each cell, how likely a draft token is accepted if all before it are.
+            least: a draft ends where its survival falls below.
         """
         ...
 
@@ -135,21 +135,21 @@ class Drafter(Protocol):
 
 
 class CostlyDrafter(Drafter, Protocol):
-    """A source whose guesses take seconds, which count against what they save."""
+    """A source whose drafts take seconds, which count against what they save."""
 
     @property
     def capturing_s(self) -> float:
-        """Seconds in which something was captured to be replayed later, so far: they count for no guess."""
+        """Seconds in which something was captured to be replayed later, so far: they count for no draft."""
         ...
 
     def seconds_of(self, slots_B: IntArray) -> tuple[float, float]:
-        """What guesses for these samples take, as far as is known (0: not at all): to catch up with what they have said
-        since they were guessed for last, once; and each further token of all guesses together."""
+        """What drafts for these samples take, as far as is known (0: not at all): to catch up with what they have said
+        since they were drafted for last, once; and each further token of all drafts together."""
         ...
 
 
 def drafted_cells(greedy_B: NDArray[np.bool_], depth: int, confidence_B: FloatArray) -> IntArray:
-    """[B]: cells of tokens that a draft model guesses at a place in the guess, with the probabilities that it gives
+    """[B]: cells of tokens that a draft model proposes at a position in the draft, with the probabilities that it gives
     them."""
     first, greedy = _cells_at(depth)
     confidences_B = np.fmin(np.fmax(confidence_B * NUM_CONFIDENCES, 0), NUM_CONFIDENCES - 1)  # NaN is none
@@ -158,18 +158,18 @@ def drafted_cells(greedy_B: NDArray[np.bool_], depth: int, confidence_B: FloatAr
 
 @cache
 def _cells_at(depth: int) -> tuple[int, int]:
-    """The cells of no confidence at a place in a guess, of a sample that draws and of one that is greedy."""
+    """The cells of no confidence at a position in a draft, of a sample that draws and of one that is greedy."""
     bucket = int(np.searchsorted(DEPTHS, depth, side="right"))
     first, greedy = (int(np.ravel_multi_index((kind, MODEL, 0, bucket, 0), CELLS)) for kind in (0, 1))
     return first, greedy
 
 
 class PoolDrafter(TextPool):
-    """Guesses from the pool of known texts."""
+    """Drafts from the pool of known texts."""
 
-    def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
-        """See Drafter.guess."""
-        guesses = Guesses.none(len(asked.slots_B), most)
+    def propose(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> DraftTokens:
+        """See Drafter.propose."""
+        drafts = DraftTokens.none(len(asked.slots_B), most)
         draft_lookup.propose(
             asked.slots_B,
             asked.keys_B,
@@ -183,9 +183,9 @@ class PoolDrafter(TextPool):
             self.roots,
             self.texts.kinds_O,
             *self.texts.index,
-            guesses.token_ids_BK,
-            guesses.cells_BK,
-            guesses.survival_BK,
-            guesses.lengths_B,
+            drafts.token_ids_BK,
+            drafts.cells_BK,
+            drafts.survival_BK,
+            drafts.lengths_B,
         )
-        return guesses
+        return drafts

@@ -1,4 +1,4 @@
-"""When guesses are due: in each step while they gain more than looking for them takes; otherwise seldom, which is
+"""When drafts are due: in each step while they gain more than looking for them takes; otherwise seldom, which is
 enough to notice when they would."""
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from plait.speculation.costly import Costly
 
 OVERHEAD = 0.005
-"""Share of the time that looking up may take while guesses do not pay."""
+"""Share of the time that looking up may take while drafts do not pay."""
 REFUSED = 4
 """Steps after which it is asked again whether looking up is covered, where it was not."""
 DOUBTED = 256
 """Where it takes more than all that may be lost."""
 EAGER, MOST_STEPS = 2, 4
-"""Looks without a guess, one after another, after which a further one is a step later each time; and at most so many
+"""Looks without a draft, one after another, after which a further one is a step later each time; and at most so many
 steps. Who says something new mostly goes on with it."""
 
 
 class Due:
-    """Counts the steps of one engine, and says in which of them guesses are looked for.
+    """Counts the steps of one engine, and says in which of them drafts are looked for.
 
     Args:
         ledger: what the steps took, gained and lost.
         costly: the draft model; None: there is none.
-        is_adaptive: False: guesses are looked up in every step.
+        is_adaptive: False: drafts are looked up in every step.
     """
 
     def __init__(self, ledger: Ledger, costly: Costly | None, *, is_adaptive: bool) -> None:
@@ -39,26 +39,26 @@ class Due:
         self.looking = Typical()
         """Seconds of looking up in a step."""
         self.gain = 0.0
-        """What guesses gain in the mean, as a share of a step."""
+        """What drafts gain in the mean, as a share of a step."""
         self.least_price_s = 0.0
-        """Seconds that one guessed token costs."""
+        """Seconds that one draft token costs."""
         self.overlaps = False
         """Whether several steps were ever under way at once, as where stages pass steps on."""
         self._stakes: deque[float] = deque()
         """What each step under way may lose."""
         self._is_counted = False
-        """Whether guesses might be due in the newest step."""
+        """Whether drafts might be due in the newest step."""
         self._begun = 0
         """Steps that have begun."""
         self._at, self._pool_at = 0, 0
-        """The steps in which guesses are due again: of any kind, and those that are looked up."""
+        """The steps in which drafts are due again: of any kind, and those that are looked up."""
         self._seldom_at = 0
-        """The step in which guesses are looked up whether any may be computed or not."""
+        """The step in which drafts are looked up whether any may be computed or not."""
         self._heard_at, self._in_vain = 0, 0
-        """The last step in which guesses were due, and the last looks of which no guess was computed."""
+        """The last step in which drafts were due, and the last looks of which no draft was computed."""
 
     def begin(self) -> bool:
-        """A step begins. Returns whether guesses might be due in it."""
+        """A step begins. Returns whether drafts might be due in it."""
         self.passes()
         self.overlaps |= len(self._stakes) > 1
         self._is_counted = self.overlaps or self._begun >= self._at
@@ -71,12 +71,12 @@ class Due:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether guesses are due neither in the next step nor in one under way. Then the next step need not ask, and
+        """Whether drafts are due neither in the next step nor in one under way. Then the next step need not ask, and
         may begin before those under way have ended (`passes`)."""
         return not self.overlaps and not self._is_counted and self._begun + 1 < self._at
 
     def end(self, num_drafted: int) -> bool:
-        """The oldest step under way has ended. Returns whether it had nothing to do with guesses."""
+        """The oldest step under way has ended. Returns whether it had nothing to do with drafts."""
         if self._stakes:
             self._stakes.popleft()
         is_counted, self._is_counted = self._is_counted, self.overlaps
@@ -98,14 +98,14 @@ class Due:
             self._stakes[-1] = seconds
 
     def gained(self, share: float) -> None:
-        """What guesses gain in a step, as a share of it; in the mean the last steps count most."""
+        """What drafts gain in a step, as a share of it; in the mean the last steps count most."""
         self.gain = share if self.gain == 0.0 else 0.95 * self.gain + 0.05 * share
 
     def settle(self, *, looked: bool, is_open: bool) -> None:
-        """A step is accounted for. When guesses are due again: at once where they gain more than looking takes.
+        """A step is accounted for. When drafts are due again: at once where they gain more than looking takes.
 
         Args:
-            looked: whether guesses were looked up in it.
+            looked: whether drafts were looked up in it.
             is_open: whether some were computed, of which nothing was heard yet.
         """
         looking_s, step_s = self.looking.seconds, self._ledger.step.seconds
@@ -121,7 +121,7 @@ class Due:
         self._at = min(self._pool_at, self._begun + (1 if is_open else least))
 
     def of_pool(self, num_samples: int, num_context: int) -> bool:
-        """Whether guesses are looked up in a step of so many samples and tokens held by them: it is time, and what that
+        """Whether drafts are looked up in a step of so many samples and tokens held by them: it is time, and what that
         takes is covered."""
         if not self._is_adaptive:
             return True

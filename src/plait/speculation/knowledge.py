@@ -1,4 +1,4 @@
-"""What an engine has learned about guesses, in a form that outlasts the engine: how often they come true, which holds
+"""What an engine has learned about drafts, in a form that outlasts the engine: how often they are accepted, which holds
 wherever the policy is the same, and what steps take, which holds where they were measured.
 
 No token depends on it: an engine without it says the same, and learns it in some dozens of steps.
@@ -29,7 +29,7 @@ _SHARES = (2, MOST_PLACES, NUM_CONFIDENCES)
 
 
 class Pace(Settings):
-    """What an engine's steps took, and what guesses gained and lost in the last of them."""
+    """What an engine's steps took, and what drafts gained and lost in the last of them."""
 
     buckets: tuple[tuple[Step, ...], ...] = Field(max_length=MOST_BUCKETS)
     """See `StepCost.buckets`."""
@@ -70,9 +70,9 @@ class Pace(Settings):
 
 
 class Knowledge(Settings):
-    """What an engine knows of guesses.
+    """What an engine knows of drafts.
 
-    Shapes: C cells of acceptance that have trials, G kinds of sample (not greedy, greedy), K places in a guess,
+    Shapes: C cells of acceptance that have trials, G kinds of sample (not greedy, greedy), K positions in a draft,
     N confidences.
     """
 
@@ -81,11 +81,11 @@ class Knowledge(Settings):
     trials: tuple[float, ...]
     """[C]."""
     hits: tuple[float, ...]
-    """[C]: of the trials those that came true."""
+    """[C]: of the trials those that were accepted."""
     model_confidences: tuple[tuple[tuple[Seconds, ...], ...], ...] | None
-    """[G, K, N]: how often guesses of the draft model had each; None: there is none."""
-    num_guessed: int = Field(ge=0)
-    """Tokens that the draft model guessed, up to FIRST: more make no difference."""
+    """[G, K, N]: how often drafts of the draft model had each; None: there is none."""
+    num_drafted: int = Field(ge=0)
+    """Tokens that the draft model drafted, up to FIRST: more make no difference."""
     model_pays: bool
     """Whether it was expected to gain when that was asked last."""
     pace: Pace | None
@@ -161,7 +161,7 @@ def knowledge_of(speculation: Speculation) -> Knowledge:
         trials=tuple(trials_C[cells].tolist()),
         hits=tuple(hits_C[cells].tolist()),
         model_confidences=None if costly is None else tuple(tuple(map(tuple, of)) for of in costly.shares_GKC.tolist()),
-        num_guessed=0 if costly is None else min(costly.num_guessed, FIRST),
+        num_drafted=0 if costly is None else min(costly.num_drafted, FIRST),
         model_pays=costly is not None and costly.pays,
         pace=_pace_of(speculation),
     )
@@ -195,7 +195,7 @@ def take_up(speculation: Speculation, knowledge: Knowledge) -> None:
     costly, pace = speculation.costly, knowledge.pace
     if costly is not None and knowledge.model_confidences is not None:
         costly.shares_GKC[:] = knowledge.model_confidences
-        costly.num_guessed, costly.pays = knowledge.num_guessed, knowledge.model_pays
+        costly.num_drafted, costly.pays = knowledge.num_drafted, knowledge.model_pays
     if pace is None:
         return
     ledger = speculation.ledger

@@ -1,4 +1,4 @@
-"""What steps took, and what guesses gained and lost in them. Steps in which nobody looked for guesses are accounted for
+"""What steps took, and what drafts gained and lost in them. Steps in which nobody looked for drafts are accounted for
 later, many at once: at each of them it would take a percent of a short step."""
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from plait.speculation.promise import MAY_LOSE, WINDOW
 from plait.speculation.step_cost import StepCost, Typical
 
 SELDOM = 32
-"""Steps after which guesses are looked up in any case; and steps with guesses after which one is without, so that what
-those take is known: the first in which they would gain little. Where a draft model guesses that is not asked."""
+"""Steps after which drafts are looked up in any case; and steps with drafts after which one is without, so that what
+those take is known: the first in which they would gain little. Where a draft model proposes that is not asked."""
 LATEST = 48
-"""Steps with guesses, a draft model's among them, after which the next is without, whatever they would gain."""
+"""Steps with drafts, a draft model's among them, after which the next is without, whatever they would gain."""
 REST = 64
-"""Steps without guesses where WINDOW steps with guesses have lost what may be lost. Who gains a twentieth has fewer
+"""Steps without drafts where WINDOW steps with drafts have lost what may be lost. Who gains a twentieth has fewer
 tokens per second than without in many such windows, by chance."""
 COLD = 8
 """Steps behind prompts, one after another, after which they are measures all the same: there are hardly others."""
@@ -29,7 +29,7 @@ class Spent:
     before_s: float = 0.0
     """Seconds of accounting, before it began: the step's own are without."""
     looking_s: float = 0.0
-    """Seconds of looking guesses up, and of choosing."""
+    """Seconds of looking drafts up, and of choosing."""
     drafted_s: float = 0.0
     """Seconds of a draft model."""
 
@@ -52,18 +52,18 @@ class Counted:
 
     @property
     def num_computed(self) -> int:
-        """Rows, guesses included."""
+        """Rows, drafts included."""
         return self.num_rows + self.num_drafted
 
 
 class Ledger:
-    """What one engine's steps took, and what guesses gained in them. `may_lose` is that of the margin."""
+    """What one engine's steps took, and what drafts gained in them. `may_lose` is that of the margin."""
 
     def __init__(self, may_lose: float = MAY_LOSE) -> None:
         self.cost, self.step, self.margin = StepCost(), Typical(), Margin(may_lose)
         self._paid = 1.0 - may_lose
-        """Tokens per second of WINDOW steps with guesses, against what they would have been without, below which
-        guesses rest."""
+        """Tokens per second of WINDOW steps with drafts, against what they would have been without, below which
+        drafts rest."""
         self.seconds = 0.0
         """Seconds of all steps of nothing but running samples."""
         self._counts = Counts()
@@ -72,9 +72,9 @@ class Ledger:
         self._is_behind_prompts, self._num_cold = False, 0
         """Whether the last step computed prompts; steps behind such ones since there was another."""
         self.since_plain, self.resting = 0, 0
-        """Steps with guesses since the last one without; steps that guesses still rest."""
+        """Steps with drafts since the last one without; steps that drafts still rest."""
         self.window: list[tuple[float, float]] = []
-        """Seconds that the last steps with guesses would have taken without, and took; fewer than WINDOW."""
+        """Seconds that the last steps with drafts would have taken without, and took; fewer than WINDOW."""
 
     @property
     def counts(self) -> Counts:
@@ -89,26 +89,26 @@ class Ledger:
 
     @property
     def rests(self) -> bool:
-        """Whether guesses have not paid and are not computed for a while."""
+        """Whether drafts have not paid and are not computed for a while."""
         return self.resting > 0
 
     @property
-    def may_guess(self) -> bool:
-        """Whether guesses may be computed in the next step: they do not rest, and it is not one that shows what steps
+    def may_draft(self) -> bool:
+        """Whether drafts may be computed in the next step: they do not rest, and it is not one that shows what steps
         without take."""
         return not self.rests and self.since_plain < LATEST
 
     @property
     def wants_plain(self) -> bool:
-        """Whether one without guesses would be of use."""
+        """Whether one without drafts would be of use."""
         return self.since_plain >= SELDOM
 
     def plain_s(self, num_samples: int, num_context: int) -> float:
-        """A step without guesses."""
+        """A step without drafts."""
         return self.cost.of(num_samples, num_context)
 
     def quiet(self, num_rows: int, num_context: int, seconds: float) -> None:
-        """A step in which guesses were not looked for.
+        """A step in which drafts were not looked for.
 
         Args:
             num_rows: samples; 0: it computed prompts as well.
@@ -130,8 +130,8 @@ class Ledger:
         """A step of nothing but running samples.
 
         Args:
-            spent: on guesses, since the step before.
-            is_paid: a draft model guessed so as to gain by it: the step counts even if no guess was computed.
+            spent: on drafts, since the step before.
+            is_paid: a draft model drafted so as to gain by it: the step counts even if no draft was computed.
         """
         self.account()
         counts = self._counts
@@ -171,7 +171,7 @@ class Ledger:
         self._is_behind_prompts = True
 
     def _warm_s(self, step: Counted) -> float:
-        """What a step would have taken if it were not the first behind prompts: without guesses it was as cold."""
+        """What a step would have taken if it were not the first behind prompts: without drafts it was as cold."""
         if not self.is_cold:
             return step.seconds
         return step.seconds + min(0.0, self.cost.of(step.num_computed, step.num_context) - step.alone_s)
@@ -189,7 +189,7 @@ class Ledger:
         self.seconds += seconds
 
     def _weigh(self, plain_s: float, seconds: float) -> None:
-        """A step with guesses took so long, and without would have: guesses rest where they do not pay."""
+        """A step with drafts took so long, and without would have: drafts rest where they do not pay."""
         self.window.append((plain_s, seconds))
         if len(self.window) == WINDOW:
             plain, taken = (sum(column) for column in zip(*self.window, strict=True))

@@ -1,9 +1,9 @@
-"""How much guesses may lose: so little that no WINDOW steps are slower than plain decoding by more than a share.
+"""How much drafts may lose: so little that no WINDOW steps are slower than plain decoding by more than a share.
 
-What a step loses is what it takes beyond the plain steps for the same tokens; less than nothing, where guesses came
-true. Before anything is spent, its whole price must be covered in every window of steps that it will lie in: those that
-reach back, by what they have left, and those that begin with it, by plain steps to come. Nothing is left at first, so
-what may be spent grows with the steps.
+What a step loses is what it takes beyond the plain steps for the same tokens; less than nothing, where drafts
+were accepted. Before anything is spent, its whole price must be covered in every window of steps that it will lie in:
+those that reach back, by what they have left, and those that begin with it, by plain steps to come. Nothing is left at
+first, so what may be spent grows with the steps.
 
 Shapes: W windows, by the steps that they reach back: 0 … WINDOW − 1.
 """
@@ -24,7 +24,7 @@ class Margin:
     """What the last steps took and lost.
 
     Args:
-        may_lose: share of the time of any WINDOW steps that guesses may lose.
+        may_lose: share of the time of any WINDOW steps that drafts may lose.
     """
 
     def __init__(self, may_lose: float = MAY_LOSE) -> None:

@@ -1,8 +1,8 @@
-"""The texts that guesses are taken from: prompts, their samples under way, and those of earlier rollouts.
+"""The texts that drafts are taken from: prompts, their samples under way, and those of earlier rollouts.
 
 All stand in one index (`kernels.draft_lookup`) in which contexts of different prompts do not meet. It grows as it
 fills, up to a budget of bytes; then prompts that nobody has asked for the longest are dropped, and of those in use
-what was said earlier. When even that is too much, samples are not recorded any further, and nothing is guessed for
+what was said earlier. When even that is too much, samples are not recorded any further, and nothing is drafted for
 them."""
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PROBED = (1.25, 1.5, 2.0)
-"""Rows of such steps, in rows without guesses."""
+"""Rows of such steps, in rows without drafts."""
 PROBES = 2
 """Trials of each, for every power of two of running samples."""
 

@@ -1,4 +1,4 @@
-"""What guesses promise, in numbers that recipes know without loading anything."""
+"""What drafts promise, in numbers that recipes know without loading anything."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def _key(num_rows: int, num_context: int) -> tuple[int, int]:
 
 def _bucket(num_rows: int) -> int:
     """Each count up to 16, then eight buckets between a power of two and the next: what a few rows more take is not
-    known of a median over steps with guesses and without."""
+    known of a median over steps with drafts and without."""
     if num_rows <= 16:
         return num_rows
     shift = num_rows.bit_length() - 4

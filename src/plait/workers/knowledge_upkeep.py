@@ -1,4 +1,4 @@
-"""What engines that guess have learned, asked of ranks and told to them: records as those of `upkeep`."""
+"""What engines that draft have learned, asked of ranks and told to them: records as those of `upkeep`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TellKnowledge(Plain):
 
 @dataclass(frozen=True)
 class KnowledgeTold:
-    """An answer: of each role that guesses on the rank.
+    """An answer: of each role that drafts on the rank.
 
     notes: what of it is left out, in words
     """

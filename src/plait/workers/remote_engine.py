@@ -65,7 +65,7 @@ class RemoteEngine:
         self.said: dict[Key, int] = {}
         """See GenerationEngine: as of the last message of each instance; of the leader's own, as of now."""
         self._speculation: dict[int, Counts] = {}
-        """Instance → its counts of guesses, as of its last samples."""
+        """Instance → its counts of drafts, as of its last samples."""
         self.moves: RemoteMoves | None = None
         if rank_state.moves_samples and num_drawing > 1:
             self.moves = RemoteMoves(num_drawing, self._outstanding, self._tell_of_move, gathers=rank_state.fuses)
@@ -88,7 +88,7 @@ class RemoteEngine:
 
     @property
     def speculation(self) -> Counts | None:
-        """Counts of guesses of all instances, as far as these have told them with their samples."""
+        """Counts of drafts of all instances, as far as these have told them with their samples."""
         return sum(self._speculation.values(), Counts()) if self._speculation else None
 
     @property

@@ -185,7 +185,7 @@ class Target:
 
         Args:
             given: as of the last transfer.
-            learns: whether the engine learns of guesses what the source knows.
+            learns: whether the engine learns of drafts what the source knows.
         """
         offer = given.offer
         for state in offer.states:

@@ -29,7 +29,7 @@ class Offer:
     recompute: tuple[Key, ...] = ()
     """Those whose keys and values do not travel."""
     learned: Learned | None = None
-    """What the source knows of how often guesses come true; None: nothing."""
+    """What the source knows of how often draft tokens are accepted; None: nothing."""
 
     def sharing(self, policy_version: int) -> dict[int, SampleState]:
         """Prompt uid → a sample whose prompt's keys and values serve all that `shares_prompt` in a target of this

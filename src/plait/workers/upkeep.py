@@ -52,7 +52,7 @@ class EndTurns(Plain):
 
 @dataclass(frozen=True)
 class Recall:
-    """What a role drew earlier, for its engine to guess from."""
+    """What a role drew earlier, for its engine to draft from."""
 
     role: str
     samples: Sequence[Sample]

@@ -114,7 +114,7 @@ class Delivered:
     """Samples that have ended, texts included.
 
     said:        tokens that others have by now
-    speculation: how that of the engine went so far; None: it guesses nothing
+    speculation: how that of the engine went so far; None: it drafts nothing
     """
 
     samples: Sequence[Sample]

@@ -17,7 +17,7 @@ from plait.workers.announcer import Announcer
 from plait.workers.checkpoint_parts import CheckpointParts
 from plait.workers.clock import RunClock
 from plait.workers.commands import End
-from plait.workers.guess_knowledge import GuessKnowledge
+from plait.workers.draft_knowledge import DraftKnowledge
 from plait.workers.leader_weights import LeaderWeights
 from plait.workers.remote_engine import RemoteEngine
 from plait.workers.remote_trainer import RemoteTrainer
@@ -55,7 +55,7 @@ class WorkerGroup:
         self.rank_state.offloads.recorder = announcer.recorder
         self.checkpoint = CheckpointParts(announcer, num_ranks)
         self.leader_weights = LeaderWeights(announcer)
-        self.guess_knowledge = GuessKnowledge(announcer, num_ranks)
+        self.draft_knowledge = DraftKnowledge(announcer, num_ranks)
 
     def spans(self) -> list[Span]:
         """What all ranks recorded since the last time, on the leader's clock. What may leave the devices has."""

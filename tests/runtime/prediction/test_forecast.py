@@ -146,7 +146,7 @@ def test_how_many_groups_go_round_stages_is_decided_once_and_kept(make_recipe: M
     assert as_begun(kept, begun).sampling.decode_groups == 2, "the user says so"
 
 
-def test_a_run_that_was_begun_without_guesses_goes_on_without(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_run_that_was_begun_without_drafts_goes_on_without(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """`off` was the default once, and stands in the recipes of runs of then; older ones have no such key."""
     kept, recipe = tmp_path / "recipe.yaml", make_recipe()
     assert recipe.sampling.speculation == "auto"

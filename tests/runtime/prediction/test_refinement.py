@@ -20,8 +20,8 @@ from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.prediction import refinement
+from plait.runtime.prediction.draft_forecast import drafts_of
 from plait.runtime.prediction.forecast import STEP, read_forecast
-from plait.runtime.prediction.guesses import drafts_of
 from plait.runtime.prediction.planning import Planning
 from plait.runtime.prediction.refinement import run_record, steady_rows
 from tests.runs.profiles import keep_made_up_profile
@@ -46,8 +46,8 @@ def test_a_record_by_hand() -> None:
     assert found.errors == {"score": 0.0}
 
 
-def test_what_guesses_came_to_by_hand() -> None:
-    """Half of the steps computed guesses: 1.5 tokens a sample of 2 rows more, as 40 guesses of which 10 came true
+def test_what_drafts_came_to_by_hand() -> None:
+    """Half of the steps computed drafts: 1.5 tokens a sample of 2 rows more, as 40 drafts of which 10 were accepted
     gained 10 tokens to 20 samples. So a step is 1.25 tokens of 2 rows in the mean."""
     spec = {"mean_acceptance_length": 1.5, "drafted_steps": 0.5, "draft_tokens": 40, "accepted_tokens": 10}
     found = drafts_of([{f"perf/spec/{name}": value for name, value in spec.items()}] * 3)

@@ -67,7 +67,7 @@ def test_a_fault_in_what_is_foretold_keeps_no_run_from_its_work(
 @pytest.mark.parametrize(
     ("what", "key"),
     [
-        ("texts that guesses are taken from, at most", "sampling.draft_pool_bytes"),
+        ("texts that drafts are taken from, at most", "sampling.draft_pool_bytes"),
         ("draft model: weights packed for decoding", "sampling.draft_model"),
         ("weights packed for decoding, beyond what else is large for a moment", "sampling.exact"),
         ("gradient of the head", "lora.rank"),

@@ -76,7 +76,7 @@ def decided(path: Path, steps: Sequence[Span], after_s: float) -> dict[str, Any]
 
 
 @pytest.mark.parametrize("row_s", [0.0001, 0.001], ids=["rows cost little", "rows cost much"])
-def test_steps_with_guesses_decide_as_plain_ones_that_bring_as_many_tokens(tmp_path: Path, row_s: float) -> None:
+def test_steps_with_drafts_decide_as_plain_ones_that_bring_as_many_tokens(tmp_path: Path, row_s: float) -> None:
     """Each sample computes four rows and gets 2.5 tokens, in steps 2.5 times as long as those of one row and token: as
     many tokens are taken to be said by then, and as many seconds to be left."""
     found, token_s = [], lambda n: 0.004 + 1.6 * row_s * n
@@ -91,11 +91,11 @@ def test_steps_with_guesses_decide_as_plain_ones_that_bring_as_many_tokens(tmp_p
             for n in range(2, 18, 2)
         ]
         found.append(decided(tmp_path / f"{rows}.jsonl", steps, 100.5 * token_s(12)))
-    plain, guessed = found
-    assert (guessed["left"], guessed["pairs"]) == (plain["left"], plain["pairs"])
-    assert (guessed["before_s"], guessed["after_s"]) == pytest.approx((plain["before_s"], plain["after_s"]))
+    plain, drafted = found
+    assert (drafted["left"], drafted["pairs"]) == (plain["left"], plain["pairs"])
+    assert (drafted["before_s"], drafted["after_s"]) == pytest.approx((plain["before_s"], plain["after_s"]))
     late = decided(tmp_path / "late.jsonl", steps, 1e3)
-    assert late == guessed, "what samples have said counts, not how long it is since they were asked for"
+    assert late == drafted, "what samples have said counts, not how long it is since they were asked for"
 
 
 @pytest.mark.parametrize(("takes_s", "times"), [(0.0, 7), (2.0, 2), (1e3, 1)])

@@ -169,14 +169,14 @@ def auto_s(truth: Seen, lengths: Mapping[Key, int], choice: Decides, begin_s: fl
 
 
 def decode_spans(seen: Seen) -> list[Span]:
-    """A step of each number of samples, in rows of four for each, of which half of the guesses come true; or, without
-    guesses, of one for each."""
-    guesses = seen.tokens > 1
+    """A step of each number of samples, in rows of four for each, of which half of the draft tokens are accepted; or,
+    without drafts, of one for each."""
+    drafts = seen.tokens > 1
     return [
         Span(
             f"actor.generate/decode{n}",
             *("DECODE", 0, 0.0, seen.decode_s(n)),
-            tokens=4 * n if guesses else n,
+            tokens=4 * n if drafts else n,
             samples=n,
             drawn=round(seen.tokens * n),
         )
@@ -290,7 +290,7 @@ def test_samples_that_began_late_are_gathered_as_well(tmp_path: Path) -> None:
     assert moved[0] == moved[1] > 0
 
 
-def test_steps_with_guesses_decide_as_plain_ones_that_bring_as_many_tokens(tmp_path: Path) -> None:
+def test_steps_with_drafts_decide_as_plain_ones_that_bring_as_many_tokens(tmp_path: Path) -> None:
     """Steps of 2.5 tokens, each 2.5 times as long: a token of each sample takes the same, and a move of two steps 2.5
     times as long."""
     size, before = RolloutSize(16, INSTANCES, MAX_BATCH, 2), [[50 * n for n in range(1, 9)]]
@@ -303,10 +303,10 @@ def test_steps_with_guesses_decide_as_plain_ones_that_bring_as_many_tokens(tmp_p
         choice = gate.deciding(0, "actor.generate", size)
         choice.end(0, None)
         rows.append(known.decisions.of((1, "actor.generate")) or {})
-    plain, guessed, unmeasured = rows
+    plain, drafted, unmeasured = rows
     assert plain["threshold"] > 0
-    assert guessed["threshold"] == plain["threshold"]
-    assert (guessed["gain_s"], guessed["needed_s"]) == pytest.approx((plain["gain_s"], plain["needed_s"]))
+    assert drafted["threshold"] == plain["threshold"]
+    assert (drafted["gain_s"], drafted["needed_s"]) == pytest.approx((plain["gain_s"], plain["needed_s"]))
     assert unmeasured["seen"]["move_s"] == pytest.approx(2 * 2.5 * (0.004 + 0.0016))
 
 

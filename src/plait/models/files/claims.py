@@ -176,7 +176,7 @@ def _check_layers(text: Mapping[str, Any], shapes: Mapping[str, Any], name: str)
     if stated is None or len({match[1] for match in layers}) != 1:
         return
     num_layers = 1 + max(int(match[2]) for match in layers)
-    further = text.get("num_nextn_predict_layers") or 0  # which only guess tokens ahead
+    further = text.get("num_nextn_predict_layers") or 0  # which only predict tokens ahead
     if num_layers > stated + (further if type(further) is int else 0):
         raise ModelError(
             f"model: the config.json of {name!r} states {stated} layers, but its weights are of {num_layers}: the "

@@ -16,7 +16,7 @@ from plait.data.records import Prompt, logprobs_with, replies_in, with_replies
 from plait.data.settings import DataSettings
 from plait.data.sources import Source, read_jsonl
 from plait.errors import ConfigError, DataError, ModelError
-from plait.generation.checks import check_guesses
+from plait.generation.checks import check_speculation
 from plait.generation.request import Request
 from plait.generation.sampling import Sampling
 from plait.generation.settings import SamplingSettings
@@ -60,7 +60,7 @@ class Job:
     threads: int = 0
     """In each process; 0: as many as there are cores for it."""
     history: Sequence[Path] = ()
-    """Files of earlier samples, of this command or of a training run, to guess from; the oldest first."""
+    """Files of earlier samples, of this command or of a training run, to draft from; the oldest first."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def checked(job: Job) -> Asked:
         )
     shape = model_shape(job.model)
     check_models((RoleModel("actor", job.model, scalar=False, trained=False, key="model"),), {})
-    check_guesses(job.engine, keeps_state=bool(shape.recurrent))
+    check_speculation(job.engine, keeps_state=bool(shape.recurrent))
     if (drafts := job.engine.draft_model) is not None:
         _draft_shape(drafts)
     if beyond := [token for token in job.sampling.stop_token_ids or () if token >= shape.vocabulary]:

@@ -34,7 +34,7 @@ def recipe_text(recipe: Recipe) -> str:
 
 def as_begun(old: Path, recipe: Recipe) -> Recipe:
     """The recipe of a run that is resumed: where it leaves open how many samples run at a time, the size of the KV
-    pool, how many groups of samples are in flight, what is guessed, or what memory is spent on in training, what the
+    pool, how many groups of samples are in flight, what is drafted, or what memory is spent on in training, what the
     stored one says. Keys without effect are let be."""
     stored_tree = read_tree(old)
     recipe = _with_stored(recipe.letting_be(), stored_tree)

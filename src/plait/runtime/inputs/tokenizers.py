@@ -52,14 +52,14 @@ def unlike_tokens(tokenizer: Any, other: str, key: str) -> list[str]:
 
 
 def check_draft_model(tokenizer: Any, model: str, name: str, key: str) -> None:
-    """Raises ConfigError where a draft model does not speak the tokens of the model in whose place it guesses.
+    """Raises ConfigError where a draft model does not speak the tokens of the model in whose place it drafts.
 
     Args:
         tokenizer: of that model.
     """
     if unlike := unlike_tokens(tokenizer, name, key):
         raise ConfigError(
-            f"`{key}` is `{name}`, which guesses the tokens of `{model}`, but {len(unlike)} of these, such as "
+            f"`{key}` is `{name}`, which drafts tokens for `{model}`, but {len(unlike)} of these, such as "
             f"{unlike[0]!r}, have another id there or none; give a model with the tokenizer of `{model}`, or leave it "
             "out"
         )

@@ -36,8 +36,8 @@ from plait.recipes.engine_checks import abilities, check_engine_plan, of_engines
 from plait.recipes.plan_files import EVERY_NAME, plan_file
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, unchanging
+from plait.runtime.prediction.draft_forecast import NOTHING_STATED, Acceptance, draft_forecast
 from plait.runtime.prediction.foretellable import Coming
-from plait.runtime.prediction.guesses import NOTHING_STATED, Acceptance, guesses_of_run
 from plait.runtime.prediction.remedies import remedies
 from plait.runtime.prediction.search_facts import facts_of_roles, joint_pairs
 from plait.schedule.completion import complete
@@ -55,8 +55,8 @@ class Planning:
     """All that plans of one recipe are searched, completed and foretold by.
 
     calibration: where the seconds of predictions come from; corrected: by what runs have measured, too
-    drafts:      what guessed tokens came to in the run whose lengths are taken; None: it made none
-    acceptance:  how often guesses come true, as a user states it
+    drafts:      what draft tokens came to in the run whose lengths are taken; None: it made none
+    acceptance:  how often draft tokens are accepted, as a user states it
     pools_stay:  whether pools and graphs of GPUs stay from one rollout to the next
     to_come:     models that earlier stages of the recipe make
     """
@@ -99,11 +99,11 @@ class Planning:
         workload, name = Workload.of(self.recipe, self.flow, self.lengths), self.recipe.sampling.draft_model
         profile, drawn = self.calibration.profile, {node.role for node in self.flow.of_kind(CallKind.GENERATE)}
         generating = [model for model in self.models if model.role in drawn]
-        guesses = guesses_of_run(of_engines(self.recipe), profile, self.drafts, self.acceptance)
+        forecast = draft_forecast(of_engines(self.recipe), profile, self.drafts, self.acceptance)
         return replace(
             workload,
             function_s=max(self._function_s.values(), default=0.0),
-            drafts=NO_DRAFTS if guesses is None else guesses.drafts,
+            drafts=NO_DRAFTS if forecast is None else forecast.drafts,
             draft_model=None if name is None else self.shapes[name],
             engine_bytes=engine_bytes(self.recipe, self.shapes, generating),
             elsewhere=abilities(self.recipe).computes_elsewhere,

@@ -27,8 +27,8 @@ from plait.recipes.role_models import function_names
 from plait.recipes.turn_checks import said_of_rounds
 from plait.runtime.folder.run_files import RunFiles, samples_of
 from plait.runtime.inputs.prepared import Prepared
+from plait.runtime.prediction.draft_forecast import drafts_of
 from plait.runtime.prediction.forecast import STEP, WARM_UP, predicted_seconds
-from plait.runtime.prediction.guesses import drafts_of
 from plait.runtime.prediction.lengths import recorded
 from plait.runtime.prediction.machine import machine_of
 from plait.runtime.prediction.planning import Planning
@@ -156,7 +156,7 @@ def _functions(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> dict[
 
 
 def recorded_drafts(lengths: str | None) -> Drafts | None:
-    """What guesses came to in the run whose folder is taken for lengths (`--lengths`); None where it is none, or made
+    """What drafts came to in the run whose folder is taken for lengths (`--lengths`); None where it is none, or made
     none.
 
     Raises:

@@ -16,13 +16,13 @@ def remedies(what: str, devices: int, *, more: str | None = None, adapted: bool 
     if devices > 1 and not adapted:
         trained.append("`optimizer.shard_gradients`")
     if what.startswith("engine"):
-        lower = "`sampling.max_running` or `sampling.max_response_tokens`, with guesses `sampling.draft_pool_bytes`"
+        lower = "`sampling.max_running` or `sampling.max_response_tokens`, with drafts `sampling.draft_pool_bytes`"
         return f"lower {lower}, or take {more}"
     if "brought back" in what and "train" not in what:
         return f"take {more}, or a smaller model"
     if "drawn from" in what:
         return f"lower `sampling.top_k` or `sampling.top_p`, or take {more}"
-    if "texts that guesses" in what:
+    if "texts that drafts" in what:
         return f"lower `sampling.draft_pool_bytes`, or take {more}"
     if "draft model: weights" in what:
         return f"take {more}, or a smaller `sampling.draft_model`"

@@ -1,7 +1,7 @@
-"""What a run has drawn in its earlier stays, for engines that guess: a resumed run guesses from it as before.
+"""What a run has drawn in its earlier stays, for engines that draft: a resumed run drafts from it as before.
 
 It stands in the run's own files of samples, and in the checkpoint for batches that were drawn ahead. Without it a run
-says the same and guesses less, so what is gone or damaged is passed over.
+says the same and drafts less, so what is gone or damaged is passed over.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from plait.data.records import FinishReason, Prompt, Sample, replies_in
 from plait.dataflow import CallKind
 from plait.errors import DataError
 from plait.observe.run_log import read_rows
-from plait.recipes.engine_checks import guesses
+from plait.recipes.engine_checks import speculates
 from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.drawn import DrawnBatch
@@ -27,7 +27,7 @@ _COLUMNS = ("prompt_ids", "token_ids", "sampling_logprobs")
 def recall_earlier(
     workers: Workers, prepared: Prepared, files: RunFiles, step: int, ahead: Sequence[DrawnBatch]
 ) -> None:
-    """Tell the engines that guess what their roles have drawn: of the newest as much as their pools hold.
+    """Tell the engines that draft what their roles have drawn: of the newest as much as their pools hold.
 
     Args:
         step: up to which samples are read; 0: nothing has been trained on.
@@ -37,7 +37,7 @@ def recall_earlier(
     for node in prepared.flow.of_kind(CallKind.GENERATE):
         assert node.role is not None, f"nobody generates in {node.call}"
         roles[node.call] = node.role
-    if not guesses(prepared.recipe):
+    if not speculates(prepared.recipe):
         return
     names = {node.id: node.call for node in prepared.flow.nodes}
     room = dict.fromkeys(roles.values(), most_entries(sampling.draft_pool_bytes))
@@ -52,7 +52,7 @@ def recall_earlier(
         elif max(room.values()) < 0:
             break
     for role, samples in kept.items():
-        workers.guess_knowledge.recall(role, samples[::-1])
+        workers.draft_knowledge.recall(role, samples[::-1])
 
 
 def _ahead(names: Mapping[int, str], batches: Sequence[DrawnBatch]) -> list[Drawn]:

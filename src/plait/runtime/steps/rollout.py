@@ -26,7 +26,7 @@ from plait.kernels.noise import NoiseKey
 from plait.observe.progress import ProgressSink
 from plait.policy.fusion_gate import RolloutSize
 from plait.policy.migration import Bounds
-from plait.recipes.engine_checks import said_of_no_guesses
+from plait.recipes.engine_checks import said_of_no_drafts
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.moments import Moments, Round
 from plait.runtime.steps.asking import AskedRollout, Asking, Beside
@@ -268,11 +268,11 @@ class Rollout:
         return self.rebalancer.balance((state.step + 1, name), engine, tokens, self._bounds)
 
     def _say_how(self, node: Node, engine: GenerationEngine) -> None:
-        """Say once per run why the engine does not compute by compiled layers, and why it guesses no tokens. Stages
+        """Say once per run why the engine does not compute by compiled layers, and why it drafts no tokens. Stages
         know the first when they have drawn, so this is called before and after a rollout."""
         by_layers, refusals = "computed by the model's own layers, not by compiled ones", engine.refusals
-        no_guesses = said_of_no_guesses(self._recipe, refusals.steady)
-        for what, why in ((by_layers, refusals.compiled), ("guesses of next tokens", no_guesses)):
+        no_drafts = said_of_no_drafts(self._recipe, refusals.steady)
+        for what, why in ((by_layers, refusals.compiled), ("speculative decoding", no_drafts)):
             if why is not None and what not in self._said:
                 self._said.add(what)
                 self._progress.message(f"{node.call}: {what}: {why}")

@@ -1,4 +1,4 @@
-"""What engines have learned about guesses, kept beside a checkpoint: from its first step on a resumed run guesses as
+"""What engines have learned about drafts, kept beside a checkpoint: from its first step on a resumed run drafts as
 the one before it would have.
 
 It changes speed alone, so a checkpoint is whole without it: what is gone, damaged or of another version is passed over,
@@ -19,19 +19,19 @@ from plait.errors import DataError
 from plait.file_form import FileForm
 from plait.models.files.tensor_file import FileDigest
 from plait.output import write_file
-from plait.recipes.engine_checks import learns_of_guesses
+from plait.recipes.engine_checks import learns_acceptance
 from plait.recipes.recipe import Recipe
 from plait.runtime.workers import Workers
 from plait.settings import what_is_refused
 from plait.speculation.knowledge import Known
 
-NAME = "guesses.json"
-FORM = FileForm("guess-record")
+NAME = "speculation.json"
+FORM = FileForm("speculation-record")
 
 
 def writing_parts(workers: Workers, recipe: Recipe, tell: Callable[[str], None]) -> WriteParts:
-    """Writes what ranks have of a checkpoint and, where engines learn of guesses, NAME beside it: that is not in the
-    manifest.
+    """Writes what ranks have of a checkpoint and, where engines learn how often drafts are accepted, NAME beside it:
+    that is not in the manifest.
 
     Args:
         tell: is told which engines are left out there.
@@ -39,8 +39,8 @@ def writing_parts(workers: Workers, recipe: Recipe, tell: Callable[[str], None])
 
     def write(folder: Path) -> tuple[dict[str, FileDigest], dict[str, Any]]:
         written = workers.checkpoint.save(folder)
-        if learns_of_guesses(recipe):
-            known, notes = workers.guess_knowledge.told()
+        if learns_acceptance(recipe):
+            known, notes = workers.draft_knowledge.told()
             engines = [engine.model_dump(mode="json") for engine in known]
             record = {"format": FORM.format, "version": FORM.version, "engines": engines}
             write_file(folder / NAME, json.dumps(record) + "\n")
@@ -50,19 +50,19 @@ def writing_parts(workers: Workers, recipe: Recipe, tell: Callable[[str], None])
     return write
 
 
-def take_up_guesses(workers: Workers, recipe: Recipe, folder: Path, tell: Callable[[str], None]) -> None:
+def take_up_knowledge(workers: Workers, recipe: Recipe, folder: Path, tell: Callable[[str], None]) -> None:
     """Let the engines of a resumed run know what stands beside its checkpoint.
 
     Args:
         folder: of the checkpoint.
         tell: is told what does not hold any longer.
     """
-    if not learns_of_guesses(recipe):
+    if not learns_acceptance(recipe):
         return
     try:
-        notes = workers.guess_knowledge.take_up(read_known(folder / NAME))
+        notes = workers.draft_knowledge.take_up(read_known(folder / NAME))
     except DataError as error:
-        notes = [f"all that was learned of them is learned anew: {error}"]
+        notes = [f"what was learned of draft tokens is learned anew: {error}"]
     _tell_all(notes, tell)
 
 
@@ -83,4 +83,4 @@ def read_known(path: Path) -> list[Known]:
 
 def _tell_all(notes: Sequence[str], tell: Callable[[str], None]) -> None:
     for note in notes:
-        tell(f"guesses of next tokens: {note}")
+        tell(f"speculative decoding: {note}")

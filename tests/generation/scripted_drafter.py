@@ -1,6 +1,6 @@
 """Drafters that are functions of what a sample has said, among them such as mean no good.
 
-A guess is (what a sample has said, most tokens) → tokens.
+A draft is (what a sample has said, most tokens) → tokens.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from plait.speculation.drafter import Asked, Guesses
+from plait.speculation.drafter import Asked, DraftTokens
 from plait.speculation.pool import FloatArray, IntArray
 from tests.models.tiny import VOCAB_SIZE
 from tests.speculation.played import Forgetful
 
-Guess = Callable[[list[int], int], list[int]]
+Draft = Callable[[list[int], int], list[int]]
 
 
-class Guessing(Forgetful):
+class ScriptedDrafter(Forgetful):
     """A Drafter of a function, sure of its tokens."""
 
-    def __init__(self, guess: Guess) -> None:
-        self._guess = guess
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
         self._said: dict[int, list[int]] = {}
 
     def begin(self, slot: int, prompt_ids: tuple[int, ...]) -> None:
@@ -32,10 +32,10 @@ class Guessing(Forgetful):
         for slot, stop, count in zip(slots_B, counts_B.cumsum(), counts_B, strict=True):
             self._said[int(slot)] += token_ids_T[stop - count : stop].tolist()
 
-    def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
-        found = Guesses.none(len(asked.slots_B), most)
+    def propose(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> DraftTokens:
+        found = DraftTokens.none(len(asked.slots_B), most)
         for row, slot in enumerate(asked.slots_B.tolist()):
-            tokens = self._guess(self._said[slot], int(min(most, asked.limits_B[row])))
+            tokens = self._draft(self._said[slot], int(min(most, asked.limits_B[row])))
             found.lengths_B[row] = len(tokens)
             found.token_ids_BK[row, : len(tokens)] = tokens
             found.survival_BK[row, : len(tokens)] = 0.9 ** np.arange(1, len(tokens) + 1)
@@ -52,18 +52,18 @@ def stop_tokens(said: list[int], most: int) -> list[int]:
     return [2, 3, 0][: min(most, 3)] * 2 if most >= 6 else [2][:most]
 
 
-def wrong_at_last(known: Collection[tuple[int, ...]]) -> Guess:
-    """What samples are known to say, but for the last token of each guess."""
+def wrong_at_last(known: Collection[tuple[int, ...]]) -> Draft:
+    """What samples are known to say, but for the last token of each draft."""
 
-    def guess(said: list[int], most: int) -> list[int]:
+    def draft(said: list[int], most: int) -> list[int]:
         count = len(said)
         coming = next((list(one[count : count + most]) for one in known if list(one[:count]) == said), [])
         return [*coming[:-1], coming[-1] ^ 1] if coming else []
 
-    return guess
+    return draft
 
 
-def misleading(name: str, known: Collection[tuple[int, ...]]) -> Guess:
+def misleading(name: str, known: Collection[tuple[int, ...]]) -> Draft:
     """One of MISLEADING by its name.
 
     Args:

@@ -1,4 +1,4 @@
-"""What guesses come to: as stated, as measured, as the recipe fixes it. By hand."""
+"""What drafts come to: as stated, as measured, as the recipe fixes it. By hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from plait.cost.drafts import Drafts
 from plait.cost.profile import DraftRecord, RunRecord
 from plait.errors import ConfigError
 from plait.generation.settings import SamplingSettings
-from plait.runtime.prediction.guesses import UNKNOWN, Acceptance, guesses_of_run, known_guesses
+from plait.runtime.prediction.draft_forecast import UNKNOWN, Acceptance, draft_forecast, known_draft_forecast
 from tests.cost.test_profile import PROFILE
 
 
@@ -23,11 +23,11 @@ RAN = PROFILE.with_run(RunRecord(devices=1, foretold_s=1.0, measured_s=1.0, draf
 @pytest.mark.parametrize(
     ("speculation", "rate", "length", "tokens", "rows"),
     [
-        (4, 0.5, None, 3.0, 5.0),  # half of four come true, and a token of its own
+        (4, 0.5, None, 3.0, 5.0),  # half of four are accepted, and a token of its own
         (4, None, 3.0, 3.0, 5.0),
-        (4, 0.0, None, 1.0, 5.0),  # useless guesses are computed, too
+        (4, 0.0, None, 1.0, 5.0),  # useless drafts are computed, too
         (4, None, 5.0, 5.0, 5.0),
-        ("auto", 0.5, 3.0, 3.0, 5.0),  # two come true: four were guessed
+        ("auto", 0.5, 3.0, 3.0, 5.0),  # two are accepted: four were drafted
         ("auto", 0.8, 2.0, 2.0, 2.25),
         ("auto", 0.0, 1.0, 1.0, 1.0),
         ("off", 0.5, 3.0, 3.0, 5.0),  # what auto would come to
@@ -40,7 +40,7 @@ def test_what_is_stated_by_hand(
     assert found == Drafts(pytest.approx(tokens), pytest.approx(rows), 0.0)
 
 
-def test_a_draft_model_has_a_forward_for_each_guess() -> None:
+def test_a_draft_model_has_a_forward_for_each_draft() -> None:
     assert Acceptance(0.5).drafts(sampling(4, "small")) == Drafts(3.0, 5.0, 4.0)
     assert Acceptance(0.5, 3.0).drafts(sampling("auto", "small")) == Drafts(3.0, 5.0, 4.0)
 
@@ -69,8 +69,8 @@ def test_what_cannot_be_is_refused(
 
 def test_what_is_stated_comes_before_what_was_measured_and_that_before_what_is_assumed() -> None:
     auto = sampling("auto")
-    stated = guesses_of_run(auto, RAN, MEASURED, Acceptance(0.5, 3.0))
-    of_lengths, newest = (guesses_of_run(auto, RAN, recorded) for recorded in (MEASURED, None))
+    stated = draft_forecast(auto, RAN, MEASURED, Acceptance(0.5, 3.0))
+    of_lengths, newest = (draft_forecast(auto, RAN, recorded) for recorded in (MEASURED, None))
     assert stated is not None
     assert of_lengths is not None
     assert newest is not None
@@ -78,11 +78,11 @@ def test_what_is_stated_comes_before_what_was_measured_and_that_before_what_is_a
     assert [one.source for one in (stated, of_lengths, newest)] == [
         "as stated",
         "as measured by the run of --lengths",
-        "as measured by the newest run on this machine that guessed",
+        "as measured by the newest run on this machine that drafted",
     ]
-    assert guesses_of_run(auto, PROFILE, None) is UNKNOWN
-    assert guesses_of_run(sampling("off"), RAN, MEASURED, Acceptance(0.5, 3.0)) is None
-    assumed = known_guesses(sampling(2, "small"), RAN, MEASURED)
+    assert draft_forecast(auto, PROFILE, None) is UNKNOWN
+    assert draft_forecast(sampling("off"), RAN, MEASURED, Acceptance(0.5, 3.0)) is None
+    assumed = known_draft_forecast(sampling(2, "small"), RAN, MEASURED)
     assert assumed is not None
     assert assumed.drafts == Drafts(pytest.approx(1 + 0.8 + 0.64), 3.0, 2.0), "those runs had no draft model"
-    assert assumed.source == "if each comes true in 80% of the places"
+    assert assumed.source == "if each is accepted in 80% of the places"

@@ -1,4 +1,4 @@
-"""What guessed tokens come to in a run that is foretold: as a user states it, as runs have measured it, or as the
+"""What draft tokens come to in a run that is foretold: as a user states it, as runs have measured it, or as the
 recipe fixes it."""
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ RATE, LENGTH = "--acceptance-rate", "--acceptance-length"
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What a user states of the steps that compute guesses, by the names of metrics (`perf/spec/...`); None: nothing.
+    """What a user states of the steps that compute drafts, by the names of metrics (`perf/spec/...`); None: nothing.
 
-    rate:   `draft_acceptance_rate`, the share of guessed tokens that come true
-    length: `mean_acceptance_length`, tokens that a sample gets in a step: one more than come true
+    rate:   `draft_acceptance_rate`, the share of draft tokens that are accepted
+    length: `mean_acceptance_length`, tokens that a sample gets in a step: one more than are accepted
     """
 
     rate: float | None = None
@@ -32,7 +32,7 @@ class Acceptance:
         return self.rate is not None or self.length is not None
 
     def drafts(self, sampling: SamplingSettings) -> Drafts:
-        """What guesses come to where each step computes them. G are guessed for a sample and step: length = 1 + rate G.
+        """What drafts come to where each step computes them. G are drafted for a sample and step: length = 1 + rate G.
         A number of the recipe is G, so that one of the two says the other; `auto` takes both; `off` is seen as `auto`.
 
         Raises:
@@ -40,21 +40,21 @@ class Acceptance:
         """
         rate, length, fixed = self.rate, self.length, sampling.speculation
         if rate is not None and not 0 <= rate <= 1:
-            raise ConfigError(f"{RATE}: expected a share of the guessed tokens, 0 to 1, found {rate:g}")
+            raise ConfigError(f"{RATE}: expected a share of the draft tokens, 0 to 1, found {rate:g}")
         if length is not None and not 1 <= length <= 1 + MAX_DRAFT_TOKENS:
             raise ConfigError(
-                f"{LENGTH}: expected the tokens that a sample gets in a step with guesses, "
+                f"{LENGTH}: expected the tokens that a sample gets in a step with drafts, "
                 f"1 to {1 + MAX_DRAFT_TOKENS}, found {length:g}"
             )
         if isinstance(fixed, int):
-            guessed = float(fixed)
+            drafted = float(fixed)
             if rate is not None and length is not None:
                 raise ConfigError(
                     f"{RATE}, {LENGTH}: expected one of them, as `sampling.speculation` {fixed} says the other: length "
                     f"= 1 + {fixed} * rate"
                 )
-            length = 1 + (rate or 0.0) * guessed if length is None else length
-            if length > 1 + guessed:
+            length = 1 + (rate or 0.0) * drafted if length is None else length
+            if length > 1 + drafted:
                 raise ConfigError(
                     f"{LENGTH}: expected at most {1 + fixed}, as `sampling.speculation` is {fixed}, found {length:g}"
                 )
@@ -66,16 +66,16 @@ class Acceptance:
         elif length > 1 + rate * MAX_DRAFT_TOKENS:
             raise ConfigError(
                 f"{RATE}, {LENGTH}: expected a length of at most 1 + {MAX_DRAFT_TOKENS} * rate = "
-                f"{1 + rate * MAX_DRAFT_TOKENS:g}, as {MAX_DRAFT_TOKENS} tokens are guessed at most, found {length:g}"
+                f"{1 + rate * MAX_DRAFT_TOKENS:g}, as {MAX_DRAFT_TOKENS} tokens are drafted at most, found {length:g}"
             )
         else:
-            guessed = (length - 1) / rate if rate else 0.0
-        return Drafts(length, 1 + guessed, guessed if sampling.draft_model is not None else 0.0)
+            drafted = (length - 1) / rate if rate else 0.0
+        return Drafts(length, 1 + drafted, drafted if sampling.draft_model is not None else 0.0)
 
     def check(self, sampling: SamplingSettings, flow: Dataflow) -> None:
         """Raises ConfigError where the flow draws nothing, or as of `drafts`."""
         if not flow.of_kind(CallKind.GENERATE):
-            raise ConfigError(f"{RATE}, {LENGTH}: this recipe generates nothing, so nothing is guessed; leave them out")
+            raise ConfigError(f"{RATE}, {LENGTH}: this recipe generates nothing, so nothing is drafted; leave them out")
         self.drafts(sampling)
 
 
@@ -83,20 +83,22 @@ NOTHING_STATED = Acceptance()
 
 
 @dataclass(frozen=True)
-class Guesses:
-    """What guesses come to, and who says so, in words."""
+class DraftForecast:
+    """What drafts come to, and who says so, in words."""
 
     drafts: Drafts
     source: str
 
 
-UNKNOWN = Guesses(NO_DRAFTS, f"plain steps, as nothing is known of what guesses come to; {RATE} and {LENGTH} state it")
+UNKNOWN = DraftForecast(
+    NO_DRAFTS, f"plain steps, as nothing is known of what drafts come to; {RATE} and {LENGTH} state it"
+)
 
 
-def guesses_of_run(
+def draft_forecast(
     sampling: SamplingSettings, profile: Profile | None, recorded: Drafts | None, stated: Acceptance = NOTHING_STATED
-) -> Guesses | None:
-    """What the guesses of a run come to; None: it makes none. Of what nothing is known of nothing is foretold: it takes
+) -> DraftForecast | None:
+    """What the drafts of a run come to; None: it makes none. Of what nothing is known of nothing is foretold: it takes
     at most some percent longer than without.
 
     Raises:
@@ -104,15 +106,15 @@ def guesses_of_run(
     """
     if sampling.speculation == "off":
         return None
-    return known_guesses(sampling, profile, recorded, stated) or UNKNOWN
+    return known_draft_forecast(sampling, profile, recorded, stated) or UNKNOWN
 
 
-def known_guesses(
+def known_draft_forecast(
     sampling: SamplingSettings, profile: Profile | None, recorded: Drafts | None, stated: Acceptance = NOTHING_STATED
-) -> Guesses | None:
-    """What guesses come to, by a draft model or by texts as the recipe has it, whether or not it guesses: as it is
-    stated; else as runs have measured it; else as the recipe fixes it, where a draft model guesses in every step. None:
-    nothing is known.
+) -> DraftForecast | None:
+    """What drafts come to, by a draft model or by texts as the recipe has it, whether or not it drafts: as it is
+    stated; else as runs have measured it; else as the recipe fixes it, where a draft model proposes in every step.
+    None: nothing is known.
 
     Args:
         profile: of the machine, with what runs there measured.
@@ -122,21 +124,21 @@ def known_guesses(
         ConfigError: as of `Acceptance.drafts`.
     """
     if stated.is_stated:
-        return Guesses(stated.drafts(sampling), "as stated")
+        return DraftForecast(stated.drafts(sampling), "as stated")
     by_model = sampling.draft_model is not None
     if recorded is not None and (recorded.passes > 0) == by_model:
-        return Guesses(recorded, "as measured by the run of --lengths")
+        return DraftForecast(recorded, "as measured by the run of --lengths")
     if profile is not None and (measured := profile.drafts(by_model=by_model)) is not None:
-        return Guesses(measured, "as measured by the newest run on this machine that guessed")
+        return DraftForecast(measured, "as measured by the newest run on this machine that drafted")
     if by_model and isinstance(sampling.speculation, int):
-        return Guesses(Drafts.fixed(sampling.speculation), f"if each comes true in {TRUST:.0%} of the places")
+        return DraftForecast(Drafts.fixed(sampling.speculation), f"if each is accepted in {TRUST:.0%} of the places")
     return None
 
 
 def drafts_of(rows: Sequence[Mapping[str, float]]) -> DraftRecord | None:
-    """What guesses came to, in the mean over all steps of decoding; None where none were made.
+    """What drafts came to, in the mean over all steps of decoding; None where none were made.
 
-    In a step that computes guesses a sample has one row more for each, and gets `perf/spec/mean_acceptance_length`
+    In a step that computes drafts a sample has one row more for each, and gets `perf/spec/mean_acceptance_length`
     tokens; all other steps have a row and a token a sample.
     """
     length, share, drafted, accepted = (
@@ -146,8 +148,8 @@ def drafts_of(rows: Sequence[Mapping[str, float]]) -> DraftRecord | None:
     if not length or not share or not sum(accepted):
         return None
     gained, typical_share = median(length) - 1.0, median(share)
-    guessed = gained * sum(drafted) / sum(accepted)
+    proposed = gained * sum(drafted) / sum(accepted)
     passes = [row["perf/spec/draft_model_passes"] for row in rows if "perf/spec/draft_model_passes" in row]
     return DraftRecord(
-        tokens=1 + typical_share * gained, rows=1 + typical_share * guessed, passes=median(passes) if passes else 0.0
+        tokens=1 + typical_share * gained, rows=1 + typical_share * proposed, passes=median(passes) if passes else 0.0
     )

@@ -1,6 +1,6 @@
 """vLLM with n-gram speculation or without, in its own environment: rollouts of `speculation_vllm.py`.
 
-PEER_PYTHON vllm_guessing.py JOB.json      # prints a line of JSON: versions, seconds and tokens of each rollout
+PEER_PYTHON vllm_drafting.py JOB.json      # prints a line of JSON: versions, seconds and tokens of each rollout
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     """Run the rollouts of a job; the first is not counted by who asks."""
     from vllm import LLM, SamplingParams
 
-    guesses: dict[str, Any] = {}
-    if job["guesses"]:
-        guesses["speculative_config"] = {
+    drafts: dict[str, Any] = {}
+    if job["drafts"]:
+        drafts["speculative_config"] = {
             "method": "ngram",
-            "num_speculative_tokens": job["guesses"],
+            "num_speculative_tokens": job["drafts"],
             "prompt_lookup_max": 4,
             "prompt_lookup_min": 2,
         }
@@ -38,7 +38,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         skip_tokenizer_init=True,
         generation_config="vllm",
         seed=0,
-        **guesses,
+        **drafts,
     )
     prompts = [{"prompt_token_ids": prompt} for prompt, count in job["prompts"] for _ in range(count)]
     rollouts = []

@@ -1,4 +1,4 @@
-"""The knowledge of engines that guess: asked of all ranks for a checkpoint, and told to the ranks of a resumed run."""
+"""The knowledge of engines that draft: asked of all ranks for a checkpoint, and told to the ranks of a resumed run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from plait.workers.ranks import LEADER
 from plait.workers.upkeep import Recall
 
 
-class GuessKnowledge:
-    """`runtime.workers.GuessKnowledge` over all ranks, as the leader asks them.
+class DraftKnowledge:
+    """`runtime.workers.DraftKnowledge` over all ranks, as the leader asks them.
 
     Args:
         num_ranks: of the run, the leader included.
@@ -25,14 +25,14 @@ class GuessKnowledge:
 
     def told(self) -> tuple[list[Known], list[str]]:
         """See `runtime.workers`."""
-        answers = self._announcer.ask(self._ranks, TellKnowledge(), "what it has learned of guesses")
+        answers = self._announcer.ask(self._ranks, TellKnowledge(), "what it has learned of drafts")
         known = [known for answer in answers for known in answer.known]
         return known, [note for answer in answers for note in answer.notes]
 
     def take_up(self, known: Sequence[Known]) -> list[str]:
         """See `runtime.workers`."""
         command = TakeUpKnowledge(known)
-        answers = self._announcer.ask(self._ranks, command, "what it takes up of guesses")
+        answers = self._announcer.ask(self._ranks, command, "what it takes up of drafts")
         return [note for answer in answers for note in answer.notes]
 
     def recall(self, role: str, samples: Sequence[Sample]) -> None:

@@ -1,4 +1,4 @@
-"""What engines have learned of guesses: each instance takes up what the one in its place knew, of its seconds what
+"""What engines have learned of drafts: each instance takes up what the one in its place knew, of its seconds what
 still holds. No processes."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from plait.generation.speculator import Speculator
 from plait.layout.mesh import Layout
 from plait.speculation.drafter import PoolDrafter
 from plait.speculation.pool import least_bytes
-from plait.workers.guess_knowledge import GuessKnowledge
+from plait.workers.draft_knowledge import DraftKnowledge
 from plait.workers.knowledge_upkeep import KnowledgeTaken, KnowledgeTold, TakeUpKnowledge, TellKnowledge
 from plait.workers.recorder import Recorder
 
@@ -43,7 +43,7 @@ def rank_of(rank: int, layouts: tuple[Layout, ...], speculates: Any, dtype: str 
 
 
 def knowing(cell: int = 0) -> Speculator:
-    """One that has seen a step of ten milliseconds, and a guess of a kind come true."""
+    """One that has seen a step of ten milliseconds, and a draft of a kind are accepted."""
     speculator = Speculator("adaptive", PoolDrafter(least_bytes()))
     speculator.speculation.ledger.quiet(1, 100, 0.01)
     speculator.speculation.acceptance.learn(np.array([cell]), np.array([1]))
@@ -66,9 +66,9 @@ class Announcer:
         return [command.result_of(answer.to_message()) for answer in answers]
 
 
-def asked(*ranks: Any) -> GuessKnowledge:
+def asked(*ranks: Any) -> DraftKnowledge:
     announcer: Any = Announcer(*ranks)
-    return GuessKnowledge(announcer, len(ranks))
+    return DraftKnowledge(announcer, len(ranks))
 
 
 def hits(speculator: Speculator) -> list[int]:
@@ -100,7 +100,7 @@ def test_who_computes_otherwise_takes_up_acceptance_alone(monkeypatch: pytest.Mo
     assert f"`threads` was {threads} and is {threads + 1}" in asked(rank_of(0, TWO, ignorant())).take_up(known)[0]
 
 
-def test_who_guesses_nothing_or_a_fixed_length_has_learned_nothing() -> None:
+def test_who_drafts_nothing_or_a_fixed_length_has_learned_nothing() -> None:
     fixed = Speculator(4, PoolDrafter(least_bytes()))
     assert asked(rank_of(0, TWO, NoSpeculation()), rank_of(1, TWO, fixed)).told() == ([], [])
     known, _ = asked(rank_of(0, TWO, knowing())).told()
