@@ -9,7 +9,7 @@ Two workers of one thread each, `--repeats` times in turns, each kind a run of i
     colocated   both workers generate and train, half of the samples each; synchronous
     split       one worker generates and asks the reference, the other trains; synchronous
     n = 1, 2    the same split, with `max_staleness` of 1 and 2
-    keep        the same with 1, and samples that go on with new weights (`on_update`); with `--reply-s`
+    keep        the same with 1, and samples that go on with new weights (`partial_rollout`); with `--reply-s`
 
 Steps at the beginning (the first, which draws several batches) and at the end (which draw none) do not count. Printed
 per kind: samples per second, the share of the time in which the worker that generates and the one that trains computed
@@ -54,7 +54,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "n = 1": {"plan": "split", "max_staleness": 1},
     "n = 2": {"plan": "split", "max_staleness": 2},
 }
-KEEP = {"keep": {"plan": "split", "max_staleness": 1, "on_update": "keep"}}
+KEEP = {"keep": {"plan": "split", "max_staleness": 1, "partial_rollout": "keep"}}
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def the_recipe(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     turns = {}
     if options.reply_s:
         (folder / "tool.py").write_text(REPLY.format(seconds=options.reply_s))
-        turns = {"turns": {"reply": f"{folder}/tool.py:reply", "most": 2, "workers": options.workers}}
+        turns = {"turns": {"reply": f"{folder}/tool.py:reply", "max_turns": 2, "workers": options.workers}}
     if options.tiny:
         return grpo(folder, is_tiny=True, prompts=4, samples=4, steps=steps) | turns
     recipe = read_tree(ROOT / "recipes/demo.yaml") | {"steps": steps, "threads": 1, "prompts_per_step": options.prompts}

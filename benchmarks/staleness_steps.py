@@ -9,7 +9,7 @@ decode step of r samples takes 1 + r / 250. Training a batch takes `--train` of 
 draw it, by its tokens. Generation and training have devices of their own, or share them (`--shared`).
 
     wait n          `max_staleness: n`: all that is drawn in a step ends in it
-    keep n          `on_update: keep` or `recompute`: samples of later batches halt when the step ends
+    keep n          `partial_rollout: keep` or `recompute`: samples of later batches halt when the step ends
     tokens n        the same with `tokens_per_version`: they halt after so many tokens, the longest response over n + 1
                     where devices are shared, else over n + 1/2
     m ahead, n old  m batches are drawn ahead, and samples may be n versions old: a step trains on the groups that are

@@ -76,7 +76,7 @@ def _drawn(recipe: Recipe, folder: Path, name: str, side: str, options: argparse
         "steps": 1 + options.steps,
         "prompts_per_step": options.prompts,
         "samples_per_prompt": options.samples,
-        "turns": {"reply": f"{folder}/tool.py:reply", "most": options.turns, "workers": options.workers},
+        "turns": {"reply": f"{folder}/tool.py:reply", "max_turns": options.turns, "workers": options.workers},
         "reward": {"functions": [f"{folder}/tool.py:words"]},
         "evaluation": {"items": 0},
         "checkpoint": {"every": 0},

@@ -45,14 +45,16 @@ def test_the_gain_is_foretold_where_sides_are_apart(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("on_update", "expected"),
+    ("partial_rollout", "expected"),
     [
         ("keep", "a copy of these is held beside the pool, of at most `sampling.max_running` samples"),
         ("recompute", "go on, and their keys and values are computed again"),
     ],
 )
-def test_samples_that_go_on(on_update: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keys = ("--devices", "2", "--plan", "colocated", "--max_staleness", "1", "--on_update", on_update)
+def test_samples_that_go_on(
+    partial_rollout: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ("--devices", "2", "--plan", "colocated", "--max_staleness", "1", "--partial_rollout", partial_rollout)
     text = said(tmp_path, capsys, *keys)
     assert expected in text
     assert "places that become free go to the next batch" in text
@@ -60,7 +62,7 @@ def test_samples_that_go_on(on_update: str, expected: str, tmp_path: Path, capsy
 
 
 def test_samples_that_draw_so_many_tokens_of_each_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keys = ("--max_staleness", "2", "--on_update", "recompute", "--tokens_per_version", "40")
+    keys = ("--max_staleness", "2", "--partial_rollout", "recompute", "--tokens_per_version", "40")
     text = said(tmp_path, capsys, "--devices", "2", "--plan", "colocated", *keys)
     assert "A sample draws 40 tokens in a step that does not train on it, at most" in text
     assert "the actor is trained when the rollouts of the step have ended" in text

@@ -26,7 +26,7 @@ def test_what_all_prompts_begin_with_is_held_once() -> None:
     weights, or in another program, all of it."""
     prompts = Lengths.recorded((90, 110), root=84)
     assert (shared_root(recipe_of(), prompts), held_root(recipe_of(), prompts)) == (80, 80)
-    keeps = recipe_of(on_update="keep", max_staleness=1)
+    keeps = recipe_of(partial_rollout="keep", max_staleness=1)
     assert (shared_root(keeps, prompts), held_root(keeps, prompts)) == (80, 0)
     assert shared_root(recipe_of(**{"sampling.engine": "vllm"}), prompts) == 0
     assert (asked_tokens(8, 126, 80), asked_tokens(8, 126, 0), asked_tokens(1, 126, 80)) == (80 + 8 * 46, 8 * 126, 126)

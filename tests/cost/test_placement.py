@@ -217,9 +217,9 @@ def test_prompts_that_are_computed_elsewhere_do_not_halt_for_new_weights(make_re
     plan = write_plan(*APART)
     assert resolved(make_recipe(plan=plan, max_staleness=1)).placements_of("actor.generate", "prefill")
     with pytest.raises(
-        ConfigError, match=r"`on_update` is keep: prompts on their way cannot halt .* set `on_update` to"
+        ConfigError, match=r"`partial_rollout` is keep: prompts on their way cannot halt .* set `partial_rollout` to"
     ):
-        resolved(make_recipe(plan=plan, max_staleness=1, on_update="keep"))
+        resolved(make_recipe(plan=plan, max_staleness=1, partial_rollout="keep"))
 
 
 def test_a_device_that_computes_prompts_for_others_has_room_for_prompts(make_recipe, write_plan) -> None:

@@ -84,8 +84,8 @@ def test_keys_and_values_that_are_kept_need_room_for_all_that_run() -> None:
     # Four samples of 12 + 20 tokens take two blocks of 16 each.
     keys = {"data.max_prompt_tokens": 12, "sampling.max_response_tokens": 20, "sampling.max_running": 4}
 
-    def running(on_update: str, kv_tokens: int, *, is_stated: bool = True) -> int:
-        recipe = recipe_of(**keys, on_update=on_update, **{"sampling.kv_tokens": kv_tokens})
+    def running(partial_rollout: str, kv_tokens: int, *, is_stated: bool = True) -> int:
+        recipe = recipe_of(**keys, partial_rollout=partial_rollout, **{"sampling.kv_tokens": kv_tokens})
         return checks.running_kept(recipe, SHAPE, is_stated=is_stated)
 
     assert running("keep", 128) == running("recompute", 64) == 4
@@ -102,14 +102,16 @@ def test_what_a_device_runs_by_itself_has_always_room(kv_tokens: int | None, pro
     """Samples of any length up to the model's positions: what is found is not refused, and one more would be."""
     stated = {"data.max_prompt_tokens": prompt_tokens, "sampling.kv_tokens": kv_tokens}
     keys = {key: value for key, value in stated.items() if value is not None} | {"sampling.max_response_tokens": 33}
-    recipe = recipe_of(**keys, on_update="keep")
+    recipe = recipe_of(**keys, partial_rollout="keep")
     running = checks.running_kept(recipe, SHAPE, is_stated=False)
-    found = [recipe_of(**keys, on_update="keep", **{"sampling.max_running": count}) for count in (running, running + 1)]
+    found = [
+        recipe_of(**keys, partial_rollout="keep", **{"sampling.max_running": count}) for count in (running, running + 1)
+    ]
     assert checks.running_kept(found[0], SHAPE, is_stated=True) == running >= 1
     if kv_tokens is None:
         assert running == 64
     else:
-        with pytest.raises(ConfigError, match="`on_update` is keep, but"):
+        with pytest.raises(ConfigError, match="`partial_rollout` is keep, but"):
             checks.running_kept(found[1], SHAPE, is_stated=True)
 
 
@@ -156,23 +158,23 @@ def again(prompts, actor):
 @pytest.mark.parametrize(
     ("flow", "keys", "said"),
     [
-        (built_in("grpo"), {"on_update": "keep"}, "with `max_staleness` 0 no sample is running"),
+        (built_in("grpo"), {"partial_rollout": "keep"}, "with `max_staleness` 0 no sample is running"),
         (built_in("dpo"), {"max_staleness": 1}, "flow `dpo` generates no samples"),
         (
             trace(after_scoring, roles=ROLES),
             {"max_staleness": 1},
             "actor.generate#2 of the flow `after_scoring` waits for actor.train of the same step",
         ),
-        (built_in("remax"), {"max_staleness": 1, "on_update": "keep"}, "flow `remax` generates more than once"),
+        (built_in("remax"), {"max_staleness": 1, "partial_rollout": "keep"}, "flow `remax` generates more than once"),
         (
             built_in("grpo"),
-            {"max_staleness": 1, "on_update": "keep", "rebalance": "auto"},
-            "`on_update` is keep and `rebalance` is auto",
+            {"max_staleness": 1, "partial_rollout": "keep", "rebalance": "auto"},
+            "`partial_rollout` is keep and `rebalance` is auto",
         ),
         (
             built_in("grpo"),
-            {"max_staleness": 1, "on_update": "recompute", "fusion": 0.2},
-            "`on_update` is recompute and `fusion` is 0.2",
+            {"max_staleness": 1, "partial_rollout": "recompute", "fusion": 0.2},
+            "`partial_rollout` is recompute and `fusion` is 0.2",
         ),
     ],
 )
@@ -181,7 +183,7 @@ def test_samples_are_drawn_ahead_only_where_nothing_of_the_step_is_needed(flow, 
         check_staleness(flow, recipe_of(**keys))
 
 
-@pytest.mark.parametrize("keys", [{}, {"max_staleness": 2}, {"max_staleness": 1, "on_update": "recompute"}])
+@pytest.mark.parametrize("keys", [{}, {"max_staleness": 2}, {"max_staleness": 1, "partial_rollout": "recompute"}])
 def test_grpo_may_be_stale(keys: dict[str, Any]) -> None:
     check_staleness(built_in("grpo"), recipe_of(**keys))
 
@@ -452,13 +454,13 @@ def test_one_number_is_read_of_one_sample_that_is_made_of_another(flow: Any, sai
     [
         ({"max_staleness": 1}, None),
         (
-            {"max_staleness": 1, "on_update": "keep"},
-            r"as with `on_update` wait: .* keep\) is not foretold",
+            {"max_staleness": 1, "partial_rollout": "keep"},
+            r"as with `partial_rollout` off: .* keep\) is not foretold",
         ),
         ({"turns.reply": "tools.py:reply"}, "responses count as drawn at once"),
         (
-            {"turns.reply": "tools.py:reply", "max_staleness": 1, "on_update": "recompute"},
-            "drawn at once.*; samples count as with `on_update` wait",
+            {"turns.reply": "tools.py:reply", "max_staleness": 1, "partial_rollout": "recompute"},
+            "drawn at once.*; samples count as with `partial_rollout` off",
         ),
     ],
 )

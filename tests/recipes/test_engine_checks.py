@@ -63,8 +63,8 @@ def test_what_it_can_do_passes() -> None:
         ({"sampling.engine": "plait", "dtype": "float64"}, "in float64 kernels may round by the number of rows"),
         ({"sampling.engine": "plait", "device": "cuda"}, "kernels of a GPU may round by the number of rows"),
         (
-            {"sampling.engine": "plait", "max_staleness": 1, "on_update": "keep", "sampling.exact": True},
-            "drafts would change where samples stand when new weights come (`on_update` keep)",
+            {"sampling.engine": "plait", "max_staleness": 1, "partial_rollout": "keep", "sampling.exact": True},
+            "drafts would change where samples stand when new weights come (`partial_rollout` keep)",
         ),
     ],
 )
@@ -147,5 +147,5 @@ def test_what_is_known_of_an_engine_is_known_of_all() -> None:
 
 
 def test_auto_drafts_where_the_recipe_says_how_far_samples_are_when_new_weights_come() -> None:
-    keys = {"max_staleness": 1, "on_update": "keep", "sampling.exact": True}
+    keys = {"max_staleness": 1, "partial_rollout": "keep", "sampling.exact": True}
     assert speculates(recipe_of(**{"sampling.engine": "plait", **keys, "tokens_per_version": 8}))

@@ -208,6 +208,9 @@ def test_what_is_meant_by_a_shortened_or_misspelt_key(overrides: dict[str, objec
         ("options.x.y: 1", "unknown key `options.x.y`; in a file a section holds its keys: `options: {x: {y: …}}`"),
         ("model.x: 1", "unknown key `model.x`; did you mean"),
         ("data.sorce: d", "unknown key `data.sorce`; did you mean `data.source`?"),
+        ("on_update: wait", "unknown key `on_update`: it is `partial_rollout` now, and its value `wait` is `off`"),
+        ("turns: {most: 3}", "unknown key `turns.most`: it is `turns.max_turns` now"),
+        ("cost: {at_once: 3}", "unknown key `cost.at_once`: it is `cost.max_concurrency` now"),
     ],
 )
 def test_a_dotted_key_in_a_file_is_answered_with_its_section(tmp_path: Path, text: str, says: str) -> None:

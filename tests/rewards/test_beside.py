@@ -110,10 +110,10 @@ def test_what_waits_for_a_service_waits_together(service: Path, function: str) -
         assert max(one.extras["most"][0] for one in found) == 8
 
 
-@pytest.mark.parametrize(("workers", "at_once"), [(1, 8), (2, 3)])
-def test_what_is_drawn_is_what_a_call_alone_draws(service: Path, workers: int, at_once: int) -> None:
-    alone = score(f"{service}:draws", *groups(12), seed=3, at_once=1)
-    beside = score(f"{service}:draws", *groups(12), seed=3, workers=workers, at_once=at_once)
+@pytest.mark.parametrize(("workers", "max_concurrency"), [(1, 8), (2, 3)])
+def test_what_is_drawn_is_what_a_call_alone_draws(service: Path, workers: int, max_concurrency: int) -> None:
+    alone = score(f"{service}:draws", *groups(12), seed=3, max_concurrency=1)
+    beside = score(f"{service}:draws", *groups(12), seed=3, workers=workers, max_concurrency=max_concurrency)
     assert [one.rewards for one in beside] == [one.rewards for one in alone]
     assert len({one.rewards for one in alone}) == 12
 
@@ -127,7 +127,8 @@ def test_who_fails_is_named_as_if_it_were_alone(service: Path, bad: str) -> None
     """Others that were under way in a worker that ended are not."""
     given = [group(uid, str(uid), bad if uid == 3 else "7") for uid in range(9)]
     alone, beside = (
-        score(f"{service}:fails", *given, timeout_s=1.0, on_error="drop", at_once=at_once) for at_once in (1, 8)
+        score(f"{service}:fails", *given, timeout_s=1.0, on_error="drop", max_concurrency=max_concurrency)
+        for max_concurrency in (1, 8)
     )
     assert told(beside) == told(alone)
     assert [failure.uid for one in beside for failure in one.failures] == ["3.1"]
@@ -141,7 +142,7 @@ def test_who_fails_is_named_as_if_it_were_alone(service: Path, bad: str) -> None
 def test_functions_that_are_not_awaited_have_a_worker_for_themselves(service: Path, plain: str) -> None:
     functions = [f"{service}:judge", f"{service}:{plain}"]
     for workers in (1, 2):
-        found = score(functions, *groups(12), workers=workers, at_once=4)
+        found = score(functions, *groups(12), workers=workers, max_concurrency=4)
         assert [one.rewards for one in found] == [(0.0, 0.0)] * 12
         assert max(one.extras["most"][0] for one in found) > 1
 

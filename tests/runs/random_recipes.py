@@ -67,9 +67,9 @@ TURNS = {
 AHEAD = (
     {"max_staleness": 1},
     {"max_staleness": 2},
-    {"max_staleness": 1, "on_update": "recompute", "tokens_per_version": 3},
-    {"max_staleness": 2, "on_update": "keep", "tokens_per_version": 4},
-    {"max_staleness": 2, "on_update": "recompute", "tokens_per_version": 7},
+    {"max_staleness": 1, "partial_rollout": "recompute", "tokens_per_version": 3},
+    {"max_staleness": 2, "partial_rollout": "keep", "tokens_per_version": 4},
+    {"max_staleness": 2, "partial_rollout": "recompute", "tokens_per_version": 7},
 )
 CALLS = tuple(
     {"model": f"PLACE/{name}", "data.source": "PLACE/calls.jsonl", "data.chat_template_kwargs": {"mark": mark}}
@@ -86,7 +86,7 @@ WHAT = (
     Draw(0.6, _one("sampling.stop_token_ids", [*range(3, 300, 7)], [*range(3, 300, 30)]), ROLLOUTS),
     Draw(0.3, _one("sampling.temperature", 0.8), ROLLOUTS),
     Draw(0.3, ({"sampling.top_p": 0.9}, {"sampling.top_k": 20, "sampling.min_p": 0.1}), ROLLOUTS),
-    Draw(0.3, ({**TURNS, "turns.most": 2}, {**TURNS, "turns.most": 3}), ROLLOUTS),
+    Draw(0.3, ({**TURNS, "turns.max_turns": 2}, {**TURNS, "turns.max_turns": 3}), ROLLOUTS),
     Draw(0.4, AHEAD, ROLLOUTS),
     Draw(1, _one("reward.functions", ["PLACE/replies.py:by_ids"]), SCORED),
     Draw(0.2, _one("reward.functions", ["PLACE/replies.py:sevens_of_some", "PLACE/replies.py:by_ids"]), SCORED),
@@ -215,11 +215,11 @@ def _leave_what_goes_together(algorithm: str, what: dict[str, Any], how: dict[st
     if "lora.rank" in what or "ref.logprobs" not in calls_of(algorithm, what):
         _without(what, "reference.sync_every")
     if algorithm in (flows.JUDGED, flows.ATTEMPTED, "remax"):  # they generate more than once
-        _without(what, "on_update", "tokens_per_version")
-    if "on_update" in what:
+        _without(what, "partial_rollout", "tokens_per_version")
+    if "partial_rollout" in what:
         _without(how, "fusion", "rebalance")
         _without(what, "options.dynamic_sampling", "options.max_sampling_rounds")
-    if what.get("on_update") == "keep":
+    if what.get("partial_rollout") == "keep":
         _without(how, "sampling.kv_tokens")
     _leave_what_goes_with_options(algorithm, what)
     _leave_what_a_model_can(algorithm, what, how)
@@ -254,8 +254,8 @@ def _leave_what_a_model_can(algorithm: str, what: dict[str, Any], how: dict[str,
         _without(what, "optimizer.router_aux_loss_coef")
     if family in flows.KEEP_STATE:
         _without(how, "sampling.speculation", "sampling.draft_model", "sampling.prefix_cache_tokens", "rebalance")
-        if what.get("on_update") == "keep":
-            what["on_update"] = "recompute"
+        if what.get("partial_rollout") == "keep":
+            what["partial_rollout"] = "recompute"
 
 
 def _without(keys: dict[str, Any], *names: str) -> None:
@@ -293,6 +293,6 @@ def _plan(chance: random.Random, algorithm: str, what: dict[str, Any]) -> str | 
         )
     keeps_state = flows.family_of(what) in flows.KEEP_STATE
     plan = random_plan(calls, chance.choice((1, 2, 2) if keeps_state else (1, 2, 2, 3)), str(chance.random()))
-    if keeps_state or "on_update" in what:
+    if keeps_state or "partial_rollout" in what:
         plan = {call: text for call, text in plan.items() if not call.endswith(" prefill")}
     return plan

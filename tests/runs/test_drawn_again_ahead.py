@@ -18,7 +18,7 @@ from plait.runtime.api import run
 from tests.cases import slow_but
 from tests.runs.placed_runs import GRPO, where
 from tests.runs.plans import assert_equal_runs
-from tests.runs.test_on_update import APART, FEW, LEADS, PARTS, RING, oldest, replayed
+from tests.runs.test_partial_rollout import APART, FEW, LEADS, PARTS, RING, oldest, replayed
 from tests.runs.test_resume import kill_in_step, result_of
 from tests.runs.test_turns_ahead import ahead
 from tests.runs.written import samples_by_step
@@ -70,14 +70,14 @@ def last_rows(run_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("on_update", "most", "wait_s"),
+    ("partial_rollout", "most", "wait_s"),
     slow_but([("keep", 1, 0.0)], [("keep", 1, 0.0), ("recompute", 2, 0.0), ("keep", 2, 0.1), ("recompute", 1, 0.1)]),
 )
 def test_later_batches_draw_again_before_their_step(
-    make_recipe: MakeRecipe, tmp_path: Path, on_update: str, most: int, wait_s: float
+    make_recipe: MakeRecipe, tmp_path: Path, partial_rollout: str, most: int, wait_s: float
 ) -> None:
     """On one process, where functions are fast or let a batch wait for its next round."""
-    recipe = make_recipe(**keys_of(tmp_path, wait_s, max_staleness=most, on_update=on_update))
+    recipe = make_recipe(**keys_of(tmp_path, wait_s, max_staleness=most, partial_rollout=partial_rollout))
     assert run(recipe).finished
     check(recipe.run_dir, most)
     rows = read_rows(recipe.run_dir / "metrics.jsonl")
@@ -101,25 +101,28 @@ PLANS: dict[str, str | dict[str, str]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "on_update"), slow_but([("apart", "keep")], [(n, how) for how in ("keep", "recompute") for n in PLANS])
+    ("name", "partial_rollout"),
+    slow_but([("apart", "keep")], [(n, how) for how in ("keep", "recompute") for n in PLANS]),
 )
-def test_all_plans_train_alike_along_a_record(name: str, on_update: str, place: Path, placed: Placed) -> None:
-    keys = keys_of(place, 0.05, max_staleness=2, on_update=on_update, **{"checkpoint.every": 2})
+def test_all_plans_train_alike_along_a_record(name: str, partial_rollout: str, place: Path, placed: Placed) -> None:
+    keys = keys_of(place, 0.05, max_staleness=2, partial_rollout=partial_rollout, **{"checkpoint.every": 2})
     keys = GRPO[1] | keys | {"options": GRPO[1]["options"] | DYNAMIC, "sampling.exact": False}
-    recipe = placed("grpo", f"again-{name}-{on_update}", **keys, **where(place, f"again-{name}", PLANS[name]))
+    recipe = placed("grpo", f"again-{name}-{partial_rollout}", **keys, **where(place, f"again-{name}", PLANS[name]))
     assert run(recipe).finished
     check(recipe.run_dir, 2)
-    alone = placed("grpo", f"again-{name}-{on_update}", **keys)
-    assert_equal_runs(replayed(alone, f"alone-{name}-{on_update}"), recipe.run_dir)
-    assert_equal_runs(replayed(recipe, f"twice-{name}-{on_update}"), recipe.run_dir)
+    alone = placed("grpo", f"again-{name}-{partial_rollout}", **keys)
+    assert_equal_runs(replayed(alone, f"alone-{name}-{partial_rollout}"), recipe.run_dir)
+    assert_equal_runs(replayed(recipe, f"twice-{name}-{partial_rollout}"), recipe.run_dir)
 
 
-@pytest.mark.parametrize(("on_update", "step"), slow_but([("keep", 2)], [("keep", 2), ("recompute", 3), ("keep", 4)]))
+@pytest.mark.parametrize(
+    ("partial_rollout", "step"), slow_but([("keep", 2)], [("keep", 2), ("recompute", 3), ("keep", 4)])
+)
 def test_a_killed_run_ends_as_its_record_says(
-    make_recipe: MakeRecipe, tmp_path: Path, on_update: str, step: int
+    make_recipe: MakeRecipe, tmp_path: Path, partial_rollout: str, step: int
 ) -> None:
     """A checkpoint has the rounds of batches that are not whole, and groups are judged again."""
-    keys = {"max_staleness": 2, "on_update": on_update, "checkpoint.every": 1}
+    keys = {"max_staleness": 2, "partial_rollout": partial_rollout, "checkpoint.every": 1}
     recipe = make_recipe(**keys_of(tmp_path, 0.05, **keys))
     kill_in_step(recipe, step)
     assert run(recipe, resume=True).finished
@@ -129,11 +132,13 @@ def test_a_killed_run_ends_as_its_record_says(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rest", ["1", "5"], ids=["other groups stay", "all stay"])
-@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+@pytest.mark.parametrize("partial_rollout", ["keep", "recompute"])
 def test_functions_that_judge_otherwise_after_a_resume_begin_a_new_record(
-    make_recipe: MakeRecipe, tmp_path: Path, on_update: str, rest: str, capsys: pytest.CaptureFixture[str]
+    make_recipe: MakeRecipe, tmp_path: Path, partial_rollout: str, rest: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = make_recipe(**keys_of(tmp_path, max_staleness=2, on_update=on_update) | {"checkpoint.every": 2})
+    recipe = make_recipe(
+        **keys_of(tmp_path, max_staleness=2, partial_rollout=partial_rollout) | {"checkpoint.every": 2}
+    )
     kill_in_step(recipe, 3)
     some = tmp_path / "some.py"
     some.write_text(some.read_text().replace("% 2 == 0", f"% 2 == {rest}"))
@@ -153,6 +158,8 @@ def test_samples_of_several_turns_are_drawn_again(make_recipe: MakeRecipe, tmp_p
 
 
 def test_a_model_that_judges_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    keys = keys_of(tmp_path, max_staleness=1, on_update="keep", **{"reward.model": "some/scorer"})
-    with pytest.raises(ConfigError, match=r"draws again by what `reward\.model` says, .* or set `on_update` to wait"):
+    keys = keys_of(tmp_path, max_staleness=1, partial_rollout="keep", **{"reward.model": "some/scorer"})
+    with pytest.raises(
+        ConfigError, match=r"draws again by what `reward\.model` says, .* or set `partial_rollout` to off"
+    ):
         run(make_recipe(**keys))

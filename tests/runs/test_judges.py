@@ -502,7 +502,7 @@ def test_nobody_replies_to_a_judge(make: Make, tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(
         "def reply(messages, **columns):\n    return [{'role': 'user', 'content': 'go on'}]\n"
     )
-    keys = {"turns.reply": f"{tmp_path}/tools.py:reply", "turns.most": 2, "sampling.max_response_tokens": 60}
+    keys = {"turns.reply": f"{tmp_path}/tools.py:reply", "turns.max_turns": 2, "sampling.max_response_tokens": 60}
     recipe = make("by_itself", "one", steps=1, **keys | {"sampling.stop_token_ids": [2, *range(3, 300, 6)]})
     run(recipe)
     rows = samples_of(recipe, 1)
@@ -513,7 +513,7 @@ def test_nobody_replies_to_a_judge(make: Make, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flow", "keys", "error", "message"),
     [
-        ("judged", {"max_staleness": 1, "on_update": "keep"}, ConfigError, "generates more than once"),
+        ("judged", {"max_staleness": 1, "partial_rollout": "keep"}, ConfigError, "generates more than once"),
         ("by_itself", {"judge.model": "there"}, ConfigError, "`judge` is set, but the flow `by_itself` has no role"),
         ("judged", {"sampling.max_response_tokens": 3}, ConfigError, r"may say 4 tokens \(`max_tokens`\)"),
         ("of_given", {}, FlowError, "answers prompts that are made of given samples, but the flow generates from no"),

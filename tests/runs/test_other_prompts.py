@@ -249,8 +249,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "raw": {"data.chat_template": False, "data.prompt_template": "say what it is: {question}"},
     "adapters": {"lora.rank": 2},
     "ahead": {"max_staleness": 1},
-    "keep": {"max_staleness": 1, "on_update": "keep"},
-    "replies": {"turns.reply": "PLACE/reply.py:reply", "turns.most": 3, "sampling.max_response_tokens": 60}
+    "keep": {"max_staleness": 1, "partial_rollout": "keep"},
+    "replies": {"turns.reply": "PLACE/reply.py:reply", "turns.max_turns": 3, "sampling.max_response_tokens": 60}
     | {"sampling.stop_token_ids": [2, *range(3, 300, 6)]},
     "some without a reward": {"reward.functions": ["PLACE/reward.py:of_some"]},
     "replayed": {"sampling.router_replay": True},
@@ -284,7 +284,7 @@ def reply(messages, **columns):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keys", [{}, {"max_staleness": 1}, {"max_staleness": 1, "on_update": "keep"}], ids=str)
+@pytest.mark.parametrize("keys", [{}, {"max_staleness": 1}, {"max_staleness": 1, "partial_rollout": "keep"}], ids=str)
 def test_a_run_that_is_killed_and_resumed_ends_with_the_same_bits(
     make: MakeRecipe, tmp_path: Path, keys: dict[str, Any]
 ) -> None:

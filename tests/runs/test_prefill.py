@@ -105,7 +105,7 @@ THREE = {"actor.generate prefill": "0", "actor.generate": "1 | 2", "actor.train"
 FILTERED = ("grpo", {"options": {**GRPO[1]["options"], "dynamic_sampling": True, "max_sampling_rounds": 3}})
 TURNS = {
     "turns.reply": "PLACE/tools.py:reply",
-    "turns.most": 3,
+    "turns.max_turns": 3,
     "sampling.max_response_tokens": 60,
     "sampling.stop_token_ids": [2, *range(3, 300, 6)],
 }

@@ -28,7 +28,7 @@ from tests.runs.placed_runs import where
 from tests.runs.plans import assert_equal_runs
 from tests.runs.random_flows import fill_more, make_family
 from tests.runs.random_recipes import ALGORITHMS, HOW, REPLIES, ROLLOUTS, WHAT, Drawn, random_recipe
-from tests.runs.test_on_update import wait_until
+from tests.runs.test_partial_rollout import wait_until
 from tests.runs.test_resume import kill
 from tests.runs.wide_recipes import wide_recipe
 
@@ -53,7 +53,9 @@ def way(place: Path, placed: Callable[..., Recipe]) -> Way:
     def make(drawn: Drawn, name: str, plan: Any) -> Recipe:
         algorithm, keys = drawn.flow
         make_family(place, keys)
-        if drawn.ends is not None:  # of both: with `on_update` keep a checkpoint has keys and values computed again
+        if (
+            drawn.ends is not None
+        ):  # of both: with `partial_rollout` keep a checkpoint has keys and values computed again
             keys = keys | {"checkpoint.every": 1}
         if plan is None:
             ways = {"sampling.speculation": "off"} if algorithm in ROLLOUTS else {}

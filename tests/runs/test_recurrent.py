@@ -201,8 +201,8 @@ def test_a_person_is_told_why_nothing_is_drafted() -> None:
 
 
 def test_samples_that_stand_still_between_versions_are_refused(make_recipe: MakeRecipe, folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^`on_update` is keep, but 2 of the 3 .*set it to recompute"):
-        prepare(make_recipe(model=str(folder), on_update="keep", max_staleness=1))
+    with pytest.raises(ConfigError, match=r"^`partial_rollout` is keep, but 2 of the 3 .*set it to recompute"):
+        prepare(make_recipe(model=str(folder), partial_rollout="keep", max_staleness=1))
 
 
 def test_a_draft_model_must_keep_none(make_recipe: MakeRecipe, folder: Path, tiny_folder: Path) -> None:

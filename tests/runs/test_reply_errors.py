@@ -15,7 +15,7 @@ from plait.runtime.api import run
 from tests.cases import slow_but
 from tests.runs.placed_runs import where
 from tests.runs.plans import assert_equal_columns, assert_equal_runs
-from tests.runs.test_on_update import check, replayed
+from tests.runs.test_partial_rollout import check, replayed
 from tests.runs.test_resume import kill_in_step, result_of
 from tests.runs.test_turns import PLACES, keys_of
 from tests.runs.test_turns_ahead import ahead
@@ -131,14 +131,14 @@ def test_a_plan_changes_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_update", ["wait", "keep", "recompute"])
-def test_drawn_ahead(make_recipe: MakeRecipe, tmp_path: Path, on_update: str) -> None:
+@pytest.mark.parametrize("partial_rollout", ["off", "keep", "recompute"])
+def test_drawn_ahead(make_recipe: MakeRecipe, tmp_path: Path, partial_rollout: str) -> None:
     """A checkpoint has samples that ended so, and the run that goes on from it the same result."""
-    keys = dropping(tmp_path, **ahead(tmp_path, on_update, steps=4, max_staleness=2), **{"checkpoint.every": 1})
+    keys = dropping(tmp_path, **ahead(tmp_path, partial_rollout, steps=4, max_staleness=2), **{"checkpoint.every": 1})
     whole, killed = (make_recipe(**keys, run_dir=str(tmp_path / name)) for name in ("whole", "killed"))
     run(whole)
     assert all(0 < row["turns/errors"] < 1 for row in logged(whole))
-    if on_update == "wait":
+    if partial_rollout == "off":
         kill_in_step(killed, 1)
         run(killed, resume=True)
         assert result_of(killed.run_dir) == result_of(whole.run_dir)
@@ -148,12 +148,12 @@ def test_drawn_ahead(make_recipe: MakeRecipe, tmp_path: Path, on_update: str) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rest", ["2", "9"], ids=["another fails", "well again"])
-@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+@pytest.mark.parametrize("partial_rollout", ["keep", "recompute"])
 def test_after_a_resume_other_replies_may_fail(
-    make_recipe: MakeRecipe, tmp_path: Path, on_update: str, rest: str
+    make_recipe: MakeRecipe, tmp_path: Path, partial_rollout: str, rest: str
 ) -> None:
     """What was recorded of where samples stood may not hold then."""
-    recipe = make_recipe(**dropping(tmp_path, **ahead(tmp_path, on_update, steps=5, max_staleness=2)))
+    recipe = make_recipe(**dropping(tmp_path, **ahead(tmp_path, partial_rollout, steps=5, max_staleness=2)))
     kill_in_step(recipe, 3)
     tools = tmp_path / "faulty.py"
     tools.write_text(tools.read_text().replace("% 5 == 1", f"% 5 == {rest}"))

@@ -68,8 +68,8 @@ def test_rounding_sends_tokens_elsewhere(experts: MakeRecipe, tmp_path: Path) ->
 
 
 WAYS: list[dict[str, Any]] = [
-    {"max_staleness": 2, "on_update": "recompute"},
-    {"max_staleness": 2, "on_update": "keep"},
+    {"max_staleness": 2, "partial_rollout": "recompute"},
+    {"max_staleness": 2, "partial_rollout": "keep"},
     {"algorithm": "ppo", "options": {"old_logprobs": "engine"}, "critic.optimizer.router_aux_loss_coef": 0.01},
     {"algorithm": "remax"},
     {"options": {"dynamic_sampling": True}, "optimizer.router_aux_loss_coef": 0.01},
@@ -115,14 +115,14 @@ def test_greedy_samples_that_are_trained_on(experts: MakeRecipe, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+@pytest.mark.parametrize("partial_rollout", ["keep", "recompute"])
 def test_prompts_that_begin_alike_and_were_read_by_several_versions(
-    experts: MakeRecipe, tmp_path: Path, on_update: str
+    experts: MakeRecipe, tmp_path: Path, partial_rollout: str
 ) -> None:
     """Each group is trained by the experts that it was read with itself, whichever share a forward, on any plan."""
     questions = [f"the quick brown fox jumps over the lazy dog and asks: what is {i} plus 4?" for i in range(12)]
     (tmp_path / "alike.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in questions))
-    keys = UPDATES | {"steps": 5, "max_staleness": 2, "on_update": on_update, "tokens_per_version": 3}
+    keys = UPDATES | {"steps": 5, "max_staleness": 2, "partial_rollout": partial_rollout, "tokens_per_version": 3}
     keys |= {"data.source": str(tmp_path / "alike.jsonl"), "sampling.max_response_tokens": 12}
     keys |= {"sampling.stop_token_ids": [*range(3, 300, 30)]}
     alone, small = (planned(experts, tmp_path, f"of{n}", **keys, micro_batch_tokens=n) for n in (4096, 60))

@@ -70,7 +70,7 @@ def test_drafts_change_no_sample(make_recipe: MakeRecipe, tmp_path: Path) -> Non
         [{"max_staleness": 1}],
         [
             {"max_staleness": 1},
-            {"max_staleness": 2, "on_update": "recompute"},
+            {"max_staleness": 2, "partial_rollout": "recompute"},
             {"options": {"dynamic_sampling": True}},
             {"algorithm": "ppo", "options": {"old_logprobs": "engine"}},
             {"algorithm": "remax"},

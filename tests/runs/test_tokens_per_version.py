@@ -17,7 +17,7 @@ from tests.cases import slow_but
 from tests.forked import forked
 from tests.runs.placed_runs import GRPO, where
 from tests.runs.plans import assert_equal_runs
-from tests.runs.test_on_update import APART, FEW, SHAPES, check, versions_of, wait_until
+from tests.runs.test_partial_rollout import APART, FEW, SHAPES, check, versions_of, wait_until
 from tests.runs.test_resume import kill, kill_and_resume, result_of
 from tests.runs.test_turns import keys_of
 from tests.runs.written import samples_by_step
@@ -43,10 +43,11 @@ def check_versions(run_dir: Path, most: int, tokens: int = TOKENS) -> None:
 
 
 @pytest.mark.parametrize(
-    ("on_update", "most"), slow_but([("recompute", 2)], [(how, n) for how in ("keep", "recompute") for n in (1, 2, 3)])
+    ("partial_rollout", "most"),
+    slow_but([("recompute", 2)], [(how, n) for how in ("keep", "recompute") for n in (1, 2, 3)]),
 )
-def test_a_tokens_version_follows_from_its_place(make_recipe: MakeRecipe, on_update: str, most: int) -> None:
-    recipe = make_recipe(steps=STEPS, max_staleness=most, on_update=on_update, **PACED)
+def test_a_tokens_version_follows_from_its_place(make_recipe: MakeRecipe, partial_rollout: str, most: int) -> None:
+    recipe = make_recipe(steps=STEPS, max_staleness=most, partial_rollout=partial_rollout, **PACED)
     assert run(recipe).finished
     check(recipe.run_dir, most)
     check_versions(recipe.run_dir, most)
@@ -55,11 +56,11 @@ def test_a_tokens_version_follows_from_its_place(make_recipe: MakeRecipe, on_upd
 
 
 def test_what_no_sample_reaches_is_the_run_that_waits(make_recipe: MakeRecipe) -> None:
-    """All samples then end in the step that opens their batch, as with `on_update: wait`; to the bit with exact
+    """All samples then end in the step that opens their batch, as with `partial_rollout: off`; to the bit with exact
     arithmetic, as the samples that an engine draws together are others."""
     keys: dict[str, Any] = FEW | {"steps": 4, "max_staleness": 1, "sampling.exact": True}
     waits = make_recipe(**keys)
-    paced = make_recipe(**keys, on_update="recompute", tokens_per_version=12)
+    paced = make_recipe(**keys, partial_rollout="recompute", tokens_per_version=12)
     results = []
     for name, recipe in (("waits", waits), ("paced", paced)):
         recipe = recipe.model_copy(update={"run_dir": recipe.run_dir.with_name(name)})
@@ -69,7 +70,9 @@ def test_what_no_sample_reaches_is_the_run_that_waits(make_recipe: MakeRecipe) -
 
 
 PLANS = {
-    f"{name}-{on_update}": (flow, on_update, plan) for on_update in ("keep", "recompute") for name, flow, plan in SHAPES
+    f"{name}-{partial_rollout}": (flow, partial_rollout, plan)
+    for partial_rollout in ("keep", "recompute")
+    for name, flow, plan in SHAPES
 }
 
 
@@ -77,8 +80,15 @@ PLANS = {
 @pytest.mark.parametrize("name", PLANS)
 def test_any_plan_comes_to_the_run_of_one_process(name: str, place: Path, placed: Placed) -> None:
     """Nothing is handed from one run to the other: neither has a record of the other's."""
-    (flow, keys), on_update, plan = PLANS[name]
-    keys = {**keys, **PACED, "steps": STEPS, "max_staleness": 2, "on_update": on_update, "checkpoint.every": 2}
+    (flow, keys), partial_rollout, plan = PLANS[name]
+    keys = {
+        **keys,
+        **PACED,
+        "steps": STEPS,
+        "max_staleness": 2,
+        "partial_rollout": partial_rollout,
+        "checkpoint.every": 2,
+    }
     recipe = placed(flow, f"paced-{name}", **keys, **where(place, f"paced-{name}", plan))
     assert run(recipe).finished
     check(recipe.run_dir, 2, len(samples_by_step(recipe.run_dir)[0]))
@@ -92,7 +102,12 @@ def test_any_plan_comes_to_the_run_of_one_process(name: str, place: Path, placed
 @pytest.mark.slow
 @pytest.mark.parametrize("speculation", ["auto", 3])
 def test_drafts_change_nothing(speculation: str | int, make_recipe: MakeRecipe) -> None:
-    keys: dict[str, Any] = PACED | {"steps": 4, "max_staleness": 2, "on_update": "recompute", "sampling.exact": True}
+    keys: dict[str, Any] = PACED | {
+        "steps": 4,
+        "max_staleness": 2,
+        "partial_rollout": "recompute",
+        "sampling.exact": True,
+    }
     results = []
     for drafts in ("off", speculation):
         recipe = make_recipe(**keys, **{"sampling.speculation": drafts})
@@ -102,21 +117,28 @@ def test_drafts_change_nothing(speculation: str | int, make_recipe: MakeRecipe) 
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("on_update", slow_but(["recompute"], ["keep", "recompute"]))
-def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path, on_update: str) -> None:
-    keys = PACED | {"steps": 4, "max_staleness": 2, "on_update": on_update}
+@pytest.mark.parametrize("partial_rollout", slow_but(["recompute"], ["keep", "recompute"]))
+def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path, partial_rollout: str) -> None:
+    keys = PACED | {"steps": 4, "max_staleness": 2, "partial_rollout": partial_rollout}
     kill_and_resume(make_recipe, tmp_path, points=(1,), seed=4, **keys)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+@pytest.mark.parametrize("partial_rollout", ["keep", "recompute"])
 @pytest.mark.parametrize("point", range(3))
 def test_a_killed_run_of_two_ends_as_one_process_undisturbed(
-    on_update: str, point: int, place: Path, placed: Placed
+    partial_rollout: str, point: int, place: Path, placed: Placed
 ) -> None:
     """Killed whenever, resumed; the other run knows nothing of it."""
-    keys = {**GRPO[1], **PACED, "steps": STEPS, "max_staleness": 2, "on_update": on_update, "checkpoint.every": 2}
-    name = f"paced-killed-{on_update}-{point}"
+    keys = {
+        **GRPO[1],
+        **PACED,
+        "steps": STEPS,
+        "max_staleness": 2,
+        "partial_rollout": partial_rollout,
+        "checkpoint.every": 2,
+    }
+    name = f"paced-killed-{partial_rollout}-{point}"
     recipe = placed("grpo", name, **keys, **where(place, name, APART))
     pid = forked(lambda: run(recipe))
     rows = recipe.run_dir / "moments.jsonl"
@@ -133,12 +155,16 @@ CONVERSING: dict[str, Any] = {"sampling.max_running": 5, "sampling.exact": True,
 """Few places, and turns that a budget cuts in two."""
 
 
-@pytest.mark.parametrize("on_update", slow_but(["keep"], ["keep", "recompute"]))
-def test_nothing_depends_on_how_long_replies_take(make_recipe: MakeRecipe, tmp_path: Path, on_update: str) -> None:
+@pytest.mark.parametrize("partial_rollout", slow_but(["keep"], ["keep", "recompute"]))
+def test_nothing_depends_on_how_long_replies_take(
+    make_recipe: MakeRecipe, tmp_path: Path, partial_rollout: str
+) -> None:
     """Samples stop within a turn, behind a reply and where they wait for one, by the clock of nobody."""
     folders = []
     for function in ("reply", "slow_reply"):
-        keys = keys_of(tmp_path, function, steps=4, max_staleness=2, on_update=on_update, tokens_per_version=9)
+        keys = keys_of(
+            tmp_path, function, steps=4, max_staleness=2, partial_rollout=partial_rollout, tokens_per_version=9
+        )
         run(recipe := make_recipe(**(keys | CONVERSING), run_dir=str(tmp_path / function)))
         check(recipe.run_dir, 2)
         folders.append(recipe.run_dir)
@@ -154,7 +180,7 @@ def test_nothing_depends_on_how_long_replies_take(make_recipe: MakeRecipe, tmp_p
 @pytest.mark.parametrize("plan", ["apart", "two"])
 def test_turns_come_to_the_run_of_one_process(plan: str, place: Path, placed: Placed) -> None:
     on = {"apart": APART, "two": {"actor.generate": "1,2 dp2", "actor.train": "0", "ref.logprobs": "0"}}[plan]
-    keys = {**GRPO[1], **CONVERSING, "max_staleness": 2, "on_update": "recompute", "tokens_per_version": 9}
+    keys = {**GRPO[1], **CONVERSING, "max_staleness": 2, "partial_rollout": "recompute", "tokens_per_version": 9}
     folders = []
     for function, at in (("reply", {}), ("slow_reply", where(place, f"turns-{plan}", on))):
         name = f"turns-{plan}-{function}"
@@ -166,7 +192,7 @@ def test_turns_come_to_the_run_of_one_process(plan: str, place: Path, placed: Pl
 
 @pytest.mark.slow
 def test_an_adapted_policy_comes_to_the_run_of_one_process(place: Path, placed: Placed) -> None:
-    keys = {**GRPO[1], **PACED, "steps": 4, "max_staleness": 2, "on_update": "recompute", "lora.rank": 2}
+    keys = {**GRPO[1], **PACED, "steps": 4, "max_staleness": 2, "partial_rollout": "recompute", "lora.rank": 2}
     alone = placed("grpo", "paced-lora-alone", **keys)
     apart = placed("grpo", "paced-lora", **keys, **where(place, "paced-lora", APART))
     for recipe in (alone, apart):
@@ -176,7 +202,7 @@ def test_an_adapted_policy_comes_to_the_run_of_one_process(place: Path, placed: 
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"on_update": "wait"}, "`tokens_per_version` is 5, but with `on_update` wait samples end"),
+    ({"partial_rollout": "off"}, "`tokens_per_version` is 5, but with `partial_rollout` off samples end"),
     ({"options": {"dynamic_sampling": True}}, "draws again by what rewards say"),
 ]
 
@@ -184,4 +210,4 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("keys", "message"), REFUSED, ids=[message for _, message in REFUSED])
 def test_what_cannot_be_is_refused(make_recipe: MakeRecipe, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run(make_recipe(**{"max_staleness": 1, "on_update": "recompute", **PACED, **keys}))
+        run(make_recipe(**{"max_staleness": 1, "partial_rollout": "recompute", **PACED, **keys}))

@@ -69,7 +69,7 @@ def keys_of(tmp_path: Path, function: str = "reply", **keys: Any) -> dict[str, A
     (tmp_path / "tools.py").write_text(TOOLS)
     return {
         "turns.reply": f"{tmp_path}/tools.py:{function}",
-        "turns.most": 3,
+        "turns.max_turns": 3,
         "sampling.max_response_tokens": 120,
         "sampling.stop_token_ids": STOPS,
         "steps": 2,
@@ -328,7 +328,7 @@ def test_a_reply_that_fails_in_an_evaluation_is_said_to_be_of_it(make_recipe: Ma
         ("reply", {"turns.reply": None}, "most is set, but has no effect without reply"),
         (
             "reply",
-            {"turns.wait_for": "step", "on_update": "keep", "max_staleness": 1},
+            {"turns.wait_for": "step", "partial_rollout": "keep", "max_staleness": 1},
             "`turns.wait_for` is step, but with",
         ),
         (
@@ -353,7 +353,7 @@ def test_what_is_refused_before_the_run(
     [
         ({}, False),
         ({"max_staleness": 1}, False),
-        ({"max_staleness": 1, "on_update": "keep"}, True),
+        ({"max_staleness": 1, "partial_rollout": "keep"}, True),
         ({"turns.wait_for": "prompt"}, True),
         ({"turns.wait_for": "step"}, False),
     ],

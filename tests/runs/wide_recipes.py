@@ -14,7 +14,7 @@ RANKS = 4
 WIDE_WHAT = (
     *WHAT,
     Draw(0.3, AHEAD, ROLLOUTS),
-    Draw(0.15, ({**TURNS, "turns.most": 3},), ROLLOUTS),
+    Draw(0.15, ({**TURNS, "turns.max_turns": 3},), ROLLOUTS),
     Draw(0.15, ({"lora.rank": 2},)),
 )
 WIDE_HOW = (
@@ -43,7 +43,7 @@ def _plan(chance: random.Random, algorithm: str, what: dict[str, Any]) -> str | 
     plan = _divided(chance, calls) if is_divided else random_plan(calls, RANKS, str(chance.random()))
     if "actor.generate" in plan and chance.random() < 0.4:
         plan |= _instances_of_two(chance)
-    if keeps_state or "on_update" in what:
+    if keeps_state or "partial_rollout" in what:
         plan = {call: text for call, text in plan.items() if not call.endswith(" prefill")}
     if chance.random() < 0.5:
         trained = {_role_of(call) for call in calls if call.endswith(".train")} if "lora.rank" not in what else set()

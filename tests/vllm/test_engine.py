@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_refused(tiny_folder: Path) -> None:  # noqa: F811
     with pytest.raises(CallError, match=r"prompt 0 is in flight"):
         engine.add(request(0))
     for going_on in (GoingOn(stops={0: 2}), GoingOn(keeps=frozenset({0})), GoingOn(parks=True)):
-        with pytest.raises(CallError, match=r"set `on_update` to wait"):
+        with pytest.raises(CallError, match=r"set `partial_rollout` to off"):
             engine.add(Request(Prompt(4, "", (5,)), 1, Sampling(), NoiseKey(3), going_on=going_on))
 
 

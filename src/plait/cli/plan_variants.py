@@ -40,7 +40,7 @@ def _changes(planning: Planning) -> Iterator[tuple[str, Keys]]:
     if recipe.max_staleness == 0:
         yield "with max_staleness 1", {"max_staleness": 1}
     else:
-        yield "with max_staleness 0", {"max_staleness": 0, "on_update": "wait", "tokens_per_version": 0}
+        yield "with max_staleness 0", {"max_staleness": 0, "partial_rollout": "off", "tokens_per_version": 0}
     sampling = recipe.sampling.model_dump(mode="json")
     if known_draft_forecast(recipe.sampling, profile, planning.drafts, planning.acceptance) is None:
         return

@@ -11,8 +11,8 @@ from plait.recipes.role_models import RoleModel
 from plait.schedule.placements import placements_of
 from plait.schedule.plan import Plan
 
-_ON_UPDATE = {
-    "wait": "Samples end with the weights that they began with",
+_PARTIAL_ROLLOUT = {
+    "off": "Samples end with the weights that they began with",
     "keep": "Samples that are running when new weights come go on with the keys and values that they have; while the "
     "weights are written a copy of these is held beside the pool, of at most `sampling.max_running` samples",
     "recompute": "Samples that are running when new weights come go on, and their keys and values are computed again",
@@ -36,7 +36,7 @@ def staleness_text(
         return ""
     ahead = f"batch b + {most} is" if most == 1 else f"batches up to b + {most} are"
     text = f"max_staleness {most}: while batch b is scored and trained, {ahead} generated; at most {most + 1} are open"
-    text += f". {_ON_UPDATE[recipe.on_update]}"
+    text += f". {_PARTIAL_ROLLOUT[recipe.partial_rollout]}"
     if (tokens := recipe.tokens_per_version) > 0:
         text += f". A sample draws {tokens} tokens in a step that does not train on it, at most, and the rest of up to "
         text += f"{recipe.sampling.max_response_tokens} in the step that does: nothing depends on the clock"

@@ -250,7 +250,8 @@ def _check_prefill(recipe: Recipe, plan: Plan, label: str) -> None:
     if apart is not None and not recipe.update_rule.waits:
         raise ConfigError(
             f"{label}: {apart.call} computes its prompts on other ranks (`mode` prefill) than its samples, but "
-            f"`on_update` is {recipe.on_update}: prompts on their way cannot halt for new weights; set `on_update` to "
+            f"`partial_rollout` is {recipe.partial_rollout}: prompts on their way cannot halt for new weights; set "
+            "`partial_rollout` to "
             "wait, or leave prefill out of the plan"
         )
 

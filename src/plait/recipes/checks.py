@@ -89,10 +89,10 @@ def running_kept(recipe: Recipe, shape: ModelShape, *, is_stated: bool) -> int:
     blocks, each = recipe.sampling.num_blocks(shape.max_positions), num_blocks_for(most)
     if is_stated and blocks < running * each:
         raise ConfigError(
-            f"`on_update` is keep, but keys and values have room for {blocks * BLOCK_TOKENS} tokens and "
+            f"`partial_rollout` is keep, but keys and values have room for {blocks * BLOCK_TOKENS} tokens and "
             f"`sampling.max_running` ({running}) samples of {most} tokens take {running * each * BLOCK_TOKENS}: who "
             "gives way would be computed again. Raise `sampling.kv_tokens` (or `sampling.kv_memory`), lower "
-            "`sampling.max_running` or `data.max_prompt_tokens`, or set `on_update` to recompute"
+            "`sampling.max_running` or `data.max_prompt_tokens`, or set `partial_rollout` to recompute"
         )
     return min(running, blocks // each)
 

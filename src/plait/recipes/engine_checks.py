@@ -99,7 +99,10 @@ def no_drafts(recipe: Recipe) -> str | None:
     if not (can := abilities(recipe)).drafts:
         return f"{can.program} takes no drafts"
     if recipe.update_rule.by_clock:
-        return f"drafts would change where samples stand when new weights come (`on_update` {recipe.on_update})"
+        return (
+            "drafts would change where samples stand when new weights come (`partial_rollout` "
+            f"{recipe.partial_rollout})"
+        )
     if sampling.exact:
         return None
     if recipe.device not in STEADY:

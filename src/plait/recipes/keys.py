@@ -17,6 +17,7 @@ from plait.errors import ConfigError
 from plait.json_text import MAX_DIGITS, Malformed
 from plait.recipes.other_names import answer
 from plait.recipes.recipe import Recipe
+from plait.recipes.renamed_keys import renamed_answer
 from plait.recipes.usual_names import usual_answer
 from plait.yaml_text import parse
 
@@ -194,7 +195,14 @@ def element_of(annotation: Any) -> type[BaseModel] | None:
 
 def unknown_key(key: str, value: Any = None) -> ConfigError:
     names = [name for name, _, _ in describe_keys()]
-    near = _nested(key) or answer(key, value) or usual_answer(key) or _meant(key, value, names) or LIST_HINT
+    near = (
+        _nested(key)
+        or renamed_answer(key)
+        or answer(key, value)
+        or usual_answer(key)
+        or _meant(key, value, names)
+        or LIST_HINT
+    )
     return ConfigError(f"unknown key `{key}`{near}")
 
 

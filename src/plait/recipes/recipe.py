@@ -162,16 +162,17 @@ class Recipe(OpenKeys):
         description="versions between the weights that draw a sample and the update that uses it, at most: so many "
         "batches are generated ahead (docs/staleness.md)",
     )
-    on_update: Literal["wait", "keep", "recompute"] = Field(
-        default="wait",
-        description="with max_staleness, of samples that are running when new weights come: wait (they end first), "
-        "keep (they go on with the keys and values that they have), recompute (they go on, and keys and values are "
+    partial_rollout: Literal["off", "keep", "recompute"] = Field(
+        default="off",
+        description="with max_staleness, of samples that are running when new weights come: off (they end first), "
+        "keep (they continue, with the KV cache that they have), recompute (they continue, and their KV cache is "
         "computed again with the new weights)",
     )
     tokens_per_version: int = Field(
         default=0,
         ge=0,
-        description="with on_update keep or recompute: tokens that a sample draws in a step that does not train on it, "
+        description="with partial_rollout keep or recompute: tokens that a sample draws in a step that does not train "
+        "on it, "
         "at most, so that nothing depends on the clock; 0: as many as come until the step ends (docs/staleness.md)",
     )
     devices: int = Field(
@@ -282,7 +283,7 @@ class Recipe(OpenKeys):
 
     @property
     def update_rule(self) -> UpdateRule:
-        return UpdateRule.of(self.on_update, self.tokens_per_version)
+        return UpdateRule.of(self.partial_rollout, self.tokens_per_version)
 
     def steps_of(self, num_rows: int) -> int:
         """Training steps of a run over `num_rows` prompts, examples or pairs: `steps`, or the least that take `epochs`

@@ -45,7 +45,13 @@ def with_states(
         ("sampling.draft_model", drafts, None, taken_back, "leave it out"),
         ("sampling.speculation", sampling.speculation, ("auto", "off"), taken_back, "set it to auto or off"),
         ("sampling.prefix_cache_tokens", sampling.prefix_cache_tokens, 0, "of which none is cached", "set it to 0"),
-        ("on_update", recipe.on_update, ("wait", "recompute"), "which do not stand still", "set it to recompute"),
+        (
+            "partial_rollout",
+            recipe.partial_rollout,
+            ("off", "recompute"),
+            "which do not stand still",
+            "set it to recompute",
+        ),
         ("rebalance", recipe.rebalance, "off", "which do not move", "set it to off"),
     )
     for key, value, allowed, why, remedy in demands:

@@ -16,7 +16,7 @@ from plait.rewards.scores import MODEL
 from plait.rewards.settings import RewardSettings
 from plait.settings import Settings
 
-LIMITS = ("timeout_s", "workers", "at_once", "memory_gb", "on_error")
+LIMITS = ("timeout_s", "workers", "max_concurrency", "memory_gb", "on_error")
 """Keys of a reward that hold for the functions of evaluations, too."""
 
 OF_ANSWERS = ("temperature", "samples_per_prompt", "pass_at", "functions")

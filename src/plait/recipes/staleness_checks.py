@@ -1,4 +1,4 @@
-"""What does not go with samples that are older than the weights that train on them (`max_staleness`, `on_update`,
+"""What does not go with samples that are older than the weights that train on them (`max_staleness`, `partial_rollout`,
 `tokens_per_version`)."""
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ def check_staleness(flow: Dataflow, recipe: Recipe) -> None:
     draws them with what it computes in the same step; or where they are to go on with new weights, and cannot."""
     if recipe.tokens_per_version and recipe.update_rule.waits:
         raise ConfigError(
-            f"`tokens_per_version` is {recipe.tokens_per_version}, but with `on_update` wait samples end with the "
-            "weights that they began with; set `on_update` to keep or recompute, or leave `tokens_per_version` out"
+            f"`tokens_per_version` is {recipe.tokens_per_version}, but with `partial_rollout` off samples end with the "
+            "weights that they began with; set `partial_rollout` to keep or recompute, or leave `tokens_per_version` "
+            "out"
         )
     if (most := recipe.max_staleness) == 0:
         if not recipe.update_rule.waits:
             raise ConfigError(
-                f"`on_update` is {recipe.on_update}, but with `max_staleness` 0 no sample is running when new weights "
-                "come; raise `max_staleness`, or leave `on_update` out"
+                f"`partial_rollout` is {recipe.partial_rollout}, but with `max_staleness` 0 no sample is running when "
+                "new weights "
+                "come; raise `max_staleness`, or leave `partial_rollout` out"
             )
         return
     rollouts = flow.of_kind(CallKind.GENERATE)
@@ -47,10 +49,11 @@ def check_staleness(flow: Dataflow, recipe: Recipe) -> None:
 
 def _check_going_on(rollouts: Sequence[Node], flow: Dataflow, recipe: Recipe) -> None:
     """Raises ConfigError where samples cannot go on with new weights."""
-    wait, is_moved = "set `on_update` to wait", recipe.fusion_rule.is_stated
+    wait, is_moved = "set `partial_rollout` to off", recipe.fusion_rule.is_stated
     if len(rollouts) > 1:
         raise ConfigError(
-            f"`on_update` is {recipe.on_update}, but the flow `{flow.name}` generates more than once, and unfinished "
+            f"`partial_rollout` is {recipe.partial_rollout}, but the flow `{flow.name}` generates more than once, and "
+            "unfinished "
             f"samples can go on only where a step has one rollout; {wait}"
         )
     resample = rollouts[0].generation.resample
@@ -63,7 +66,8 @@ def _check_going_on(rollouts: Sequence[Node], flow: Dataflow, recipe: Recipe) ->
     asked = next((model for model in role_models(flow, recipe) if resample and model.role == resample.reward), None)
     if asked is not None:
         raise ConfigError(
-            f"`on_update` is {recipe.on_update}, but the flow `{flow.name}` draws again by what `{asked.key}` says, "
+            f"`partial_rollout` is {recipe.partial_rollout}, but the flow `{flow.name}` draws again by what "
+            f"`{asked.key}` says, "
             "and other calls keep the ranks of a model busy while samples of later batches end; let functions alone "
             f"decide (remove `{asked.key}`), or {wait}"
         )
@@ -73,6 +77,7 @@ def _check_going_on(rollouts: Sequence[Node], flow: Dataflow, recipe: Recipe) ->
     ):
         if is_set:
             raise ConfigError(
-                f"`on_update` is {recipe.on_update} and `{key}` is {value}: instances whose samples end early get "
-                f"those of the next batches, so none has to move; set `{key}` to off, or `on_update` to wait"
+                f"`partial_rollout` is {recipe.partial_rollout} and `{key}` is {value}: instances whose samples end "
+                "early get "
+                f"those of the next batches, so none has to move; set `{key}` to off, or `partial_rollout` to off"
             )

@@ -110,9 +110,9 @@ class CallWorkers:
 
     def dispatch(self) -> None:
         """Give work to the workers that are free. Raises as `pump`."""
-        awaits = [signature.awaits and self._settings.at_once > 1 for signature in self.signatures or ()]
+        awaits = [signature.awaits and self._settings.max_concurrency > 1 for signature in self.signatures or ()]
         calls = self._submitted.calls
-        while (given := next_given(self._workers, calls, awaits, self._settings.at_once)) is not None:
+        while (given := next_given(self._workers, calls, awaits, self._settings.max_concurrency)) is not None:
             worker, call = given
             calls.remove(call)
             self._send(worker, call, beside=awaits[call.function] and not call.by_itself)

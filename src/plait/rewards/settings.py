@@ -37,10 +37,10 @@ class TurnSettings(Settings):
         description="FILE.py:FUNCTION or package.module:function that says what follows a turn of the model, or None; "
         "by default a response is one turn",
     )
-    most: int = Field(default=8, ge=2, le=1000, description="turns of the model in a response, at most")
+    max_turns: int = Field(default=8, ge=2, le=1000, description="turns of the model in a response, at most")
     timeout_s: float = Field(default=30.0, gt=0, description="wall-clock limit of one call of `reply`")
     workers: int = Field(default=1, ge=1, le=1024, description="worker processes that run `reply`")
-    at_once: int = Field(
+    max_concurrency: int = Field(
         default=8, ge=1, le=1024, description="calls of a coroutine function that a worker has under way at a time"
     )
     on_error: OnError = Field(
@@ -50,7 +50,7 @@ class TurnSettings(Settings):
         default=WaitFor.AUTO,
         description="whose turns a next turn waits for: step (all samples drawn with it, so that runs repeat to the "
         "bit), prompt (those of its prompt, for slow replies), or auto (prompt where samples outlive their "
-        "step, by `on_update`)",
+        "step, by `partial_rollout`)",
     )
 
     memory_bytes: ClassVar[None] = None
@@ -60,7 +60,9 @@ class TurnSettings(Settings):
 
     def check_read(self) -> None:
         """Raises ValueError where a key has no effect, as there is one turn."""
-        self._check_switch("reply", "`turns.reply`", "most", "timeout_s", "workers", "at_once", "on_error", "wait_for")
+        self._check_switch(
+            "reply", "`turns.reply`", "max_turns", "timeout_s", "workers", "max_concurrency", "on_error", "wait_for"
+        )
 
 
 class RewardSettings(Settings):
@@ -81,7 +83,7 @@ class RewardSettings(Settings):
         default=30.0, gt=0, description="wall-clock limit of one call of a function, for one group"
     )
     workers: int = Field(default=1, ge=1, le=1024, description="worker processes that run the functions")
-    at_once: int = Field(
+    max_concurrency: int = Field(
         default=8, ge=1, le=1024, description="calls of coroutine functions that a worker has under way at a time"
     )
     memory_gb: float | None = Field(

@@ -69,16 +69,20 @@ class Worker:
 
 
 def next_given(
-    workers: Iterable[Worker], calls: Iterable[Call], awaits: Sequence[bool], at_once: int
+    workers: Iterable[Worker], calls: Iterable[Call], awaits: Sequence[bool], max_concurrency: int
 ) -> tuple[Worker, Call] | None:
     """Which worker is given which of the calls that wait: the first that it may take, to the one that has the fewest.
     What has to have a worker for itself stays among the first calls until one comes to rest for it. None: none is.
 
     Args:
         awaits: by function, whether its calls may be under way together.
-        at_once: how many of a worker may be.
+        max_concurrency: how many of a worker may be.
     """
-    first = list(islice(calls, 2 * at_once))
-    free = [w for w in workers if w.ready and len(w.sent) < (at_once if w.beside or not w.sent else 1)] if first else ()
+    first = list(islice(calls, 2 * max_concurrency))
+    free = (
+        [w for w in workers if w.ready and len(w.sent) < (max_concurrency if w.beside or not w.sent else 1)]
+        if first
+        else ()
+    )
     by_load = sorted(free, key=lambda worker: len(worker.sent))
     return next(((worker, call) for worker in by_load for call in first if worker.may_take(call, awaits)), None)

@@ -225,7 +225,9 @@ def outline(
         recipe = with_sampling(recipe, recipe.sampling.sized(held_positions(recipe, shape), token_bytes, device, room))
         running = running_kept(recipe, shape, is_stated=is_stated)
         if running < recipe.sampling.max_running:
-            loading(f"{running} samples at a time, as `on_update` keeps what each may take (`data.max_prompt_tokens`)")
+            loading(
+                f"{running} samples at a time, as `partial_rollout` keeps what each may take (`data.max_prompt_tokens`)"
+            )
         recipe = with_sampling(recipe, recipe.sampling.model_copy(update={"max_running": running}))
     check_models(models if drafts is None else (*models, draft_model(drafts, DRAFT_KEY)), to_come or {})
     check_stop(recipe, shapes[recipe.model])

@@ -1,4 +1,4 @@
-"""What a recipe asks of samples that are running when new weights come (`on_update`, `tokens_per_version`)."""
+"""What a recipe asks of samples that are running when new weights come (`partial_rollout`, `tokens_per_version`)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class UpdateRule:
     tokens: int | None = None
 
     @classmethod
-    def of(cls, stated: Literal["wait"] | HeldKV, tokens: int = 0) -> UpdateRule:
+    def of(cls, stated: Literal["off"] | HeldKV, tokens: int = 0) -> UpdateRule:
         """By what a recipe's keys have."""
-        return cls() if stated == "wait" else cls(stated, tokens or None)
+        return cls() if stated == "off" else cls(stated, tokens or None)
 
     @property
     def waits(self) -> bool:

@@ -123,7 +123,7 @@ class VllmEngine:
         """
         going_on, version = request.going_on, self.policy_version
         if going_on.stops or going_on.keeps or going_on.parks:
-            raise CallError("vLLM's samples end with the weights that they began with; set `on_update` to wait")
+            raise CallError("vLLM's samples end with the weights that they began with; set `partial_rollout` to off")
         check_new(request, (), self._responses)
         self._in_turns |= request.in_turns
         begun = {sample.index: sample for sample in going_on.begun}
@@ -157,7 +157,7 @@ class VllmEngine:
 
     def halt(self, *, parks: bool) -> None:
         """See GenerationEngine; recipes that ask for it are refused. Raises CallError."""
-        raise CallError("vLLM's samples end with the weights that they began with; set `on_update` to wait")
+        raise CallError("vLLM's samples end with the weights that they began with; set `partial_rollout` to off")
 
     def end_turns(self) -> None:
         """See GenerationEngine: keys and values that vLLM found again until now are forgotten. Raises RunError as

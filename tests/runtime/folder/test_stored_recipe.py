@@ -16,7 +16,7 @@ from plait.recipes.recipe_file import load_recipe
 from plait.recipes.stages import load_stages
 from plait.recipes.trust import user_recipe
 from plait.runtime.folder.claim import RESUMABLE_KEYS, claim
-from plait.runtime.folder.stored_recipe import as_begun, changed_keys, recipe_text
+from plait.runtime.folder.stored_recipe import as_begun, changed_keys, read_stored, recipe_text
 from plait.runtime.inputs.keys_from_python import flattened
 from plait.runtime.prepare import outline
 
@@ -81,7 +81,7 @@ def test_how_many_samples_run_on_a_gpu_is_kept_and_a_run_of_before_goes_on_with_
 
 def test_samples_that_are_kept_over_an_update_are_no_more_than_have_room(tmp_path: Path) -> None:
     """0.3 of 24 GiB are 921 blocks of 16 tokens of 512 KiB; 200 tokens take 13 blocks."""
-    kept = {"on_update": "keep", "max_staleness": 1, "data__max_prompt_tokens": 100}
+    kept = {"partial_rollout": "keep", "max_staleness": 1, "data__max_prompt_tokens": 100}
     keys = kept | {"sampling__max_response_tokens": 100}
     assert outline(on_a_gpu(tmp_path, **keys), device_memory=24 << 30).recipe.sampling.max_running == 70
     assert outline(on_a_gpu(tmp_path, **keys), device_memory=240 << 30).recipe.sampling.max_running == 256
@@ -191,3 +191,35 @@ def test_options_given_with_an_algorithm_take_the_place_of_a_files(tmp_path: Pat
     assert flattened("options", Mine(0.5), replaces=True) == [("options", {"weight": 0.5})]
     of_stage = flattened("policy", {"algorithm": "grpo", "options": options})
     assert of_stage == [("policy.algorithm", "grpo"), ("policy.options", options)]
+
+
+def test_the_recipe_of_an_earlier_version_has_the_names_of_today(tmp_path: Path) -> None:
+    """A folder that an earlier version began is resumed by a recipe with today's keys; other values are still told."""
+    keys = {name: value for name, value in KEYS.items() if name not in SAYS} | {
+        "turns.reply": "math:floor",
+        "turns.max_turns": 3,
+        "reward.max_concurrency": 4,
+        "reward.functions": ["math:floor"],
+        "max_staleness": 1,
+        "run_dir": str(tmp_path),
+    }
+    recipe = load_recipe(None, [*keys.items()])
+    tree = yaml.safe_load(recipe_text(recipe))
+    for section, name, old in (
+        ("turns", "max_turns", "most"),
+        ("turns", "max_concurrency", "at_once"),
+        ("reward", "max_concurrency", "at_once"),
+        ("cost", "max_concurrency", "at_once"),
+    ):
+        if isinstance(tree.get(section), dict):
+            tree[section][old] = tree[section].pop(name)
+    assert tree.pop("partial_rollout") == "off"
+    tree["on_update"] = "wait"
+    stored = tmp_path / "recipe.yaml"
+    stored.write_text(yaml.safe_dump(tree))
+    (tmp_path / "run.lock").touch()
+    assert changed_keys(stored, recipe) == {}
+    assert read_stored(stored) == recipe
+    claim(recipe, resume=True).close()
+    other = load_recipe(None, [*(keys | {"partial_rollout": "keep", "turns.max_turns": 2}).items()])
+    assert changed_keys(stored, other) == {"partial_rollout": ("off", "keep"), "turns.max_turns": (3, 2)}

@@ -136,7 +136,7 @@ def test_few_are_played_in_vain(make: Make, monkeypatch: pytest.MonkeyPatch, mos
     assert sum(calls) <= most
 
 
-@pytest.mark.parametrize("keys", [{"max_staleness": 1, "on_update": "recompute"}, {"sampling.engine": "vllm"}])
+@pytest.mark.parametrize("keys", [{"max_staleness": 1, "partial_rollout": "recompute"}, {"sampling.engine": "vllm"}])
 def test_prompts_stay_where_a_run_could_not_move_them(keys: dict[str, object], make: Make) -> None:
     planning = make(UNLIKE, LONG, **keys)
     slot = generation(planning)

@@ -93,7 +93,7 @@ def test_a_run_corrects_the_profile_of_its_machine(
     run(other)
     assert len(kept_profiles(profile.machine, "cpu")[0].runs) == 2, "no profile is of its dtype"
     (tmp_path / "tools.py").write_text("def reply(messages):\n    return 'go on'\n")
-    keys = {"turns.reply": f"{tmp_path}/tools.py:reply", "turns.most": 2}
+    keys = {"turns.reply": f"{tmp_path}/tools.py:reply", "turns.max_turns": 2}
     run(conversing := make_recipe(steps=3, **keys, run_dir=str(tmp_path / "conversing")))
     assert len(kept_profiles(profile.machine, "cpu")[0].runs) == 2, "rounds of turns are not what was foretold"
     forecast = read_forecast(conversing.run_dir)

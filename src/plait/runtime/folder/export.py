@@ -17,9 +17,9 @@ from plait.errors import ConfigError, ModelError, PlaitError, RunError
 from plait.models.files.saving import Exported, save_pretrained
 from plait.output import check_folder
 from plait.recipes.recipe import DType, Recipe
-from plait.recipes.recipe_file import load_recipe
 from plait.recipes.role_models import role_model
 from plait.runtime.folder.run_files import CHECKPOINTS, RECIPE
+from plait.runtime.folder.stored_recipe import read_stored
 from plait.runtime.folder.weights_folder import marker_of
 from plait.workers.loading import build_models
 from plait.workers.optimizer_state import read_masters
@@ -61,7 +61,7 @@ def export_checkpoint(
             f"RUN_DIR: `{run_dir}` holds no run of plait: its {RECIPE} {why_no_file(path)}; {_run_around(run_dir)}"
         )
     check_folder(out, "--out", overwrite=overwrite, inputs=(run_dir,))
-    recipe = load_recipe(run_dir / RECIPE)
+    recipe = read_stored(run_dir / RECIPE)
     read = _read(recipe, partial(_checkpoint, run_dir, step), role, dtype)
     _write(read, out)
     return read.what
@@ -75,7 +75,7 @@ def export_whole(run_dir: Path, folder: Path) -> None:
         ModelError: the weights are not finite.
         RunError: they cannot be read, or written.
     """
-    _write(_read(load_recipe(run_dir / RECIPE), partial(_checkpoint, run_dir, None), None, None), folder)
+    _write(_read(read_stored(run_dir / RECIPE), partial(_checkpoint, run_dir, None), None, None), folder)
 
 
 def _checkpoint(run_dir: Path, step: int | None) -> Checkpoint:

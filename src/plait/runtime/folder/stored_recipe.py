@@ -15,7 +15,8 @@ from plait.generation.settings import SamplingSettings
 from plait.recipes.keys import section_of, shown
 from plait.recipes.open_keys import MEMORY_KEYS
 from plait.recipes.recipe import Recipe
-from plait.recipes.recipe_file import load_recipe, read_tree
+from plait.recipes.recipe_file import merged, read_tree, recipe_of
+from plait.recipes.renamed_keys import with_new_names
 
 OPTIMIZERS = ("optimizer", "critic.optimizer", "cost_critic.optimizer")
 """The sections of optimizers."""
@@ -32,11 +33,29 @@ def recipe_text(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
 
 
+def stored_keys(path: Path) -> dict[str, Any]:
+    """The keys of the recipe in a run's folder; those that an earlier version wrote by other names have today's.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    return with_new_names(read_tree(path))
+
+
+def read_stored(path: Path) -> Recipe:
+    """The recipe in a run's folder, that of an earlier version as well.
+
+    Raises:
+        ConfigError: it cannot be read, has keys that there are no more, or a value does not fit.
+    """
+    return recipe_of(merged(stored_keys(path), ()))
+
+
 def as_begun(old: Path, recipe: Recipe) -> Recipe:
     """The recipe of a run that is resumed: where it leaves open how many samples run at a time, the size of the KV
     pool, how many groups of samples are in flight, what is drafted, or what memory is spent on in training, what the
     stored one says. Keys without effect are let be."""
-    stored_tree = read_tree(old)
+    stored_tree = stored_keys(old)
     recipe = _with_stored(recipe.letting_be(), stored_tree)
     sampling = stored_tree.get("sampling")
     update: dict[str, Any] = {}
@@ -64,14 +83,14 @@ def _with_stored(recipe: Recipe, stored: Mapping[str, Any]) -> Recipe:
 def had_doctor(old: Path) -> bool:
     """Whether the doctor of a run was on: it is, where its stored recipe does not say otherwise or cannot be read."""
     with suppress(ConfigError):
-        section = read_tree(old).get("doctor")
+        section = stored_keys(old).get("doctor")
         return not isinstance(section, Mapping) or section.get("enabled") is not False
     return True
 
 
 def gone_keys(old: Path) -> list[str]:
     """Dotted keys of a stored recipe that there are no more, as that of another version of plait may have."""
-    tree = read_tree(old)
+    tree = stored_keys(old)
     return sorted(_flat(tree).keys() - _flat(_known(tree, Recipe)).keys())
 
 
@@ -88,9 +107,9 @@ def _known(tree: Mapping[str, Any], keys: type[BaseModel]) -> dict[str, Any]:
 def _stored(path: Path) -> dict[str, Any]:
     """What a run directory says of its recipe: all keys that there are now, unless it is no recipe any longer."""
     try:
-        return load_recipe(path).model_dump(mode="json")
+        return read_stored(path).model_dump(mode="json")
     except ConfigError:
-        return read_tree(path)
+        return stored_keys(path)
 
 
 def changed_keys(old: Path, new: Recipe) -> dict[str, tuple[Any, Any]]:

@@ -76,7 +76,7 @@ class Rollout:
         return Bounds(sampling.max_running, sampling.max_response_tokens, kv_tokens)
 
     def run_on(self, moments: Moments | None) -> None:
-        """From now on, samples may go on with later weights (`on_update`); None: they end in their step."""
+        """From now on, samples may go on with later weights (`partial_rollout`); None: they end in their step."""
         self._asking = Asking(self._rewarding, moments, self._recipe.update_rule)
 
     def size_of(self, node: Node, engine: GenerationEngine) -> RolloutSize:

@@ -67,9 +67,11 @@ def replayed(recipe: Recipe, name: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("on_update", "most"), slow_but([("recompute", 2)], [("keep", 1), ("recompute", 2)]))
-def test_the_next_batch_fills_the_places_that_become_free(make_recipe: MakeRecipe, on_update: str, most: int) -> None:
-    recipe = make_recipe(steps=STEPS, max_staleness=most, on_update=on_update, **FEW)
+@pytest.mark.parametrize(("partial_rollout", "most"), slow_but([("recompute", 2)], [("keep", 1), ("recompute", 2)]))
+def test_the_next_batch_fills_the_places_that_become_free(
+    make_recipe: MakeRecipe, partial_rollout: str, most: int
+) -> None:
+    recipe = make_recipe(steps=STEPS, max_staleness=most, partial_rollout=partial_rollout, **FEW)
     assert run(recipe).finished
     check(recipe.run_dir, most)
     rows = read_rows(recipe.run_dir / "metrics.jsonl")
@@ -86,7 +88,7 @@ def test_one_process_repeats_what_devices_of_their_own_recorded(make_recipe: Mak
     """The first time generation was faster than training, so that all of batch 1 was there when version 1 came; then it
     was slower, and had come into the middle of batch 2 when version 2 came. One process alone would have drawn nothing
     of batch 2 in the step of batch 1, which had all of its samples."""
-    recipe = make_recipe(steps=3, max_staleness=1, on_update="keep", **FEW)
+    recipe = make_recipe(steps=3, max_staleness=1, partial_rollout="keep", **FEW)
     stood = RECORDS["whole, then begun"]
     folder = begun_along(recipe, [{"version": at, "kv": "keep", "open": stood[at]} for at in stood])
     assert run(recipe, resume=True).finished
@@ -115,20 +117,23 @@ def begun_along(recipe: Recipe, rows: Sequence[dict[str, Any]]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("on_update", "point"), slow_but([("keep", 0)], [("keep", 0), ("keep", 1), ("recompute", 0), ("recompute", 1)])
+    ("partial_rollout", "point"),
+    slow_but([("keep", 0)], [("keep", 0), ("keep", 1), ("recompute", 0), ("recompute", 1)]),
 )
-def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path, on_update: str, point: int) -> None:
+def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path, partial_rollout: str, point: int) -> None:
     """On one process the order of all steps is one, so the record of a run is a function of its seed, too."""
-    keys = FEW | {"steps": 4, "max_staleness": 2, "on_update": on_update}
+    keys = FEW | {"steps": 4, "max_staleness": 2, "partial_rollout": partial_rollout}
     kill_and_resume(make_recipe, tmp_path, points=(point,), seed=4, **keys)
     rows = read_rows(tmp_path / "whole" / "metrics.jsonl")
     assert sum(row["off_policy/mixed"] for row in rows) > 0, "samples went on with new weights"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_update", ["keep", "recompute"])
-def test_killed_runs_resume_exactly_50(make_recipe: MakeRecipe, tmp_path: Path, on_update: str) -> None:
-    kill_and_resume(make_recipe, tmp_path, points=range(50), seed=5, max_staleness=2, on_update=on_update, **FEW)
+@pytest.mark.parametrize("partial_rollout", ["keep", "recompute"])
+def test_killed_runs_resume_exactly_50(make_recipe: MakeRecipe, tmp_path: Path, partial_rollout: str) -> None:
+    kill_and_resume(
+        make_recipe, tmp_path, points=range(50), seed=5, max_staleness=2, partial_rollout=partial_rollout, **FEW
+    )
 
 
 APART = {"actor.generate": "1", "actor.train": "0", "ref.logprobs": "0"}
@@ -149,8 +154,8 @@ SHAPES: tuple[tuple[str, Flow, Plan], ...] = (
 )
 """Where generation, training and scoring are: a name, what trains, the plan."""
 PLANS: dict[str, tuple[Flow, str, int, Plan]] = {
-    f"{name}-{on_update}-{most}": (flow, on_update, most, plan)
-    for on_update, most in (("keep", 1), ("recompute", 2))
+    f"{name}-{partial_rollout}-{most}": (flow, partial_rollout, most, plan)
+    for partial_rollout, most in (("keep", 1), ("recompute", 2))
     for name, flow, plan in (
         *SHAPES,
         ("ring-scores", GRPO, RING | {"ref.logprobs": "1,2 pp2"}),
@@ -164,8 +169,15 @@ PLANS: dict[str, tuple[Flow, str, int, Plan]] = {
 @pytest.mark.parametrize("name", PLANS)
 def test_a_run_is_a_function_of_its_seed_and_its_record(name: str, place: Path, placed: Placed) -> None:
     """Whatever the clock did the first time: again along its record, and then by one process alone."""
-    (flow, keys), on_update, most, plan = PLANS[name]
-    keys = {**keys, **FEW, "steps": STEPS, "max_staleness": most, "on_update": on_update, "checkpoint.every": 2}
+    (flow, keys), partial_rollout, most, plan = PLANS[name]
+    keys = {
+        **keys,
+        **FEW,
+        "steps": STEPS,
+        "max_staleness": most,
+        "partial_rollout": partial_rollout,
+        "checkpoint.every": 2,
+    }
     recipe = placed(flow, f"goes-on-{name}", **keys, **where(place, f"goes-on-{name}", plan))
     assert run(recipe).finished
     check(recipe.run_dir, most, len(samples_by_step(recipe.run_dir)[0]))
@@ -186,7 +198,7 @@ RECORDS: dict[str, dict[int, list[Any]]] = {
 @pytest.mark.parametrize("record", RECORDS)
 def test_all_plans_repeat_a_record_alike(record: str, place: Path, placed: Placed) -> None:
     """Which of them would have recorded it, or neither."""
-    keys = {**GRPO[1], **FEW, "steps": 3, "max_staleness": 1, "on_update": "keep"}
+    keys = {**GRPO[1], **FEW, "steps": 3, "max_staleness": 1, "partial_rollout": "keep"}
     rows = [{"version": at, "kv": "keep", "open": stood} for at, stood in RECORDS[record].items()]
     alone = placed("grpo", f"alone-{record}", **keys)
     begun_along(alone, rows)
@@ -227,31 +239,49 @@ RACES = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_update", ["keep", "recompute"])
-def test_a_batch_that_is_whole_before_its_step_and_one_that_is_not(on_update: str, place: Path, placed: Placed) -> None:
+@pytest.mark.parametrize("partial_rollout", ["keep", "recompute"])
+def test_a_batch_that_is_whole_before_its_step_and_one_that_is_not(
+    partial_rollout: str, place: Path, placed: Placed
+) -> None:
     """In either order: what is drawn beside a step does not depend on whether its own samples are all there."""
-    flow = place / f"races-{on_update}.py"
+    flow = place / f"races-{partial_rollout}.py"
     flow.write_text(textwrap.dedent(RACES))
-    keys = {**GRPO[1], **FEW, "steps": STEPS, "max_staleness": 1, "on_update": on_update, "checkpoint.every": 2}
+    keys = {
+        **GRPO[1],
+        **FEW,
+        "steps": STEPS,
+        "max_staleness": 1,
+        "partial_rollout": partial_rollout,
+        "checkpoint.every": 2,
+    }
     keys |= {"algorithm": f"{flow}:grpo"}
-    recipe = placed("grpo", f"races-{on_update}", **keys, **where(place, f"races-{on_update}", APART))
+    recipe = placed("grpo", f"races-{partial_rollout}", **keys, **where(place, f"races-{partial_rollout}", APART))
     assert run(recipe).finished
     stood = {row["version"]: row["open"] for row in read_rows(recipe.run_dir / "moments.jsonl")}
     assert stood[1] == [], "all samples of the next batch were there when version 1 came"
     assert any(tokens for _, samples in stood[2] for _, tokens in samples), "and some were being drawn at version 2"
     check(recipe.run_dir, 1)
-    alone = placed("grpo", f"races-{on_update}", **keys)
-    assert_equal_runs(replayed(alone, f"races-alone-{on_update}"), recipe.run_dir)
-    assert_equal_runs(replayed(recipe, f"races-again-{on_update}"), recipe.run_dir)
+    alone = placed("grpo", f"races-{partial_rollout}", **keys)
+    assert_equal_runs(replayed(alone, f"races-alone-{partial_rollout}"), recipe.run_dir)
+    assert_equal_runs(replayed(recipe, f"races-again-{partial_rollout}"), recipe.run_dir)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+@pytest.mark.parametrize("partial_rollout", ["keep", "recompute"])
 @pytest.mark.parametrize("point", range(6))
-def test_a_killed_run_of_two_ends_as_its_record_says(on_update: str, point: int, place: Path, placed: Placed) -> None:
+def test_a_killed_run_of_two_ends_as_its_record_says(
+    partial_rollout: str, point: int, place: Path, placed: Placed
+) -> None:
     """Killed whenever, resumed, and then undisturbed along the record that both stays have left."""
-    keys = {**GRPO[1], **FEW, "steps": STEPS, "max_staleness": 2, "on_update": on_update, "checkpoint.every": 2}
-    name = f"killed-{on_update}-{point}"
+    keys = {
+        **GRPO[1],
+        **FEW,
+        "steps": STEPS,
+        "max_staleness": 2,
+        "partial_rollout": partial_rollout,
+        "checkpoint.every": 2,
+    }
+    name = f"killed-{partial_rollout}-{point}"
     recipe = placed("grpo", name, **keys, **where(place, name, APART))
     pid = forked(lambda: run(recipe))
     rows = recipe.run_dir / "moments.jsonl"
@@ -270,7 +300,7 @@ def wait_until(holds: Callable[[], bool], limit_s: float = 120.0) -> None:
 
 
 def test_a_run_that_fits_its_record_no_longer_says_so(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    recipe = make_recipe(steps=3, max_staleness=1, on_update="recompute", **FEW)
+    recipe = make_recipe(steps=3, max_staleness=1, partial_rollout="recompute", **FEW)
     run(recipe)
     rows = read_rows(recipe.run_dir / "moments.jsonl")
     samples = next(samples for _, samples in rows[0]["open"] if any(tokens for _, tokens in samples))
@@ -293,18 +323,27 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("keys", "message"), REFUSED, ids=[message for _, message in REFUSED])
 def test_what_cannot_be_is_refused(make_recipe: MakeRecipe, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run(make_recipe(**{"max_staleness": 1, "on_update": "keep", "data.max_prompt_tokens": 20, **keys}))
+        run(make_recipe(**{"max_staleness": 1, "partial_rollout": "keep", "data.max_prompt_tokens": 20, **keys}))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+@pytest.mark.parametrize("partial_rollout", ["keep", "recompute"])
 @pytest.mark.parametrize(("step_s", "train_s"), [(0.1, 0.0), (0.0, 1.0)], ids=["generation", "training"])
-def test_a_side_that_is_far_slower(step_s: float, train_s: float, on_update: str, place: Path, placed: Placed) -> None:
+def test_a_side_that_is_far_slower(
+    step_s: float, train_s: float, partial_rollout: str, place: Path, placed: Placed
+) -> None:
     """Nobody waits for ever, no sample gets too old, and the record tells the same run to a machine of other speed."""
-    name = f"slower-{on_update}-{step_s}"
+    name = f"slower-{partial_rollout}-{step_s}"
     flow = place / f"{name}.py"
     flow.write_text(textwrap.dedent(SLOW).replace("STEP_S", str(step_s)).replace("TRAIN_S", str(train_s)))
-    keys = {**GRPO[1], **FEW, "steps": STEPS, "max_staleness": 2, "on_update": on_update, "algorithm": f"{flow}:grpo"}
+    keys = {
+        **GRPO[1],
+        **FEW,
+        "steps": STEPS,
+        "max_staleness": 2,
+        "partial_rollout": partial_rollout,
+        "algorithm": f"{flow}:grpo",
+    }
     recipe = placed("grpo", name, **keys, **where(place, name, APART))
     assert run(recipe).finished
     check(recipe.run_dir, 2)

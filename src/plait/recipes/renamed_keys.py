@@ -1,0 +1,44 @@
+"""Keys of recipes that had other names in earlier versions: an unknown key that is one of them is answered with its
+name of today, and the recipe in the folder of an older run is read by it. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+RENAMED: Mapping[str, str] = {
+    "turns.most": "turns.max_turns",
+    "turns.at_once": "turns.max_concurrency",
+    "reward.at_once": "reward.max_concurrency",
+    "cost.at_once": "cost.max_concurrency",
+    "on_update": "partial_rollout",
+}
+"""Dotted key as it was → as it is."""
+_VALUES: Mapping[str, Mapping[str, str]] = {"partial_rollout": {"wait": "off"}}
+"""Key of today → value as it was → as it is, where values have other names, too."""
+
+
+def renamed_answer(key: str) -> str:
+    """What to say of an unknown key that has another name today, to be put behind `unknown key …`; empty of others."""
+    name = RENAMED.get(key)
+    if name is None:
+        return ""
+    values = "".join(f", and its value `{was}` is `{now}`" for was, now in _VALUES.get(name, {}).items())
+    return f": it is `{name}` now{values}"
+
+
+def with_new_names(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe of an earlier version, its keys by their names of today."""
+    return _renamed(tree, "")
+
+
+def _renamed(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        key = RENAMED.get(f"{prefix}{name}", f"{prefix}{name}")
+        if isinstance(value, Mapping):
+            value = _renamed(value, f"{prefix}{name}.")
+        elif key != f"{prefix}{name}" and isinstance(value, str):
+            value = _VALUES.get(key, {}).get(value, value)
+        found.setdefault(key.removeprefix(prefix), value)
+    return found
