@@ -27,7 +27,7 @@ from plait.cost.hardware import Link
 from plait.cost.lengths import Lengths
 from plait.errors import PlaitError
 from plait.planner.plan_search import Budget
-from plait.runtime.prediction.choosing import Foretold, choose, choose_best
+from plait.runtime.prediction.choosing import PredictedPlan, choose, choose_best
 from plait.runtime.prediction.planning import Planning
 from plait.schedule.plan import Plan
 
@@ -129,8 +129,8 @@ def compare(planning: Planning, title: str, options: argparse.Namespace) -> None
     print(f"  within {NEAR:.0%} of the best plan: {near[0]} of {len(rows)}; the unsearched one: {near[1]}")
 
 
-def of_step(foretold: Foretold) -> float:
-    return foretold.prediction.seconds_per_step
+def of_step(predicted: PredictedPlan) -> float:
+    return predicted.prediction.seconds_per_step
 
 
 def seconds(step_s: float) -> str:

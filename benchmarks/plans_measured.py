@@ -1,4 +1,4 @@
-"""Plans foretold and run: of two workers seven each for GRPO and PPO beside the one that `plan: auto` finds, and eight
+"""Plans predicted and run: of two workers seven each for GRPO and PPO beside the one that `plan: auto` finds, and eight
 settings of the shipped recipes of the demo and the film, on one device and on two.
 
     python benchmarks/plans_measured.py --repeats 2            # on two idle cores, about an hour
@@ -8,7 +8,7 @@ settings of the shipped recipes of the demo and the film, on one device and on t
     python benchmarks/plans_measured.py --tiny --repeats 1     # does the benchmark itself work?
 
 A profile of this machine is measured first, in whole. One run of each algorithm (the first plan, the first setting)
-then corrects it, as any run of a user does; it counts in no figure. All others are foretold before they run,
+then corrects it, as any run of a user does; it counts in no figure. All others are predicted before they run,
 and each is a run of its own, its first step left out. What is measured is printed at once; a benchmark that is
 interrupted or terminated prints the table of what it has.
 
@@ -174,7 +174,7 @@ def recipe_of(algorithm: str, folder: Path, options: argparse.Namespace) -> dict
 def measure_plans(algorithm: str, folder: Path, options: argparse.Namespace) -> None:
     """All plans of an algorithm; whatever ends it, what was measured is reported. Raises RunFailed."""
     recipe = recipe_of(algorithm, folder, options)
-    turns = foretold(algorithm, recipe, folder, options)
+    turns = predicted(algorithm, recipe, folder, options)
     others = [FOUND, *(name for name in turns.files if name not in (FOUND, turns.first))]
     try:
         for repeat in range(options.repeats):
@@ -189,7 +189,7 @@ def measure_plans(algorithm: str, folder: Path, options: argparse.Namespace) -> 
         report_plans(algorithm, turns, left_out=len(turns.files) - len(turns.beside()))
 
 
-def foretold(algorithm: str, recipe: Mapping[str, Any], folder: Path, options: argparse.Namespace) -> Turns:
+def predicted(algorithm: str, recipe: Mapping[str, Any], folder: Path, options: argparse.Namespace) -> Turns:
     """The plans, and seconds of their steps, before any of them is measured. Raises RunFailed."""
     have_profile(recipe, quick=options.tiny)
     files = write_plans(folder / "plans", algorithm)

@@ -44,7 +44,7 @@ WAYS = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Row:
-    """A step that a user can foretell.
+    """A step that a user can predict.
 
     name:    in words; seconds: published, None: not known here
     setting: the cluster's file; recipe: the recipe's; keys: of the recipe, in place of the file's
@@ -137,7 +137,7 @@ def plan_of(row: Row) -> Plan:
     return planning_of(row).given(row.plan, row.cut)
 
 
-def foretold(row: Row, software: Software | None = None) -> Prediction:
+def predicted(row: Row, software: Software | None = None) -> Prediction:
     """By the cluster's software, or another in its place."""
     planning, plan = planning_of(row), plan_of(row)
     if software is None:
@@ -149,7 +149,7 @@ def foretold(row: Row, software: Software | None = None) -> Prediction:
 
 @cache
 def seconds_of(row: Row, software: Software | None = None) -> float:
-    return foretold(row, software).seconds_per_step
+    return predicted(row, software).seconds_per_step
 
 
 def transition_seconds(size: str, devices: int, switch_s: float = 0.0) -> float:
@@ -268,12 +268,12 @@ def _ways_table() -> Iterator[str]:
 
 
 def _generation_s(row: Row) -> float:
-    calls = foretold(row).calls
+    calls = predicted(row).calls
     return sum(call.seconds for call in calls if call.kind == "MOVE" or call.call == "actor.generate")
 
 
 def _seconds(row: Row) -> str:
-    prediction = foretold(row)
+    prediction = predicted(row)
     return _rounded(prediction.seconds_per_step) if prediction.feasible else "does not fit"
 
 

@@ -4,7 +4,7 @@ simulated.
     python benchmarks/weak_scaling.py [--devices 8,16,32,64,128,256] [--model llama-2-7b] [--seconds 5] [--tiny]
 
 On the machines of ReaL's experiments (recipes/clusters/real.yaml), whose three constants are fitted to published times;
-how far off these are in the mean stands beside each number, as it does for every step that they foretell. Beside the
+how far off these are in the mean stands beside each number, as it does for every step that they predict. Beside the
 plan that is found, ReaL's heuristic on the same devices. Efficiency is tokens a second and device over those of the
 fewest devices, which have 100 % by definition.
 """

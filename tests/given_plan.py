@@ -1,4 +1,4 @@
-"""What `plait simulate` foretells of the plan that it is given, where a test looks at no other."""
+"""What `plait simulate` predicts of the plan that it is given, where a test looks at no other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from plait.runtime.prediction import choosing
-from plait.runtime.prediction.choosing import Choice, foretold
+from plait.runtime.prediction.choosing import Choice, predicted
 from plait.runtime.prediction.planning import Planning
 from plait.schedule.plan import Plan
 
@@ -17,6 +17,6 @@ def leave_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds on tens of devices."""
 
     def alone(planning: Planning, plan: Plan, tell: Callable[[str], None]) -> Choice:
-        return Choice(foretold(planning, plan), (), (), 1, 0.0)
+        return Choice(predicted(planning, plan), (), (), 1, 0.0)
 
     monkeypatch.setattr(choosing, "beside_others", alone)

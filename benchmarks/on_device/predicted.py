@@ -46,8 +46,8 @@ def main() -> int:
                 print(f"{shape}: {said(one, 's', 1.0)}")
         for kind, found in (("call", forecast.calls), ("memory", forecast.memory)):
             for one in found:
-                foretold = {"predicted": one.predicted, "measured": one.measured}
-                job.record("predicted", shape, kind=kind, name=one.name, source=forecast.source, **foretold)
+                predicted = {"predicted": one.predicted, "measured": one.measured}
+                job.record("predicted", shape, kind=kind, name=one.name, source=forecast.source, **predicted)
         for one in forecast.memory:
             print(f"{shape}, rank {said(one, 'GB', 1e9)}")
     return 0

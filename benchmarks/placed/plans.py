@@ -1,4 +1,4 @@
-"""Plans of two workers that a benchmark of predictions runs, and what is foretold of them."""
+"""Plans of two workers that a benchmark of predictions runs, and what is predicted of them."""
 
 from __future__ import annotations
 

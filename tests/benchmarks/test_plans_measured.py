@@ -45,8 +45,8 @@ def test_a_benchmark_that_is_broken_off_reports_what_it_has(
 ) -> None:
     """Ratios of b are 1.5, 2 and 1.5: 1.5 times the median of a's steps, 2 s. The third plan was not measured."""
     files = {name: Path(name) for name in ("a", "found", "c")}
-    foretold = {"a": 1.0, "found": 2.0, "c": 3.0}
-    turns = measured.Turns(files, foretold, foretold)
+    predicted = {"a": 1.0, "found": 2.0, "c": 3.0}
+    turns = measured.Turns(files, predicted, predicted)
     assert turns.beside() == {}
     measured.report_plans("grpo", turns, left_out=3)
     assert capsys.readouterr().out == ""

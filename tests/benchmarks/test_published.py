@@ -1,4 +1,4 @@
-"""Published times are foretold as the page on predictions says, and the fitted constants are the best ones."""
+"""Published times are predicted as the page on predictions says, and the fitted constants are the best ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_page_has_the_tables(published: ModuleType, rows: int | None) -> Non
         assert not [line for line in islice(table, rows) if line not in page]
 
 
-def test_three_constants_foretell_the_heuristic_within_eight_percent(published: ModuleType) -> None:
+def test_three_constants_predict_the_heuristic_within_eight_percent(published: ModuleType) -> None:
     points = list(published.real_points())
     assert len(points) == 36
     assert published.mean_error(points) < 0.08
@@ -131,7 +131,7 @@ def rows_of(published: ModuleType, kind: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_user_foretells_every_kind_of_row_by_recipe_cluster_file_and_plan(
+def test_a_user_predicts_every_kind_of_row_by_recipe_cluster_file_and_plan(
     kind: str, published: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the last digit what the tables have; it fits in memory, and a step takes no less than its products would and

@@ -83,11 +83,11 @@ def test_another_program_that_draws_is_named(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (["--turns.reply", "tools.py:reply"], "neither rounds of turns nor the seconds of `turns.reply` are foretold"),
-        (["--options.dynamic_sampling", "true"], "further ones of actor.generate, 9 at most, are not foretold"),
+        (["--turns.reply", "tools.py:reply"], "neither rounds of turns nor the seconds of `turns.reply` are predicted"),
+        (["--options.dynamic_sampling", "true"], "further ones of actor.generate, 9 at most, are not predicted"),
     ],
 )
-def test_what_is_not_foretold_of_rounds_is_said(
+def test_what_is_not_predicted_of_rounds_is_said(
     keys: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [recipe(tmp_path, "smollm2-135m"), *keys]

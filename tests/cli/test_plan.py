@@ -72,7 +72,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return write_with_reward(RECIPE, tmp_path / "ppo.yaml")
 
 
-def test_a_found_plan_is_a_file_that_is_foretold_alike(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_found_plan_is_a_file_that_is_predicted_alike(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     place = ("--cluster", "4xA100-80G", "--lengths", "64:128~0.5")
     code, out, _ = run(capsys, "plan", recipe, *place, "--seconds", 0.1, "--out", "found.json", "--json")
     found = json.loads(out)
@@ -117,7 +117,7 @@ def test_a_found_plan_is_a_file_that_is_foretold_alike(recipe: str, capsys: pyte
         ("8xH100", 8, 2, "its `nodes` are 2, but the cluster `8xH100` has 1; say another --cluster"),
     ],
 )
-def test_a_plan_of_other_devices_is_not_foretold(
+def test_a_plan_of_other_devices_is_not_predicted(
     cluster: str, ranks: int, nodes: int, said: str, recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Plan("other", ranks, nodes=nodes).save("other.json")
@@ -159,10 +159,10 @@ def test_a_plan_whose_file_names_no_nodes_is_on_those_of_the_cluster(
         ),
     ],
 )
-def test_a_plan_is_foretold_with_what_a_run_finds_for_its_memory(
+def test_a_plan_is_predicted_with_what_a_run_finds_for_its_memory(
     device: str, model: str, tokens: int, again: bool, told: str, recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """To the second what it is foretold to take where the recipe says so itself."""
+    """To the second what it is predicted to take where the recipe says so itself."""
     asked = ("simulate", recipe, "--cluster", f"4x{device}", "--plan", "colocated", "--lengths", "64:128")
     asked = (*asked, "--model", model, "--critic.model", "smollm2-135m")
     _, out, _ = run(capsys, *asked, "--json")
@@ -228,7 +228,7 @@ def test_a_plan_that_is_left_open_is_said_to_be_searched(
     searched, given = (run(capsys, *ask, "--plan", name)[2] for name in ("auto", "colocated"))
     assert re.search(r"\n20 plans tried, the best takes [\d.e-]+ s a step\n", searched)
     assert "\nof the best plans, number 1 of " in searched
-    assert "the plan split is foretold\n" in given
+    assert "the plan split is predicted\n" in given
 
 
 def test_a_cluster_with_a_price_says_what_steps_cost(
@@ -479,7 +479,7 @@ def test_keys_of_the_recipe_may_stand_behind_it(
     assert seconds[1] < seconds[0]
 
 
-def test_samples_of_a_step_are_foretold_as_many_at_a_time_as_the_clusters_device_runs(
+def test_samples_of_a_step_are_predicted_as_many_at_a_time_as_the_clusters_device_runs(
     recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """512 samples on four GPUs, 128 on each: at once, or 64 at a time."""
@@ -572,12 +572,12 @@ def test_a_cluster_file_says_how_wrong_predictions_were(
     assert "held against ten runs; expected to be off by 4%" in run(capsys, *words, "--cluster", "mine.yaml")[1]
 
 
-def test_runs_on_such_devices_say_how_wrong_they_were_foretold(
+def test_runs_on_such_devices_say_how_wrong_they_were_predicted(
     recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
     leave_others_out(monkeypatch)
-    run_record = RunRecord(devices=8, foretold_s=10.0, measured_s=8.0)
+    run_record = RunRecord(devices=8, predicted_s=10.0, measured_s=8.0)
     of_gpu = {"machine": "NVIDIA H100 80GB HBM3", "device": "cuda", "links_over": "nccl"}
     profile = PROFILE.model_copy(update={**of_gpu, "runs": (run_record,)})
     keep_profile(profile)
@@ -595,8 +595,10 @@ def test_what_one_device_measured_is_carried_to_two_and_said(
 ) -> None:
     """Three steps took 16 times as long as the profile said: 8 times on two devices, until a run on two says more."""
     monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
-    kinds = {kind: KindRecord(profile_s=1.0, foretold_s=1.0, measured_s=16.0) for kind in ("train on 1", "decode on 1")}
-    alone = RunRecord(devices=1, foretold_s=1.0, measured_s=1.0, kinds=kinds, steps=3)
+    kinds = {
+        kind: KindRecord(profile_s=1.0, predicted_s=1.0, measured_s=16.0) for kind in ("train on 1", "decode on 1")
+    }
+    alone = RunRecord(devices=1, predicted_s=1.0, measured_s=1.0, kinds=kinds, steps=3)
     shape = ModelShape.from_config(KNOWN["smollm2-135m"], "smollm2-135m")
     profile = PROFILE.model_copy(update={"machine": machine_name("cpu"), "shape": shape, "runs": (alone,)})
     keep_profile(profile)

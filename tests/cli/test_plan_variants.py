@@ -76,7 +76,7 @@ def test_a_search_weighs_plans_by_the_overlapped_step(recipe: str, capsys: pytes
     assert "max_staleness" not in json.dumps(now["baselines"])
 
 
-def test_drafts_are_foretold_where_a_run_has_made_some(
+def test_drafts_are_predicted_where_a_run_has_made_some(
     recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     samples = tmp_path / "run" / "samples"

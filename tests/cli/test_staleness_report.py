@@ -35,7 +35,7 @@ def test_nothing_is_said_where_nothing_is_drawn_ahead(tmp_path: Path, capsys: py
     assert "max_staleness" not in said(tmp_path, capsys, "--devices", "2", "--plan", "split")
 
 
-def test_the_gain_is_foretold_where_sides_are_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gain_is_predicted_where_sides_are_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = said(tmp_path, capsys, "--devices", "2", "--plan", "split", "--max_staleness", "1")
     found = re.search(r"Predicted: (\S+) s a step, in place of (\S+) s with nothing ahead \((\S+) times", text)
     assert found is not None
@@ -58,7 +58,7 @@ def test_samples_that_go_on(
     text = said(tmp_path, capsys, *keys)
     assert expected in text
     assert "places that become free go to the next batch" in text
-    assert "is not foretold" in text
+    assert "is not predicted" in text
 
 
 def test_samples_that_draw_so_many_tokens_of_each_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

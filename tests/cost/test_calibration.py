@@ -32,10 +32,10 @@ from tests.cost.test_model_costs import SHAPE, a_flow
 from tests.cost.test_profile import PROFILE
 
 
-def a_run(measured: float, decode: float, *, devices: int = 1, foretold: float = 10.0) -> RunRecord:
-    """Decoding: 2 s by the profile, 4 s foretold."""
-    kinds = {"decode on 1": KindRecord(profile_s=2.0, foretold_s=4.0, measured_s=decode)}
-    return RunRecord(devices=devices, foretold_s=foretold, measured_s=measured, kinds=kinds)
+def a_run(measured: float, decode: float, *, devices: int = 1, predicted: float = 10.0) -> RunRecord:
+    """Decoding: 2 s by the profile, 4 s predicted."""
+    kinds = {"decode on 1": KindRecord(profile_s=2.0, predicted_s=4.0, measured_s=decode)}
+    return RunRecord(devices=devices, predicted_s=predicted, measured_s=measured, kinds=kinds)
 
 
 def test_a_profile_of_this_shape_dtype_and_threads_is_taken_as_it_is() -> None:
@@ -88,7 +88,7 @@ def test_twice_the_weights_of_a_layer_are_another_shape() -> None:
 
 
 def test_a_tiny_layer_says_nothing_of_large_ones() -> None:
-    """A profile of a toy stood for a model of 135 million parameters: a step was foretold as 2,510 s, and took 11."""
+    """A profile of a toy stood for a model of 135 million parameters: a step was predicted as 2,510 s, and took 11."""
     smollm, large = (model_shape(name) for name in ("smollm2-135m", "llama-2-7b"))
     assert speaks_for(PROFILE, replace(SHAPE, intermediate=2 * SHAPE.intermediate))
     assert not speaks_for(PROFILE, smollm)
@@ -98,7 +98,7 @@ def test_a_tiny_layer_says_nothing_of_large_ones() -> None:
 
 
 def test_past_runs_say_how_wrong_predictions_were() -> None:
-    """10 s foretold: 8 s were a quarter less, 12.5 s a fifth more. Decoding 4 s: 5 and 2 s."""
+    """10 s predicted: 8 s were a quarter less, 12.5 s a fifth more. Decoding 4 s: 5 and 2 s."""
     profile = PROFILE.with_run(a_run(8.0, 5.0)).with_run(a_run(12.5, 2.0))
     found = calibrated([profile], SHAPE, "bfloat16", 1)
     assert found.runs == 2
@@ -160,7 +160,7 @@ def test_a_cluster_says_how_wrong_predictions_for_it_were() -> None:
     found = of_cluster(cluster, [PROFILE, ran])
     assert (found.error, found.runs, found.profile) == (pytest.approx(0.225), 2, None)
     assert found.kinds == pytest.approx({"decode on 1": (0.2 + 1.0) / 2})
-    assert "2 runs on a machine, 2 cores, foretold by what was measured there" in found.source
+    assert "2 runs on a machine, 2 cores, predicted by what was measured there" in found.source
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How long samples are foretold to be that are made of others, and that a prediction counts them so."""
+"""How long samples are predicted to be that are made of others, and that a prediction counts them so."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ def a_run(factors: Mapping[str, float], *, devices: int = 1, steps: int = 3) -> 
         factors: kind → times as long as the profile said.
     """
     kinds = {
-        kind: KindRecord(profile_s=2.0, foretold_s=2.0, measured_s=2.0 * factor) for kind, factor in factors.items()
+        kind: KindRecord(profile_s=2.0, predicted_s=2.0, measured_s=2.0 * factor) for kind, factor in factors.items()
     }
-    return RunRecord(devices=devices, foretold_s=1.0, measured_s=1.0, kinds=kinds, steps=steps)
+    return RunRecord(devices=devices, predicted_s=1.0, measured_s=1.0, kinds=kinds, steps=steps)
 
 
 def ratio(value: float, steps: int = 3) -> Ratio:

@@ -103,7 +103,7 @@ def test_without_a_profile_links_are_said_where_there_are_any(
 
 
 def a_run(devices: int) -> RunRecord:
-    return RunRecord(devices=devices, foretold_s=2.0, measured_s=1.0)
+    return RunRecord(devices=devices, predicted_s=2.0, measured_s=1.0)
 
 
 def old_file(path: Path, leaving_out: Sequence[str] = ()) -> Path:
@@ -116,7 +116,7 @@ def old_file(path: Path, leaving_out: Sequence[str] = ()) -> Path:
 
 
 def test_what_a_kept_profile_of_gpus_says_of_gloo_is_left_away(tmp_path: Path) -> None:
-    """And runs on several, which it foretold. All else stays."""
+    """And runs on several, which it predicted. All else stays."""
     found = load_profile(old_file(tmp_path / "old.json"))
     assert found == of_gpu(runs=(a_run(1),))
     assert cluster_of(found).intra == Link(360e9, 5e-6)

@@ -97,12 +97,12 @@ def test_what_processes_and_messages_take() -> None:
     for row_V in kept_BV:
         row_V[torch.from_numpy(random.choice(VOCABULARY, 50, replace=False))] = True
     sets = encoded(bits_of(kept_BV).numpy(), VOCABULARY)
-    foretold = KeptSets(50, sum(map(len, sets)) / 300)
+    predicted = KeptSets(50, sum(map(len, sets)) / 300)
     held = sum(sys.getsizeof(kept) + -sys.getsizeof(kept) % 16 for kept in sets) + sys.getsizeof(tuple(sets))
-    assert held_set_bytes(foretold, 300, 1) == pytest.approx(held, rel=0.05)
+    assert held_set_bytes(predicted, 300, 1) == pytest.approx(held, rel=0.05)
     message = pack_supports([sets[:100], sets[100:]])
-    assert sum(array.nbytes for array in message) == pytest.approx(300 * foretold.sent_bytes + 2 * 4)
-    assert Supports(tuple(sets)).ids_n.nbytes == foretold.read_bytes(300)
+    assert sum(array.nbytes for array in message) == pytest.approx(300 * predicted.sent_bytes + 2 * 4)
+    assert Supports(tuple(sets)).ids_n.nbytes == predicted.read_bytes(300)
 
 
 def test_they_travel_with_their_samples() -> None:

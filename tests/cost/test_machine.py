@@ -72,7 +72,7 @@ def test_all_cores_together_read_no_more_than_a_machine_can() -> None:
 
 
 @pytest.mark.usefixtures("eight_cores")
-def test_steps_of_the_measured_machine_are_foretold_within_a_quarter() -> None:
+def test_steps_of_the_measured_machine_are_predicted_within_a_quarter() -> None:
     """What one core of an EPYC with AVX2 took for half of the prompts of the demo (benchmarks/README.md): 6.7 s of its
     processor to score and 21.7 s to train 8 prompts of 99 tokens with 8 responses of 11 each."""
     flow = trace_algorithm(load_flow("grpo"), {"kl_coef": 0.01}, ("actor", "ref", "reward"))

@@ -1,4 +1,4 @@
-"""Profiles: what is measured is what is foretold, between sizes and for other shapes; files are read strictly."""
+"""Profiles: what is measured is what is predicted, between sizes and for other shapes; files are read strictly."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_the_first_score_in_parts_is_a_forward_more_and_the_last_two() -> None:
 
 
 def test_what_two_halves_of_a_layer_take_beyond_their_share_is_as_measured() -> None:
-    """Half a second beyond what halves and sums are foretold to take, in each of four layers; nothing where they were
+    """Half a second beyond what halves and sums are predicted to take, in each of four layers; nothing where they were
     measured to take less. On four devices the same comes on top."""
     flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
     workload = Workload(1, 1, lengths, micro_batch_tokens=100)
@@ -435,9 +435,9 @@ def test_a_file_is_what_was_saved(tmp_path: Path) -> None:
 
 
 def test_what_older_runs_say_of_moves_is_left_away(tmp_path: Path) -> None:
-    """They were foretold by the link of sums. All else that they say stays, and all of what newer ones say."""
-    score, move = (KindRecord(profile_s=1.0, foretold_s=1.0, measured_s=2.0) for _ in range(2))
-    run = RunRecord(devices=2, foretold_s=1.0, measured_s=1.0, kinds={"score on 2": score, "move": move})
+    """They were predicted by the link of sums. All else that they say stays, and all of what newer ones say."""
+    score, move = (KindRecord(profile_s=1.0, predicted_s=1.0, measured_s=2.0) for _ in range(2))
+    run = RunRecord(devices=2, predicted_s=1.0, measured_s=1.0, kinds={"score on 2": score, "move": move})
     newer = PROFILE.with_run(run)
     save_profile(newer, tmp_path / "p.json")
     assert load_profile(tmp_path / "p.json") == newer
@@ -525,3 +525,12 @@ def test_this_machine(tmp_path: Path) -> None:
     assert [tokens for tokens, _ in found.cut_forward] == [tokens for tokens, _ in found.cut_backward] == [64, 512]
     assert found.send.bytes_per_s > 1e6
     assert found.packing_bytes_per_s is None or found.packing_bytes_per_s > 1e6
+
+
+def test_runs_that_an_earlier_version_kept_are_read() -> None:
+    said = {"devices": 2, "foretold_s": 8.0, "measured_s": 10.0, "kinds": {}}
+    said["kinds"] = {"move": {"profile_s": 1.0, "foretold_s": 2.0, "measured_s": 4.0}}
+    run = RunRecord.model_validate(said)
+    assert (run.predicted_s, run.kinds["move"].predicted_s) == (8.0, 2.0)
+    assert "foretold_s" not in run.model_dump_json()
+    assert RunRecord.model_validate_json(run.model_dump_json()) == run

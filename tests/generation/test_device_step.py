@@ -416,7 +416,7 @@ WIDE = {"hidden_size": 128, "intermediate_size": 736, "head_dim": 32, "vocab_siz
     [(Sampling(max_tokens=40), 2), (Sampling(temperature=0.7, top_k=5, top_p=0.8, max_tokens=40), 2 + 28)],
     ids=["plain", "filters"],
 )
-def test_a_step_takes_what_is_foretold(made: Any, sampling: Sampling, bytes_of_number: int) -> None:
+def test_a_step_takes_what_is_predicted(made: Any, sampling: Sampling, bytes_of_number: int) -> None:
     """Of a device, for a moment: a layer of prompts beside samples that run; logits, while tokens are drawn. What torch
     takes to sort is no tensor, and a first capture is none of these steps: both are in the forecast alone."""
     device = made(sizes=WIDE, max_running=32, max_prefill_tokens=400)
@@ -427,18 +427,18 @@ def test_a_step_takes_what_is_foretold(made: Any, sampling: Sampling, bytes_of_n
         device.add(request_of(uid, text=f"{uid}{text}", num_samples=4, sampling=sampling))
     tensors = {f"{name} {at}": one for at, kv in pool.layers.items() for name, one in (("k", kv.key), ("v", kv.value))}
     shape = ModelShape.from_config(device.model.config.to_dict())
-    foretold = lambda step: step_bytes(shape, "bfloat16", step, Parallelism())[0]
+    predicted = lambda step: step_bytes(shape, "bfloat16", step, Parallelism())[0]
     num_prompt, peak = 1, 0
     for _ in range(3):
         with LiveMemory(tensors | device.model.module.state_dict()) as live:
             device.step()
         peak = live.peak_bytes
         num_prompt, rows = device.engine.last_step.num_prefill_tokens, len(device.engine.state.rows.keys)
-        most = foretold(LargestStep.of(num_prompt, rows, 1, filters=sampling.top_k > 0))
+        most = predicted(LargestStep.of(num_prompt, rows, 1, filters=sampling.top_k > 0))
         assert peak <= most
         if num_prompt:
             assert num_prompt > 150
             layer = LargestStep(num_prompt + 4, 0, filters=False)
-            assert peak >= 0.98 * foretold(layer)
+            assert peak >= 0.98 * predicted(layer)
     assert not num_prompt
     assert peak == pytest.approx(bytes_of_number * 32 * 4096, rel=0.1)

@@ -188,7 +188,7 @@ def test_off_is_the_same_path_with_no_drafts() -> None:
 @needs_vectors
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_what_recipes_say_of_steady_rows_is_what_backends_declare(dtype: str) -> None:
-    """Known without torch where a run is foretold; here by who computes."""
+    """Known without torch where a run is predicted; here by who computes."""
     model = tiny_model("llama", dtype=getattr(torch, dtype))
     kinds = [kind for kind in forward.BACKENDS if unserved(kind, model) is None]
     declared = any(kind.of(model).is_steady for kind in kinds)  # type: ignore[union-attr]

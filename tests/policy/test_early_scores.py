@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.policy.early_scores import foretold
+from plait.policy.early_scores import predicted
 from plait.policy.fusion_gate import RolloutSize
 from plait.schedule.fusion_times import FusionTimes
 from tests.cases import examples
@@ -23,7 +23,7 @@ TIMES = FusionTimes(step_s=1.0, more_s=1.0, token_s=4 / 11, parts_s=1.0, prompt_
 def test_an_instance_that_ends_sooner_scores_meanwhile() -> None:
     """Without parts all ends at 20 + 3 · 4 / 2 = 26 s. With them one sample is scored from 10 s to 14 s, two by both
     instances from 20 s on: 24 s, and half a second of what parts take."""
-    early = foretold(TIMES, ALIKE, THREE)
+    early = predicted(TIMES, ALIKE, THREE)
     assert (early.gain_s, early.of_s) == pytest.approx((1.5, 26.0))
     assert early.pays
 
@@ -33,8 +33,8 @@ def test_samples_beyond_an_instances_places_wait() -> None:
     instance with two ends at 20 s: 26 s without parts. With them the other scores from 10 s on, two samples until 18 s,
     and the third takes both 2 s: 22 s, and half a second of what parts take."""
     times = replace(TIMES, more_s=0.0)
-    assert foretold(times, ALIKE, THREE).gain_s == pytest.approx(-0.5)
-    early = foretold(times, ALIKE, replace(THREE, max_batch=1))
+    assert predicted(times, ALIKE, THREE).gain_s == pytest.approx(-0.5)
+    early = predicted(times, ALIKE, replace(THREE, max_batch=1))
     assert (early.gain_s, early.of_s) == pytest.approx((3.5, 26.0))
 
 
@@ -42,18 +42,18 @@ def test_samples_beyond_an_instances_places_wait() -> None:
 def test_it_must_gain_two_percent(parts_s: float, pays: bool) -> None:
     """2 s less half of what parts take, of 26 s; with 2 s of parts nothing is lost either where all is a fifth off."""
     times = FusionTimes(1.0, 1.0, 4 / 11, parts_s, 0.0)
-    assert foretold(times, ALIKE, THREE).pays is pays
+    assert predicted(times, ALIKE, THREE).pays is pays
 
 
 def test_nothing_is_gained_where_a_fifth_decides() -> None:
     """Parts of 2.7 s: 2 − 1.35 s are more than two percent of 26, but where scores take a fifth less and parts a fifth
     more, 1.6 − 1.62 s are lost."""
-    early = foretold(FusionTimes(1.0, 1.0, 4 / 11, 2.7, 0.0), ALIKE, THREE)
+    early = predicted(FusionTimes(1.0, 1.0, 4 / 11, 2.7, 0.0), ALIKE, THREE)
     assert (early.gain_s, early.pays) == (0.0, False)
 
 
 def test_instances_that_end_together_leave_nothing_to_hide() -> None:
-    early = foretold(TIMES, ALIKE, RolloutSize(samples=4, instances=2, max_batch=8))
+    early = predicted(TIMES, ALIKE, RolloutSize(samples=4, instances=2, max_batch=8))
     assert early.gain_s == pytest.approx(-0.5)
     assert not early.pays
 
@@ -62,7 +62,7 @@ def test_a_quarter_of_all_scores_is_behind_the_last_sample() -> None:
     """Scores of 40 s in all, and one instance that is idle for 100 s: what ends late is scored late. Each of three
     prompts' samples would be done at once, but 20 / 4 s stay."""
     times = FusionTimes(step_s=10.0, more_s=10.0, token_s=40 / 33, parts_s=0.0, prompt_tokens=0.0)
-    early = foretold(times, ALIKE, THREE)
+    early = predicted(times, ALIKE, THREE)
     whole_s = 200 + 40 / 2
     assert early.of_s == pytest.approx(whole_s)
     # One sample's 13.3 s are hidden; the two others take 13.3 s on both instances, which is more than a quarter.
@@ -72,7 +72,7 @@ def test_a_quarter_of_all_scores_is_behind_the_last_sample() -> None:
 def test_samples_of_a_prompt_wait_for_each_other() -> None:
     """Two prompts of two samples on two instances, all alike, end together; of three the instance with one prompt
     scores its two samples, once both have ended."""
-    alone = foretold(TIMES, [(11, 11)], RolloutSize(samples=6, instances=2, max_batch=8, together=2))
+    alone = predicted(TIMES, [(11, 11)], RolloutSize(samples=6, instances=2, max_batch=8, together=2))
     # Four samples: 1 + 3 s a step, 40 s; two: 20 s. Scored without parts 40 + 6 · 4 / 2 = 52 s, with them
     # two samples from 20 s to 28 s, four from 40 s on: 48 s, and half a second of parts.
     assert (alone.gain_s, alone.of_s) == pytest.approx((3.5, 52.0))
@@ -84,21 +84,21 @@ def test_samples_of_a_prompt_do_not_wait_for_the_last_ones_where_that_gains_more
     groups = [(2, 2, 2, 101)]
     size = RolloutSize(samples=32, instances=2, max_batch=32, together=4)
     times = FusionTimes(step_s=1.0, more_s=0.0, token_s=0.1, parts_s=0.0, prompt_tokens=1.0)
-    early = foretold(times, groups, size, seed=1)
+    early = predicted(times, groups, size, seed=1)
     assert early.pays
     assert early.parted > 0
-    twice = foretold(replace(times, step_tokens=2.0), groups, size, seed=1)
+    twice = predicted(replace(times, step_tokens=2.0), groups, size, seed=1)
     assert early.gain_s - twice.gain_s == pytest.approx(2.0), "a move of two steps takes as long as four tokens"
-    alone = foretold(times, [(101,)], replace(size, together=1), seed=1)
+    alone = predicted(times, [(101,)], replace(size, together=1), seed=1)
     assert alone.parted == 0
-    again = foretold(replace(times, prompt_tokens=1e4, token_s=1e-5), groups, size, seed=1)
+    again = predicted(replace(times, prompt_tokens=1e4, token_s=1e-5), groups, size, seed=1)
     assert again.parted == 0, "prompts would be read again"
 
 
 def test_without_lengths_or_with_one_instance_there_is_nothing() -> None:
-    assert not foretold(TIMES, [], THREE).pays
-    assert not foretold(TIMES, [()], THREE).pays
-    assert not foretold(TIMES, ALIKE, RolloutSize(samples=3, instances=1, max_batch=8)).pays
+    assert not predicted(TIMES, [], THREE).pays
+    assert not predicted(TIMES, [()], THREE).pays
+    assert not predicted(TIMES, ALIKE, RolloutSize(samples=3, instances=1, max_batch=8)).pays
 
 
 groups = st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=4), min_size=1, max_size=6)
@@ -113,8 +113,8 @@ def test_what_holds_of_any_rollout(
     gathering saves of generation; where nothing is scored nothing pays."""
     size = RolloutSize(6 * together, instances, 8, together)
     times = FusionTimes(0.1, 0.02, token_s, 0.0, 5.0)
-    early = foretold(times, lengths, size, seed=seed)
-    assert early == foretold(times, lengths, size, seed=seed)
+    early = predicted(times, lengths, size, seed=seed)
+    assert early == predicted(times, lengths, size, seed=seed)
     assert early.gain_s <= early.of_s
-    nothing = foretold(FusionTimes(0.1, 0.02, 0.0, 1.0, 5.0), lengths, size, seed=seed)
+    nothing = predicted(FusionTimes(0.1, 0.02, 0.0, 1.0, 5.0), lengths, size, seed=seed)
     assert not nothing.pays or nothing.gain_s <= nothing.of_s

@@ -455,7 +455,7 @@ def test_one_number_is_read_of_one_sample_that_is_made_of_another(flow: Any, sai
         ({"max_staleness": 1}, None),
         (
             {"max_staleness": 1, "partial_rollout": "keep"},
-            r"as with `partial_rollout` off: .* keep\) is not foretold",
+            r"as with `partial_rollout` off: .* keep\) is not predicted",
         ),
         ({"turns.reply": "tools.py:reply"}, "responses count as drawn at once"),
         (

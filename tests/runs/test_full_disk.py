@@ -184,7 +184,7 @@ def tensor_bytes(file: Path) -> int:
     ],
     ids=["float32", "two checkpoints", "followed, bfloat16", "adapter", "two roles, best"],
 )
-def test_what_a_run_keeps_is_foretold(make_recipe: MakeRecipe, keys: dict[str, Any], checkpoints: int) -> None:
+def test_what_a_run_keeps_is_predicted(make_recipe: MakeRecipe, keys: dict[str, Any], checkpoints: int) -> None:
     recipe = make_recipe(**keys)
     kept = KeptFiles.of(prepare(recipe))
     assert kept.checkpoints == checkpoints, "one more than are kept, while the newest is written"

@@ -188,7 +188,7 @@ def test_an_order_is_found_once_and_followed_by_the_run_that_goes_on(
     assert prepare(recipe).plan == plan, "no clock has a say in it"
     assert run(recipe.model_copy(update={"steps": STEPS - 1})).finished
     kept = Plan.load(recipe.run_dir / "plan.json")
-    assert replace(kept, predicted=None) == plan, "the run keeps it, with what it foretells by it"
+    assert replace(kept, predicted=None) == plan, "the run keeps it, with what it predicts by it"
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("it was found before")

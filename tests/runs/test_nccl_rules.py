@@ -89,10 +89,10 @@ def test_a_placed_run_keeps_them(
     assert len(found) > 1, "every rank has left its log"
     logs = {rank: pickle.loads(path.read_bytes()) for rank, path in enumerate(found)}
     assert played(logs) > 0
-    _connects_what_is_foretold(recipe, logs)
+    _connects_what_is_predicted(recipe, logs)
 
 
-def _connects_what_is_foretold(recipe: Recipe, logs: Mapping[int, Log]) -> None:
+def _connects_what_is_predicted(recipe: Recipe, logs: Mapping[int, Log]) -> None:
     """Each rank has the groups that a forecast counts; weights and samples take no way that it does not. What the
     leader gathers to write it down goes from host memory to host memory, which gloo does on GPUs."""
     run = prepare(recipe)

@@ -169,7 +169,7 @@ def test_prompts_that_are_computed_elsewhere_change_nothing(
     assert_equal_runs(recipe.run_dir, reference(flow, **{"steps": STEPS} | keys))
     if flow != "own":  # it draws twice from each prompt
         assert_computed_once(recipe, plan)
-    assert_foretold(recipe)
+    assert_predicted(recipe)
 
 
 def assert_computed_once(recipe: Recipe, plan: dict[str, str]) -> None:
@@ -190,8 +190,8 @@ def assert_computed_once(recipe: Recipe, plan: dict[str, str]) -> None:
     assert sum(by_rank[rank] for rank in firsts(plan["actor.generate"])) == drawn + num_prompts
 
 
-def assert_foretold(recipe: Recipe) -> None:
-    """What of prompts comes to a rank by one load has the room that is foretold."""
+def assert_predicted(recipe: Recipe) -> None:
+    """What of prompts comes to a rank by one load has the room that is predicted."""
     prepared = prepare(recipe)
     models, shapes, flow = prepared.models, prepared.shapes, prepared.flow
     facts = Facts(recipe, models, shapes, parameters_of(models), prepared.plan, flow, prepared.lengths)

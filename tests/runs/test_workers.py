@@ -121,12 +121,12 @@ def test_moves_are_in_the_timeline_with_their_bytes(recipe_of: Callable[..., Rec
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [{"rank": 0}, {"rank": 3}, {"rank": 2, "target_modules": ["q_proj", "down_proj"]}])
 @pytest.mark.parametrize("generates", ["0,1 tp2", "0,1 pp2", "1"])
-def test_a_run_moves_the_bytes_that_are_foretold(
+def test_a_run_moves_the_bytes_that_are_predicted(
     recipe_of: Callable[..., Recipe], generates: str, lora: dict[str, Any]
 ) -> None:
     """With an adapter it alone is moved to what generates, cut as the layers that it is on."""
-    PLANS["foretold"] = {"actor.generate": generates, "actor.train": "0", "ref.logprobs": "0"}
-    recipe = recipe_of("foretold", "foretold", steps=2, lora=lora)
+    PLANS["predicted"] = {"actor.generate": generates, "actor.train": "0", "ref.logprobs": "0"}
+    recipe = recipe_of("predicted", "predicted", steps=2, lora=lora)
     run(recipe)
     spans = load_any(recipe.run_dir / "trace.json").spans
     moved = [s for s in spans if s.action.startswith("actor.weights/") and s.kind == "RECV" and s.step == 1]

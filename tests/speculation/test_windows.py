@@ -285,7 +285,7 @@ class Noisy(Engine):
 def test_seconds_that_vary_cost_half_a_percent_more() -> None:
     """Against plain steps of the same seconds; against those of a clock that does not vary even plain decoding has
     windows of 0.981. What is gained by chance is spent, too: that is the half percent. To account by what the fit
-    foretells in place of what was measured has 0.974 where this has 0.975."""
+    predicts in place of what was measured has 0.974 where this has 0.975."""
     for kind, num_samples, curve in (
         ("none", 1, "CPU"),
         ("good, then none", 8, "CPU with a matrix unit"),

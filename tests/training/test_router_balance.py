@@ -96,7 +96,7 @@ def test_it_is_the_same_however_samples_are_cut_and_activations_kept():
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_what_it_keeps_for_the_backward_is_foretold(checkpoint):
+def test_what_it_keeps_for_the_backward_is_predicted(checkpoint):
     """The logits of all routers, as `working_memory` counts them, and beside them which tokens are of which sample."""
     model, rows = tiny_model("mixtral", dtype=torch.float32), rows_of()
     groups = [(sample.prompt.token_ids, [sample.all_ids]) for sample in rows.samples]

@@ -61,6 +61,6 @@ app.command("plait.cli.generate:generate", name="generate", help="Sample respons
 app.command("plait.cli.profile:profile", name="profile", help="Measure this machine for predictions.")
 app.command("plait.cli.schedule:schedule", name="schedule", help="Schedule the pipelines of one or two models.")
 app.command("plait.cli.plan:plan", name="plan", help="Find which devices a recipe's calls should run on.")
-app.command("plait.cli.plan:simulate", name="simulate", help="Foretell the steps of a recipe on a plan.")
+app.command("plait.cli.plan:simulate", name="simulate", help="Predict the steps of a recipe on a plan.")
 app.command("plait.cli.trace:trace", name="trace", help="Look at a timeline: what ran when, on which rank.")
 app.command("plait.cli.doctor:doctor", name="doctor", help="Say what the doctor of a run found, or list engines.")

@@ -142,8 +142,8 @@ def _print(prepared: Outline | Prepared, plan: Plan, data: str, nodes: int) -> N
     if plan.keeps_pools:
         console.print(f"pools of keys and values, and CUDA graphs, stay on GPUs between rollouts (policy `{POOL}`)")
     if prepared.recipe.max_staleness:
-        foretold = _foretold(prepared, plan, nodes)
-        console.print(staleness_text(prepared.recipe, prepared.flow, prepared.models, plan, foretold))
+        predicted = _predicted(prepared, plan, nodes)
+        console.print(staleness_text(prepared.recipe, prepared.flow, prepared.models, plan, predicted))
     is_stated = prepared.recipe.fusion_rule.is_stated
     if plan.num_ranks > 1 and not is_stated and (why := why_no_fusion(prepared, plan)):
         console.print(f"fusion has nothing to hide: {why}")
@@ -162,7 +162,7 @@ def _predicted_text(prepared: Outline | Prepared, plan: Plan) -> str:
     return f"predicted: {predicted_seconds(plan.predicted)[STEP]:.3g} s a step, by {source.source}"
 
 
-def _foretold(prepared: Outline | Prepared, plan: Plan, nodes: int) -> tuple[float, float] | None:
+def _predicted(prepared: Outline | Prepared, plan: Plan, nodes: int) -> tuple[float, float] | None:
     """Seconds of a step of a plan as the recipe has it, and with nothing drawn ahead; None: nobody can say."""
     try:
         planning = planning_for_run(prepared, prepared.lengths, Machines(nodes, measures=False))

@@ -1,4 +1,4 @@
-"""`plait plan RECIPE` finds the plan whose step takes least; `plait simulate RECIPE` foretells a given one."""
+"""`plait plan RECIPE` finds the plan whose step takes least; `plait simulate RECIPE` predicts a given one."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def plan(recipe: Place, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search
     seconds, evaluations = how.limits()
     names = [key.partition("=")[0] for key in keys]
     if given := [name for name in names if name == "--plan" or (name.startswith("--") and name.endswith(".plan"))]:
-        raise ConfigError(f"{given[0]}: a plan is searched here; `plait simulate` foretells a given one")
+        raise ConfigError(f"{given[0]}: a plan is searched here; `plait simulate` predicts a given one")
     files_of(where.overwrite, out=how.out)
     planning = where.planning(recipe, keys, offered=("--seconds", "--evaluations"))
     from plait.cli.plan_following import following
@@ -150,7 +150,7 @@ def plan(recipe: Place, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search
 
 
 def simulate(recipe: Place, /, *keys: Keys, where: OnCluster = ANYWHERE, which: Given = OWN) -> int:
-    """Foretell the steps of a recipe on a plan: seconds, memory, a timeline. Nothing is run or loaded.
+    """Predict the steps of a recipe on a plan: seconds, memory, a timeline. Nothing is run or loaded.
 
     Parameters
     ----------
@@ -166,7 +166,13 @@ def simulate(recipe: Place, /, *keys: Keys, where: OnCluster = ANYWHERE, which: 
     from plait.cli.plan_variants import variants
     from plait.output import write_file
     from plait.planner.plan_search import Budget
-    from plait.runtime.prediction.choosing import AUTO_EVALUATIONS, beside_others, choose_best, choose_for_run, foretold
+    from plait.runtime.prediction.choosing import (
+        AUTO_EVALUATIONS,
+        beside_others,
+        choose_best,
+        choose_for_run,
+        predicted,
+    )
     from plait.schedule.gantt import svg_gantt
     from plait.schedule.named_plans import AUTO
 
@@ -174,12 +180,12 @@ def simulate(recipe: Place, /, *keys: Keys, where: OnCluster = ANYWHERE, which: 
     cut = which.cut(name)
     if name == AUTO and planning.cluster.num_devices > 1:
         tries = f"{AUTO_EVALUATIONS} plans as a run does, and as many for each variant of the recipe"
-        say(f"trying {tries}; --plan foretells a given one", file=sys.stderr)
+        say(f"trying {tries}; --plan predicts a given one", file=sys.stderr)
         choice, budget = choose_for_run(planning, telling), Budget(AUTO_EVALUATIONS, tell=telling)
         others = variants(planning, lambda other: choose_best(other, budget, other.recipe.seed))
     else:
         choice = beside_others(planning, planning.given(name, cut), telling)
-        others = variants(planning, lambda other: foretold(other, other.given(name, cut)))
+        others = variants(planning, lambda other: predicted(other, other.given(name, cut)))
     report, prediction = Report(planning, choice, others, where.lengths is not None), choice.best.prediction
     if which.timeline is not None:
         prediction.timeline.save(which.timeline)

@@ -16,8 +16,8 @@ from plait.errors import ConfigError
 if TYPE_CHECKING:
     from plait.cost.cluster import ClusterSpec
     from plait.recipes.recipe import Recipe
-    from plait.runtime.prediction.foretellable import Coming
     from plait.runtime.prediction.planning import Planning
+    from plait.runtime.prediction.predictable import Coming
 
 Keys = Annotated[str, Parameter(allow_leading_hyphen=True)]
 """A token of the recipe's keys behind it, `--model llama-2-13b`."""

@@ -12,7 +12,7 @@ from plait.dataflow import CallKind
 from plait.recipes.engine_checks import of_engines
 from plait.recipes.open_keys import MEMORY_KEYS
 from plait.recipes.turn_checks import said_of_made, said_of_rounds
-from plait.runtime.prediction.choosing import Choice, Foretold
+from plait.runtime.prediction.choosing import Choice, PredictedPlan
 from plait.runtime.prediction.draft_forecast import DraftForecast, draft_forecast
 from plait.runtime.prediction.planning import Planning
 from plait.schedule.plan import Plan
@@ -28,7 +28,7 @@ class Report:
 
     planning: Planning
     choice: Choice
-    variants: Sequence[Foretold]
+    variants: Sequence[PredictedPlan]
     states_lengths: bool
 
     @property
@@ -66,7 +66,7 @@ class Report:
         """The recipe with other keys, and what it would spend more or less time on."""
         return [self._row(plan) | {"feasible": plan.prediction.feasible} for plan in self.variants]
 
-    def _row(self, other: Foretold) -> dict[str, Any]:
+    def _row(self, other: PredictedPlan) -> dict[str, Any]:
         reason = why(self.prediction, other.prediction)
         if not other.prediction.feasible:
             most = max(rank.peak_bytes / rank.limit_bytes for rank in other.prediction.memory)

@@ -1,5 +1,5 @@
 """What a step would take with another value of a key that no search may choose: how old samples may be changes what is
-learnt, and what drafts gain is known from runs alone. Foretold beside the recipe's own, which stays as it is."""
+learnt, and what drafts gain is known from runs alone. Predicted beside the recipe's own, which stays as it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from plait.errors import UserError
 from plait.recipes.engine_checks import speculates
 from plait.recipes.recipe import Recipe
-from plait.runtime.prediction.choosing import Foretold
+from plait.runtime.prediction.choosing import PredictedPlan
 from plait.runtime.prediction.draft_forecast import known_draft_forecast
 from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import outline
@@ -21,16 +21,16 @@ SHARE = 4
 Keys = Mapping[str, Any]
 
 
-def variants(planning: Planning, foretell: Callable[[Planning], Foretold]) -> tuple[Foretold, ...]:
+def variants(planning: Planning, predict: Callable[[Planning], PredictedPlan]) -> tuple[PredictedPlan, ...]:
     """By title; those are left out that the flow, the engine or the memory does not allow.
 
     Args:
-        foretell: a variant's plan.
+        predict: a variant's plan.
     """
     allowed = []
     for title, keys in _changes(planning):
         with contextlib.suppress(UserError):
-            allowed.append(replace(foretell(_changed(planning, keys)), name=title))
+            allowed.append(replace(predict(_changed(planning, keys)), name=title))
     return tuple(allowed)
 
 

@@ -87,7 +87,7 @@ def _describe(measured: Profile, model: str) -> None:
     say(f"  copies {measured.copy_bytes_per_s / 1e9:.1f} GB/s{_between(measured)}")
     if measured.device == "cuda":
         say(f"  {links_of(measured).label}")
-    say(f"  steps of other sizes are foretold with a mean error of {measured.error:.0%}")
+    say(f"  steps of other sizes are predicted with a mean error of {measured.error:.0%}")
 
 
 def _between(measured: Profile) -> str:

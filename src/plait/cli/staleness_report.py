@@ -24,12 +24,12 @@ def staleness_text(
     flow: Dataflow,
     models: Sequence[RoleModel],
     plan: Plan,
-    foretold: tuple[float, float] | None,
+    predicted: tuple[float, float] | None,
 ) -> str:
     """In sentences; empty where nothing is drawn ahead.
 
     Args:
-        foretold: seconds of a step as the recipe has it, and with nothing drawn ahead; None: nobody can say.
+        predicted: seconds of a step as the recipe has it, and with nothing drawn ahead; None: nobody can say.
     """
     most = recipe.max_staleness
     if most == 0:
@@ -47,8 +47,8 @@ def staleness_text(
             apart &= bool(policy.held_copies(role))
             text += f". {_of_role(role, policy, plan, recipe)}"
     if not apart and not recipe.update_rule.waits:
-        return f"{text}. What that gains depends on how unequal the lengths of samples are, and is not foretold"
-    return text if foretold is None else f"{text}. {_gain(*foretold)}"
+        return f"{text}. What that gains depends on how unequal the lengths of samples are, and is not predicted"
+    return text if predicted is None else f"{text}. {_gain(*predicted)}"
 
 
 def _of_role(role: str, policy: OffloadPolicy, plan: Plan, recipe: Recipe) -> str:

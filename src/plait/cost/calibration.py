@@ -49,7 +49,7 @@ VENDORS = Calibration("vendors' numbers and default shares of them")
 
 def of_cluster(cluster: ClusterSpec, profiles: Sequence[Profile]) -> Calibration:
     """The calibration of predictions by a cluster's own numbers: as its file says; else as past runs on such devices
-    were foretold, by profiles of these.
+    were predicted, by profiles of these.
 
     Args:
         profiles: of the cluster's devices, where any are kept.
@@ -60,7 +60,7 @@ def of_cluster(cluster: ClusterSpec, profiles: Sequence[Profile]) -> Calibration
     if not past:
         return VENDORS
     machines = " and ".join(sorted({profile.machine for profile in profiles if profile.runs}))
-    source = f"{VENDORS.source}; {_runs(len(past))} on {machines}, foretold by what was measured there, were"
+    source = f"{VENDORS.source}; {_runs(len(past))} on {machines}, predicted by what was measured there, were"
     return Calibration(source, *_errors(past))
 
 

@@ -1,4 +1,4 @@
-"""What runs measured corrects what a profile foretells: by the kind of call, and where no run had calls of a kind on so
+"""What runs measured corrects what a profile predicts: by the kind of call, and where no run had calls of a kind on so
 many ranks by those on another number of them. Torch-free."""
 
 from __future__ import annotations

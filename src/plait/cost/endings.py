@@ -13,7 +13,7 @@ from plait.policy.migration import STEPS_OF_A_MOVE
 from plait.policy.threshold import Rollout, outcomes
 
 SHARES = (16, 4)
-"""Parts of a rollout's samples that are unfinished when the last are gathered, as far as it is foretold."""
+"""Parts of a rollout's samples that are unfinished when the last are gathered, as far as it is predicted."""
 
 
 class Endings:

@@ -37,7 +37,7 @@ class StepCosts(Costs, Protocol):
 
 
 def with_fusion_times(plan: Plan, costs: StepCosts, copied: Collection[str] = ()) -> Plan:
-    """A completed plan whose policy `fusion`, where it names that without settings, has those that are foretold.
+    """A completed plan whose policy `fusion`, where it names that without settings, has those that are predicted.
 
     Args:
         copied: roles that score with copies of their weights, which begin when all samples have ended.

@@ -49,7 +49,7 @@ def load_profile(path: Path) -> Profile:
 
 def _without_gloo(profile: Profile) -> Profile:
     """A GPU's profile without what two processes sent each other over gloo, through their CPUs, and without the runs
-    that were foretold by it: of GPUs' links it says nothing."""
+    that were predicted by it: of GPUs' links it says nothing."""
     if profile.device != "cuda" or profile.links_over == "nccl":
         return profile
     alone = tuple(run for run in profile.runs if run.devices == 1)
@@ -59,7 +59,7 @@ def _without_gloo(profile: Profile) -> Profile:
 
 
 def _without_moves(profile: Profile) -> Profile:
-    """A profile of when moves of weights were foretold by the link of sums, without what its runs say of moves."""
+    """A profile of when moves of weights were predicted by the link of sums, without what its runs say of moves."""
     kinds = [{kind: of_kind for kind, of_kind in run.kinds.items() if kind != MOVE} for run in profile.runs]
     runs = [run.model_copy(update={"kinds": kept}) for run, kept in zip(profile.runs, kinds, strict=True)]
     return profile.model_copy(update={"runs": tuple(runs)})

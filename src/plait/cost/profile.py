@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from plait.cost.cluster import ClusterSpec
@@ -28,6 +28,9 @@ Points = tuple[tuple[int, float], ...]
 Steps = tuple[tuple[int, int, float], ...]
 """(samples, tokens of context of each, seconds)."""
 
+_PREDICTED = AliasChoices("predicted_s", "foretold_s")
+"""Names of a field in files, the second in those of earlier versions."""
+
 
 class LinkRecord(Settings):
     bytes_per_s: float = Field(gt=0)
@@ -39,11 +42,11 @@ class LinkRecord(Settings):
 
 
 class KindRecord(Settings):
-    """Seconds in a step of all calls of a kind: as the profile alone says them, as they were foretold (corrected by the
-    runs before), and measured."""
+    """Seconds in a step of all calls of a kind: as the profile alone says them, as they were predicted (corrected by
+    the runs before), and measured."""
 
     profile_s: float = Field(gt=0)
-    foretold_s: float = Field(gt=0)
+    predicted_s: float = Field(gt=0, validation_alias=_PREDICTED)
     measured_s: float = Field(gt=0)
 
 
@@ -57,7 +60,7 @@ class DraftRecord(Settings):
 
 
 class RunRecord(Settings):
-    """A run of so many devices, after its end: foretold from its plan and the lengths that it had, and measured.
+    """A run of so many devices, after its end: predicted from its plan and the lengths that it had, and measured.
 
     kinds:     `decode`, `score` or `train` on so many ranks (`kind_on`), `move`
     functions: names of reward functions → their seconds for a sample, in one process
@@ -66,7 +69,7 @@ class RunRecord(Settings):
     """
 
     devices: int = Field(ge=1)
-    foretold_s: float = Field(gt=0)
+    predicted_s: float = Field(gt=0, validation_alias=_PREDICTED)
     measured_s: float = Field(gt=0)
     kinds: Mapping[str, KindRecord] = Field(default_factory=dict)
     functions: Mapping[str, float] = Field(default_factory=dict)
@@ -76,17 +79,17 @@ class RunRecord(Settings):
     @property
     def error(self) -> float:
         """Error of the seconds of a step, as a share of those measured."""
-        return abs(self.foretold_s / self.measured_s - 1.0)
+        return abs(self.predicted_s / self.measured_s - 1.0)
 
     @property
     def errors(self) -> dict[str, float]:
         """By the kind."""
-        return {kind: abs(record.foretold_s / record.measured_s - 1.0) for kind, record in self.kinds.items()}
+        return {kind: abs(record.predicted_s / record.measured_s - 1.0) for kind, record in self.kinds.items()}
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """What runs took for what the profile alone foretells as 1: their median, of so many runs with so many measured
+    """What runs took for what the profile alone predicts as 1: their median, of so many runs with so many measured
     steps."""
 
     value: float
@@ -120,7 +123,7 @@ class Profile(Settings):
     links_over:        by what two processes were to send each other: gloo, or on GPUs nccl
     send, all_reduce:  messages and sums of theirs; None, of GPUs alone: not measured
     between:           on a CPU sums between which both compute
-    moves_by:          by what moves of weights were foretold in `runs`
+    moves_by:          by what moves of weights were predicted in `runs`
     host:              copies between a device and its host's memory, in the slower direction; None: as `send`
     error:             mean of |predicted / measured - 1| over whole steps of sizes that were not among the points
     runs:              what runs measured since, the newest last

@@ -75,7 +75,7 @@ class Objective:
         """No more than the value of a plan, in a small part of the time; memory is left out.
 
         0 where keys and values take what is left of a device: how many samples that has room for is known when a plan
-        is played, and fewer at a time may be foretold to take less.
+        is played, and fewer at a time may be predicted to take less.
         """
         if self._problem.costs.pool_takes_rest:
             return 0.0

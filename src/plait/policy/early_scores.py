@@ -1,7 +1,7 @@
 """Whether samples of a rollout are scored in parts, on ranks that have none left to generate (`fusion: auto`).
 
 Parts take longer than whole calls, and ranks that score them do not end together; so there are parts only in steps
-where they are foretold to gain more. What is packed together decides roundings: nothing here is measured in the run.
+where they are predicted to gain more. What is packed together decides roundings: nothing here is measured in the run.
 The same plan and the same lengths of earlier responses decide the same, on every machine and in a run that is resumed.
 """
 
@@ -30,7 +30,7 @@ Draw = tuple[Sequence[Sequence[int]], float]
 
 @dataclass(frozen=True)
 class EarlyScores:
-    """gain_s: seconds that scoring in parts is foretold to gain; of_s: of generation and scoring without; parted:
+    """gain_s: seconds that scoring in parts is predicted to gain; of_s: of generation and scoring without; parted:
     unfinished samples at which groups are parted, as `threshold.Rollout` has them"""
 
     gain_s: float
@@ -42,11 +42,12 @@ class EarlyScores:
         return self.gain_s >= LEAST_SHARE * self.of_s and self.gain_s > 0
 
 
-def foretold(times: FusionTimes, groups: Sequence[Sequence[int]], size: RolloutSize, *, seed: int = 0) -> EarlyScores:
+def predicted(times: FusionTimes, groups: Sequence[Sequence[int]], size: RolloutSize, *, seed: int = 0) -> EarlyScores:
     """What scoring in parts would gain in a rollout, in the mean of some that are drawn.
 
     Args:
-        groups: lengths of the responses of each prompt of earlier steps; without any, nothing is foretold to be gained.
+        groups: lengths of the responses of each prompt of earlier steps; without any, nothing is predicted to be
+        gained.
         seed: of the draws.
     """
     groups = [group for group in groups if group]
@@ -68,7 +69,7 @@ def foretold(times: FusionTimes, groups: Sequence[Sequence[int]], size: RolloutS
 
 
 def _least_gain(times: FusionTimes, draws: Sequence[Draw], size: RolloutSize) -> EarlyScores:
-    """As foretold; nothing, where that could lose if times are wrong. Groups are parted where that gains by the least
+    """As predicted; nothing, where that could lose if times are wrong. Groups are parted where that gains by the least
     share more."""
     believed = _gain(times, draws, size)
     if size.together > 1:

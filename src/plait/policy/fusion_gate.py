@@ -1,4 +1,4 @@
-"""When the last samples of a rollout are gathered (`fusion: auto`): where that is foretold to gain more than it costs.
+"""When the last samples of a rollout are gathered (`fusion: auto`): where that is predicted to gain more than it costs.
 
 At the beginning of a rollout a threshold is tuned on the lengths of the last steps (`threshold.tune`); when so few
 samples are unfinished, and as each of them ends, what is left is weighed again. What steps took is measured, and so

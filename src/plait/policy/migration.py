@@ -115,7 +115,7 @@ class HowToMove:
 
 AT_ONCE = HowToMove()
 STEPS_OF_A_MOVE = 2
-"""Decode steps in which samples that move stand still, as far as it is foretold."""
+"""Decode steps in which samples that move stand still, as far as it is predicted."""
 LEAST_AHEAD = 0.5
 """The share of a decode step that keys and values must travel to go ahead: the leader has to speak three more times."""
 

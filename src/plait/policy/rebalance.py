@@ -2,7 +2,7 @@
 
 An instance with many samples decodes slower than one with few, and a rollout ends with its last sample. Nobody knows
 which that is: so what counts is when the last of all is expected to end, if each sample is as likely as any other to
-need any of the steps that earlier ones needed. `rebalance` foretells that by a curve of seconds per step, and moves
+need any of the steps that earlier ones needed. `rebalance` predicts that by a curve of seconds per step, and moves
 samples from the instances that have most to those that have fewest. Numbers in, decision out.
 
 A step is here what brings each running sample a token. Where draft tokens are accepted, a step of the engine is

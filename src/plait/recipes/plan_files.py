@@ -14,7 +14,7 @@ from plait.schedule.named_plans import AUTO, BASELINES, NAMES
 from plait.schedule.plan import Plan
 
 EVERY_NAME = (AUTO, *NAMES, *BASELINES)
-"""Names of plans that are foretold; a run takes those of others (`BASELINES`) by file alone."""
+"""Names of plans that are predicted; a run takes those of others (`BASELINES`) by file alone."""
 
 
 def plan_file(name: str, words: Sequence[str] = (AUTO, *NAMES)) -> Plan:

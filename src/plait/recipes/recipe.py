@@ -91,7 +91,7 @@ class CheckpointSettings(Settings):
 
 
 MOST_PROMPTS = 1 << 17
-"""In a step: more are foretold in minutes, and are likely a number of tokens."""
+"""In a step: more are predicted in minutes, and are likely a number of tokens."""
 
 SECTIONS = ("options", "reward", "cost", "reference", "lora", "evaluation", "samples_per_prompt")
 """Those with keys that have no effect without others, or with some flows."""

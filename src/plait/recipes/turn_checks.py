@@ -1,4 +1,4 @@
-"""What does not go with samples of several turns (`turns.reply`): refused by name before any work, or not foretold, as
+"""What does not go with samples of several turns (`turns.reply`): refused by name before any work, or not predicted, as
 further draws of a step, and samples that outlive it, are not either."""
 
 from __future__ import annotations
@@ -77,18 +77,18 @@ def said_of_rounds(flow: Dataflow, recipe: Recipe) -> str | None:
     """What predictions leave out, in words for a person; None: samples are drawn once, in one step, and have one
     turn."""
     said = [
-        f"one round of draws counts: further ones of {node.call}, {resample.max_rounds - 1} at most, are not foretold"
+        f"one round of draws counts: further ones of {node.call}, {resample.max_rounds - 1} at most, are not predicted"
         for node in flow.of_kind(CallKind.GENERATE)
         if (resample := node.generation.resample) is not None and resample.max_rounds > 1
     ]
     if recipe.turns.reply is not None:
         said.append(
-            "responses count as drawn at once: neither rounds of turns nor the seconds of `turns.reply` are foretold"
+            "responses count as drawn at once: neither rounds of turns nor the seconds of `turns.reply` are predicted"
         )
     if not recipe.update_rule.waits:
         said.append(
             "samples count as with `partial_rollout` off: what is gained where they outlive their step "
             "(`partial_rollout` "
-            f"{recipe.partial_rollout}) is not foretold"
+            f"{recipe.partial_rollout}) is not predicted"
         )
     return "; ".join(said) or None

@@ -5,7 +5,7 @@
   `step_metrics` and `finished_step` put together. `prepare` reads and checks a recipe and finds its plan.
 * `evaluating` asks for answers that nothing learns from; `health` is the doctor at work.
 * `steps` runs a step of the traced graph: `executor` the graph, `calls` what each call does, `rollout` generation.
-* `prediction` finds plans, foretells runs, and says afterwards how wrong it was.
+* `prediction` finds plans, predicts runs, and says afterwards how wrong it was.
 * `inputs` is what a run is given; `folder` is what it leaves.
 * `workers` is what the main loop asks of all that computes; `stopping` and `process` are of this process.
 

@@ -11,7 +11,7 @@ from plait.errors import ConfigError
 
 @dataclass(frozen=True)
 class FusionTimes:
-    """Seconds, foretold once for a run.
+    """Seconds, predicted once for a run.
 
     step_s, more_s: of an instance with one sample until that has a token more, and more for each further one: of a
                     decode step, or of its share where draft tokens are accepted

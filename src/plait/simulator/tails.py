@@ -2,7 +2,7 @@
 idle until its end scores, all but the last parts of each call. Ranks that score parts do not end together: they are
 half a small part of the last call apart in the mean, of which each call has its share.
 
-The rules are those of a run's gate (`policy.fusion_gate`), with what is foretold in place of what was measured.
+The rules are those of a run's gate (`policy.fusion_gate`), with what is predicted in place of what was measured.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Spare:
 
 
 def spare_of(tails: Sequence[Tail], instances: int, scores_s: float) -> Spare:
-    """What is to spare where the generation ends as the gate would have it: samples are gathered where that is foretold
-    to gain more than a share of what it takes, and than its moves.
+    """What is to spare where the generation ends as the gate would have it: samples are gathered where that is
+    predicted to gain more than a share of what it takes, and than its moves.
 
     Args:
         tails: as `CallCost.tails`.

@@ -8,7 +8,7 @@ from typing import Any, cast
 from plait.cost.lengths import Lengths
 from plait.data.mixture import Mixed
 from plait.policy.packing import GroupTokens
-from plait.runtime.inputs.text_lengths import FORETOLD_ROWS, lengths_in, longest_given
+from plait.runtime.inputs.text_lengths import PREDICTED_ROWS, lengths_in, longest_given
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def test_few_rows_all_count() -> None:
 def test_of_many_rows_evenly_spaced_ones_count_and_the_longest() -> None:
     """1,024 of 1 to 1,024 tokens: each second, and the last."""
     found = lengths_in(mixed(Rows(tuple(range(1024, 0, -1)))), {}, 9).prompts.values
-    assert len(found) == FORETOLD_ROWS
+    assert len(found) == PREDICTED_ROWS
     assert found[:3] == (2, 4, 6)
     assert found[-2:] == (1022, 1024)
 
@@ -75,7 +75,7 @@ def test_of_many_pairs_the_longest_sample_counts_though_its_pair_is_not_the_long
     pairs = Rows((*(GroupTokens(10, (3000, 3000 + n % 7)) for n in range(5000)), GroupTokens(100, (1, 4000))))
     found = lengths_in(None, {"pairs": mixed(pairs)}, 9)
     assert found.longest == 4100
-    assert len(found.groups) == FORETOLD_ROWS + 1
+    assert len(found.groups) == PREDICTED_ROWS + 1
 
 
 def test_any_response_of_labelled_ones_may_follow_any_prompt() -> None:

@@ -1,4 +1,4 @@
-"""Plans that are chosen and compared: by what is foretold of each as a run would follow it. Models by their shapes."""
+"""Plans that are chosen and compared: by what is predicted of each as a run would follow it. Models by their shapes."""
 
 from __future__ import annotations
 

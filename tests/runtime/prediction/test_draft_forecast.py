@@ -17,7 +17,7 @@ def sampling(speculation: int | str, draft_model: str | None = None) -> Sampling
 
 
 MEASURED = Drafts(1.5, 2.0)
-RAN = PROFILE.with_run(RunRecord(devices=1, foretold_s=1.0, measured_s=1.0, drafts=DraftRecord(tokens=1.25, rows=3.0)))
+RAN = PROFILE.with_run(RunRecord(devices=1, predicted_s=1.0, measured_s=1.0, drafts=DraftRecord(tokens=1.25, rows=3.0)))
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_beside_by_hand() -> None:
 
 
 def test_kinds_that_gpus_do_not_tell_apart_are_one() -> None:
-    """2 s of forwards and backwards and 1 of a step are foretold; the step of 2.5 has waited for what is asked for in
+    """2 s of forwards and backwards and 1 of a step are predicted; the step of 2.5 has waited for what is asked for in
     0.25."""
     parts = (("actor.train", "TRAIN", 0.0, 2.0), ("actor.train/b0/step", "STEP", 2.0, 3.0))
     spans = [Span(action, kind, 0, start, end, step=1) for action, kind, start, end in parts]

@@ -20,7 +20,7 @@ def recipe(threads: int) -> Recipe:
 
 
 @pytest.mark.parametrize(("variable", "threads"), [("1", 0), ("3", 0), ("3", 2), (None, 0)])
-def test_one_process_is_foretold_with_the_threads_that_it_takes(
+def test_one_process_is_predicted_with_the_threads_that_it_takes(
     variable: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = torch.get_num_threads()

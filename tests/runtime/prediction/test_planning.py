@@ -1,4 +1,4 @@
-"""What is foretold is what a run follows: plans by name, and what memory of GPUs is spent on."""
+"""What is predicted is what a run follows: plans by name, and what memory of GPUs is spent on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_named_plan_is_that_of_a_run(
 
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[3], None], ids=str)
-def test_a_step_is_foretold_with_what_its_run_spends_memory_on(
+def test_a_step_is_predicted_with_what_its_run_spends_memory_on(
     way: tuple[int, bool] | None, make_recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of GPUs that have just enough room for one of the ways, and of some that have none for any."""

@@ -1,4 +1,4 @@
-"""Searches that give prompts devices of their own: where that is foretold to gain, and nowhere else."""
+"""Searches that give prompts devices of their own: where that is predicted to gain, and nowhere else."""
 
 from __future__ import annotations
 

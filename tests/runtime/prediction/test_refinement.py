@@ -30,18 +30,18 @@ MakeRecipe = Callable[..., Recipe]
 
 
 def test_a_record_by_hand() -> None:
-    """Two calls that score: 1 + 2 s by the profile, 2 + 4 s foretold, 3 + 3 s measured. Moves were not run."""
+    """Two calls that score: 1 + 2 s by the profile, 2 + 4 s predicted, 3 + 3 s measured. Moves were not run."""
     kinds = {"a.score": "score", "b.score": "score", "a.weights": "move"}
     profile = {"a.score": 1.0, "b.score": 2.0, "a.weights": 1.0, "step": 4.0}
-    foretold = {"a.score": 2.0, "b.score": 4.0, "a.weights": 1.0, "step": 8.0}
+    predicted = {"a.score": 2.0, "b.score": 4.0, "a.weights": 1.0, "step": 8.0}
     rows = [
         {"timing_s/a.score": 3.0, "timing_s/b.score": 3.0, "timing_s/step": seconds, "timing_s/c.train": 9.0}
         for seconds in (9.0, 10.0, 12.0)
     ]
-    found = run_record(2, kinds, profile, foretold, rows)
+    found = run_record(2, kinds, profile, predicted, rows)
     assert found is not None
-    assert (found.devices, found.foretold_s, found.measured_s) == (2, 8.0, 10.0)
-    assert found.kinds == {"score": KindRecord(profile_s=3.0, foretold_s=6.0, measured_s=6.0)}
+    assert (found.devices, found.predicted_s, found.measured_s) == (2, 8.0, 10.0)
+    assert found.kinds == {"score": KindRecord(profile_s=3.0, predicted_s=6.0, measured_s=6.0)}
     assert found.error == pytest.approx(0.2)
     assert found.errors == {"score": 0.0}
 
@@ -81,13 +81,13 @@ def test_a_run_corrects_the_profile_of_its_machine(
     assert record.devices == 1
     assert set(record.kinds) == {"decode on 1", "score on 1", "train on 1"}
     for one in record.kinds.values():
-        assert one.foretold_s == one.profile_s > one.measured_s > 0, "a layer of a tiny model takes no second"
+        assert one.predicted_s == one.profile_s > one.measured_s > 0, "a layer of a tiny model takes no second"
     found = calibrated([kept], profile.shape, "float32", 1, 1)
     assert (found.error, found.runs) == (record.error, 1)
     run(recipe.model_copy(update={"run_dir": tmp_path / "again"}))
     (kept,) = kept_profiles(profile.machine, "cpu")
     again = kept.runs[1]
-    assert again.kinds["train on 1"].foretold_s == pytest.approx(record.kinds["train on 1"].measured_s, rel=1e-3)
+    assert again.kinds["train on 1"].predicted_s == pytest.approx(record.kinds["train on 1"].measured_s, rel=1e-3)
     assert again.error < record.error
     other = make_recipe(steps=3, dtype="float64", run_dir=str(tmp_path / "other"))
     run(other)
@@ -95,29 +95,29 @@ def test_a_run_corrects_the_profile_of_its_machine(
     (tmp_path / "tools.py").write_text("def reply(messages):\n    return 'go on'\n")
     keys = {"turns.reply": f"{tmp_path}/tools.py:reply", "turns.max_turns": 2}
     run(conversing := make_recipe(steps=3, **keys, run_dir=str(tmp_path / "conversing")))
-    assert len(kept_profiles(profile.machine, "cpu")[0].runs) == 2, "rounds of turns are not what was foretold"
+    assert len(kept_profiles(profile.machine, "cpu")[0].runs) == 2, "rounds of turns are not what was predicted"
     forecast = read_forecast(conversing.run_dir)
     assert forecast is not None
-    assert forecast.source.endswith("neither rounds of turns nor the seconds of `turns.reply` are foretold")
+    assert forecast.source.endswith("neither rounds of turns nor the seconds of `turns.reply` are predicted")
     options = {"options.dynamic_sampling": True, "run_dir": str(tmp_path / "drawn again")}
     run(drawing := make_recipe(steps=3, **options))
-    assert len(kept_profiles(profile.machine, "cpu")[0].runs) == 2, "one draw was foretold, however many there were"
+    assert len(kept_profiles(profile.machine, "cpu")[0].runs) == 2, "one draw was predicted, however many there were"
     forecast = read_forecast(drawing.run_dir)
     assert forecast is not None
-    assert forecast.source.endswith("further ones of actor.generate, 9 at most, are not foretold")
+    assert forecast.source.endswith("further ones of actor.generate, 9 at most, are not predicted")
 
 
 def test_a_run_that_goes_on_is_measured_by_the_steps_of_its_plan_and_no_step_corrects_a_profile_twice(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two steps on two devices, then two and three on one, and at last none. The first of each stay's is left out of
-    the profile, as any run's is; what the folder says is of all three stays on one device. Foretold is what the
+    the profile, as any run's is; what the folder says is of all three stays on one device. Predicted is what the
     responses of the steps that count take."""
     monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
-    foretold: list[SampleLengths] = []
+    predicted: list[SampleLengths] = []
 
     def planning(*of: Any) -> Planning:
-        foretold.append(of[5])
+        predicted.append(of[5])
         return Planning(*of)
 
     monkeypatch.setattr(refinement, "Planning", planning)
@@ -141,7 +141,7 @@ def test_a_run_that_goes_on_is_measured_by_the_steps_of_its_plan_and_no_step_cor
             assert kept.runs[-1].measured_s == median(row["timing_s/step"] for row in rows[-counted:])
             files = [recipe.run_dir / f"samples/step-{row['step']:06d}.jsonl" for row in rows[-counted:]]
             said = sorted(len(row["token_ids"]) for file in files for row in read_rows(file))
-            assert foretold[-1].responses == Lengths.recorded(said)
+            assert predicted[-1].responses == Lengths.recorded(said)
 
 
 def test_a_run_on_given_texts_corrects_it_by_these(
@@ -157,7 +157,7 @@ def test_a_run_on_given_texts_corrects_it_by_these(
     run(recipe)
     ((record,),) = (kept.runs for kept in kept_profiles(profile.machine, "cpu"))
     assert set(record.kinds) == {"train on 1"}
-    assert record.foretold_s > record.measured_s > 0
+    assert record.predicted_s > record.measured_s > 0
 
 
 @pytest.mark.slow

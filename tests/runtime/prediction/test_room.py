@@ -54,7 +54,7 @@ def test_the_machine_with_least_memory_is_the_one_that_counts() -> None:
     assert "the rank of a machine is expected to hold 6.00 GiB, and 5.00 GiB is all that far has" in there
 
 
-def test_a_fault_in_what_is_foretold_keeps_no_run_from_its_work(
+def test_a_fault_in_what_is_predicted_keeps_no_run_from_its_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     warn_of_room(Run(), Ranks(2, 1), LENGTHS, {})

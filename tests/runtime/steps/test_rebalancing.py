@@ -1,4 +1,5 @@
-"""How often it is foretold when instances end, and what a resumed run does again of the moves that were made before."""
+"""How often it is predicted when instances end, and what a resumed run does again of the moves that were made
+before."""
 
 from __future__ import annotations
 
@@ -99,16 +100,16 @@ def test_steps_with_drafts_decide_as_plain_ones_that_bring_as_many_tokens(tmp_pa
 
 
 @pytest.mark.parametrize(("takes_s", "times"), [(0.0, 7), (2.0, 2), (1e3, 1)])
-def test_ends_are_foretold_in_a_twentieth_of_the_time(
+def test_ends_are_predicted_in_a_twentieth_of_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes_s: float, times: int
 ) -> None:
     """After eight steps of ten seconds, and after each of the next six, in which an instance loses more than half of
-    its samples. To foretell ends takes no time; or 2 s, so that the next 40 are left alone; or longer than all that
+    its samples. To predict ends takes no time; or 2 s, so that the next 40 are left alone; or longer than all that
     follows."""
-    now_s, foretold = [0.0], []
+    now_s, predicted = [0.0], []
 
     def rebalance(works: Any, *given: Any) -> Rebalancing:
-        foretold.append(works)
+        predicted.append(works)
         now_s[0] += takes_s
         return Rebalancing((), 1.0, 1.0)
 
@@ -124,4 +125,4 @@ def test_ends_are_foretold_in_a_twentieth_of_the_time(
         now_s[0] += 10.0
         engine.running = (2**15 >> 2 * step, 2**15)
         balance.look(frees=False)
-    assert len(foretold) == times
+    assert len(predicted) == times

@@ -193,19 +193,19 @@ def copy_s(device: str) -> Seconds:
 
 
 def _held_out_error(profile: Profile, models: Models, sizes: Sizes) -> float:
-    """Error of forwards and decoding steps of the larger model, foretold by the profile."""
+    """Error of forwards and decoding steps of the larger model, predicted by the profile."""
     errors: list[float] = []
     model, layers = models.rows.many, models.rows.layers
     for tokens in sizes.held_out_rows:
         if tokens < profile.forward[-1][0]:
-            foretold = layers * profile.layer_s(tokens) + profile.head_s(tokens)
-            errors.append(abs(foretold / forward_s(model, tokens) - 1))
+            predicted = layers * profile.layer_s(tokens) + profile.head_s(tokens)
+            errors.append(abs(predicted / forward_s(model, tokens) - 1))
     longest = max(context for _, context, _ in profile.decode)
     few = [size for size in sizes.held_out_decoded if size[0] <= profile.decode[-1][0] and size[1] <= longest]
     model, layers = models.steps.many, models.steps.layers
     for samples, context in few:
-        foretold = layers * profile.decode_s(samples, samples * context) + profile.drawing_s(samples)
-        errors.append(abs(foretold / decode_s(model, samples, context) - 1))
+        predicted = layers * profile.decode_s(samples, samples * context) + profile.drawing_s(samples)
+        errors.append(abs(predicted / decode_s(model, samples, context) - 1))
     return sum(errors) / max(1, len(errors))
 
 

@@ -21,7 +21,7 @@ class Sizes:
     products:    rows of a product with a layer's largest matrix
     decoded:     steps of decoding
     by_layers:   the same, of layers that are packed and not compiled, as those that ranks share on a CPU
-    held_out_rows, held_out_decoded: measured to be foretold
+    held_out_rows, held_out_decoded: measured to be predicted
     """
 
     rows: tuple[int, ...]

@@ -13,7 +13,7 @@ from plait.data.prompts import PromptSet
 from plait.dataflow import LABELLED, MISMATCHED
 from plait.policy.packing import LEAST_ROOT, GroupTokens, common_length
 
-FORETOLD_ROWS = 512
+PREDICTED_ROWS = 512
 """Rows whose lengths stand for those of more."""
 
 Length = TypeVar("Length")
@@ -74,10 +74,10 @@ def _taken(mixed: Mixed[Any], key: Callable[[Any], tuple[Any, ...]]) -> list[Any
     """Lengths of rows of all sources; `key` orders those of one."""
     total, weights = len(mixed), sum(mixed.weights)
     shares = list(zip(mixed.sets, mixed.weights, strict=True))
-    is_whole = total <= FORETOLD_ROWS and all(weight * total == len(rows) * weights for rows, weight in shares)
+    is_whole = total <= PREDICTED_ROWS and all(weight * total == len(rows) * weights for rows, weight in shares)
     taken = []
     for rows, weight in shares:
-        count = len(rows) if is_whole else max(1, round(FORETOLD_ROWS * weight / weights))
+        count = len(rows) if is_whole else max(1, round(PREDICTED_ROWS * weight / weights))
         taken += _spaced(sorted(rows.lengths, key=key), count)
     return taken
 

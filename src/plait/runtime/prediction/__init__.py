@@ -1,1 +1,1 @@
-"""What a run will take: plans found and foretold, what a machine takes, and afterwards how wrong that was."""
+"""What a run will take: plans found and predicted, what a machine takes, and afterwards how wrong that was."""

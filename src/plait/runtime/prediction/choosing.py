@@ -1,6 +1,6 @@
-"""Which plan is taken of those that a search tried, and beside which others it is shown: each of them foretold as a run
-would follow it. A search itself values by less: scoring in parts wherever it may be, and on many devices a bound for
-moves."""
+"""Which plan is taken of those that a search tried, and beside which others it is shown: each of them predicted as a
+run would follow it. A search itself values by less: scoring in parts wherever it may be, and on many devices a bound
+for moves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_ALTERNATIVES = 3
 
 
 @dataclass(frozen=True)
-class Foretold:
+class PredictedPlan:
     """A plan and what it will take; `name` is its title among others."""
 
     name: str
@@ -45,16 +45,16 @@ class Choice:
     stopped_by:   None: nothing was searched
     """
 
-    best: Foretold
-    alternatives: tuple[Foretold, ...]
-    baselines: tuple[Foretold, ...]
+    best: PredictedPlan
+    alternatives: tuple[PredictedPlan, ...]
+    baselines: tuple[PredictedPlan, ...]
     evaluations: int
     seconds: float
     stopped_by: Stop | None = None
 
 
 def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "found") -> Choice:
-    """The best plan that a search finds: its leaders and the baselines are foretold exactly, and the best of these is
+    """The best plan that a search finds: its leaders and the baselines are predicted exactly, and the best of these is
     taken. Of plans in which roles train together that is one which gains `LEAST_FUSED_GAIN` over the others.
 
     Args:
@@ -65,7 +65,7 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
     """
     began = budget.clock()
     result = searched(planning, budget, seed)
-    # Messages of moves over many devices take seconds to plan: there no more leaders are foretold than are shown.
+    # Messages of moves over many devices take seconds to plan: there no more leaders are predicted than are shown.
     leaders = _leaders(planning, result, 1 + MOST_ALTERNATIVES)
     usable = [baseline.places for baseline in result.baselines if baseline.valued.usable]
     ranked = _ranked(planning, result, dict.fromkeys((*leaders, *usable)), name, budget.tell)
@@ -77,7 +77,7 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
     return Choice(
         best,
         tuple(replace(plan, name=f"plan {n}") for n, plan in enumerate(_otherwise(best, next_best), start=2)),
-        _foretold_baselines(planning, made, budget.tell, dict(ranked)),
+        _predicted_baselines(planning, made, budget.tell, dict(ranked)),
         result.evaluations,
         budget.clock() - began,
         result.stopped_by,
@@ -95,7 +95,7 @@ def searched(planning: Planning, budget: Budget, seed: int) -> SearchResult:
     return search(planning.problem, budget, seed=seed, given=given, space=planning.space)
 
 
-def _otherwise(best: Foretold, others: list[Foretold]) -> list[Foretold]:
+def _otherwise(best: PredictedPlan, others: list[PredictedPlan]) -> list[PredictedPlan]:
     """Plans that are shown beside the best: such as have calls elsewhere or cut otherwise than all before them; where
     these are few, also such as differ in nothing but what becomes of weights between calls.
 
@@ -110,11 +110,11 @@ def _otherwise(best: Foretold, others: list[Foretold]) -> list[Foretold]:
     return [others[number] for number in sorted([*unlike, *alike][:MOST_ALTERNATIVES])]
 
 
-def _where(plan: Foretold) -> frozenset[Placement]:
+def _where(plan: PredictedPlan) -> frozenset[Placement]:
     return frozenset(replace(placement, after="keep") for placement in plan.plan.placements)
 
 
-def choose_best(planning: Planning, budget: Budget, seed: int) -> Foretold:
+def choose_best(planning: Planning, budget: Budget, seed: int) -> PredictedPlan:
     """The best plan that a search finds, with nothing beside it; over many devices the one that its measure puts first.
 
     Raises:
@@ -132,23 +132,25 @@ def _leaders(planning: Planning, result: SearchResult, most: int) -> list[State]
 
 def _ranked(
     planning: Planning, result: SearchResult, plans: Collection[State], name: str, tell: Callable[[str], None]
-) -> list[tuple[State, Foretold]]:
-    """Those of some plans that fit, foretold, the best first. Raises ConfigError where none does."""
-    ranked: list[tuple[float, State, Foretold]] = []
+) -> list[tuple[State, PredictedPlan]]:
+    """Those of some plans that fit, predicted, the best first. Raises ConfigError where none does."""
+    ranked: list[tuple[float, State, PredictedPlan]] = []
     for number, places in enumerate(plans, start=1):
-        tell(f"of the best plans, number {number} of {len(plans)} is foretold as a run would follow it")
+        tell(f"of the best plans, number {number} of {len(plans)} is predicted as a run would follow it")
         plan = planning.plan_of(places, name)
         prediction = planning.predict(plan)
         if prediction.feasible:
-            ranked.append((weighed_s(prediction.seconds_per_step, places), places, Foretold(name, plan, prediction)))
+            ranked.append(
+                (weighed_s(prediction.seconds_per_step, places), places, PredictedPlan(name, plan, prediction))
+            )
     if not ranked:
         raise ConfigError(misfit(planning, result))
     return [(places, plan) for _, places, plan in sorted(ranked, key=lambda row: row[0])]
 
 
-def foretold(planning: Planning, plan: Plan) -> Foretold:
+def predicted(planning: Planning, plan: Plan) -> PredictedPlan:
     """A plan that was given, under its own name."""
-    return Foretold(plan.name, plan, planning.predict(plan))
+    return PredictedPlan(plan.name, plan, planning.predict(plan))
 
 
 def beside_others(planning: Planning, plan: Plan, tell: Callable[[str], None]) -> Choice:
@@ -158,34 +160,34 @@ def beside_others(planning: Planning, plan: Plan, tell: Callable[[str], None]) -
         tell: as of a `Budget`.
     """
     began = time.monotonic()
-    given = foretold(planning, plan)
-    others = _foretold_baselines(planning, baselines(planning.space), tell)
+    given = predicted(planning, plan)
+    others = _predicted_baselines(planning, baselines(planning.space), tell)
     seconds = time.monotonic() - began
     return Choice(given, (), others, 1 + len(others), seconds)
 
 
-def _foretold_baselines(
+def _predicted_baselines(
     planning: Planning,
     made: Mapping[str, State],
     tell: Callable[[str], None],
-    known: Mapping[State, Foretold] = MappingProxyType({}),
-) -> tuple[Foretold, ...]:
+    known: Mapping[State, PredictedPlan] = MappingProxyType({}),
+) -> tuple[PredictedPlan, ...]:
     """
     Args:
         made: by title, plans that others would make.
-        known: what has been foretold of some of them, under another name.
+        known: what has been predicted of some of them, under another name.
     """
     named = []
     for word, title in BASELINES.items():
         if title in made:
-            tell(f"the plan {title} is foretold")
+            tell(f"the plan {title} is predicted")
             same = known.get(made[title])
             if same is None:
-                same = foretold(planning, planning.plan_of(made[title], word))
-            named.append(Foretold(title, replace(same.plan, name=word), same.prediction))
+                same = predicted(planning, planning.plan_of(made[title], word))
+            named.append(PredictedPlan(title, replace(same.plan, name=word), same.prediction))
     for title, plan in planning.named.items():
-        tell(f"the plan {title} is foretold")
-        named.append(Foretold(title, plan, planning.predict(plan)))
+        tell(f"the plan {title} is predicted")
+        named.append(PredictedPlan(title, plan, planning.predict(plan)))
     return tuple(named)
 
 

@@ -1,4 +1,4 @@
-"""What draft tokens come to in a run that is foretold: as a user states it, as runs have measured it, or as the
+"""What draft tokens come to in a run that is predicted: as a user states it, as runs have measured it, or as the
 recipe fixes it."""
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ UNKNOWN = DraftForecast(
 def draft_forecast(
     sampling: SamplingSettings, profile: Profile | None, recorded: Drafts | None, stated: Acceptance = NOTHING_STATED
 ) -> DraftForecast | None:
-    """What the drafts of a run come to; None: it makes none. Of what nothing is known of nothing is foretold: it takes
+    """What the drafts of a run come to; None: it makes none. Of what nothing is known of nothing is predicted: it takes
     at most some percent longer than without.
 
     Raises:

@@ -19,10 +19,10 @@ from plait.paths import at_home
 from plait.policy.packing import root_of
 from plait.recipes.checks import prompt_limit
 from plait.runtime.folder.run_files import newest_samples
-from plait.runtime.prediction.foretellable import Foretellable
+from plait.runtime.prediction.predictable import Predictable
 
 
-def lengths_of(text: str | None, run: Foretellable, there: Callable[[], SampleLengths]) -> SampleLengths:
+def lengths_of(text: str | None, run: Predictable, there: Callable[[], SampleLengths]) -> SampleLengths:
     """Read `--lengths`: a number of response tokens, `MEDIAN~SIGMA` of a log-normal distribution, or the folder of a
     run whose samples are taken. `PROMPT:` before one of the first two is the length of prompts. None: those of the
     data, and responses that are drawn are as long as they may be. Where a flow generates, what it reads beside is as
@@ -45,7 +45,7 @@ def lengths_of(text: str | None, run: Foretellable, there: Callable[[], SampleLe
     return lengths
 
 
-def _said(text: str, run: Foretellable, there: Callable[[], SampleLengths]) -> SampleLengths:
+def _said(text: str, run: Predictable, there: Callable[[], SampleLengths]) -> SampleLengths:
     """`lengths_of`, with prompts of any length."""
     kinds = {node.kind for node in run.flow.nodes}
     beside = there().beside if {CallKind.GENERATE, CallKind.READ} <= kinds else {}
@@ -78,13 +78,13 @@ def _said(text: str, run: Foretellable, there: Callable[[], SampleLengths]) -> S
     return SampleLengths(prompts, Lengths.fixed(int(match[2])), beside=beside)
 
 
-def _most_of_an_example(run: Foretellable) -> int:
+def _most_of_an_example(run: Predictable) -> int:
     """Tokens of a prompt and its given text."""
     most = run.shapes[run.recipe.model].max_positions
     return min(run.recipe.data.max_example_tokens or most, most)
 
 
-def _most_of_a_prompt(run: Foretellable) -> int:
+def _most_of_a_prompt(run: Predictable) -> int:
     """Tokens that a prompt may have, before a response or one token of it."""
     recipe, shape = run.recipe, run.shapes[run.recipe.model]
     if run.flow.of_kind(CallKind.GENERATE):
@@ -93,7 +93,7 @@ def _most_of_a_prompt(run: Foretellable) -> int:
     return min(recipe.data.max_prompt_tokens or most, most)
 
 
-def _most_of_a_response(run: Foretellable) -> tuple[int, str]:
+def _most_of_a_response(run: Predictable) -> tuple[int, str]:
     """Tokens that a response may have, behind one of a prompt where it is given, and what says so."""
     recipe = run.recipe
     if run.flow.of_kind(CallKind.GENERATE):
@@ -119,7 +119,7 @@ def _response_tokens(row: dict[str, Any]) -> int:
     return len(row["token_ids"]) + sum(len(reply.token_ids) for reply in replies_in(row))
 
 
-def recorded(files: Sequence[Path], run: Foretellable) -> SampleLengths | None:
+def recorded(files: Sequence[Path], run: Predictable) -> SampleLengths | None:
     """Lengths of prompts and responses in files of samples, those of samples that are made of others by themselves;
     None where none has both.
 

@@ -46,7 +46,7 @@ NOT_MEASURED = Network()
 
 @dataclass(frozen=True)
 class Machines:
-    """Where a run is, and how its plan may be foretold.
+    """Where a run is, and how its plan may be predicted.
 
     count:    machines like this one, with equally many devices each
     network:  what is known of them

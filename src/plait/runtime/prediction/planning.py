@@ -1,4 +1,4 @@
-"""Plans for a recipe, found and foretold: what search and simulator need of it, put together. Loads no weights."""
+"""Plans for a recipe, found and predicted: what search and simulator need of it, put together. Loads no weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from plait.recipes.plan_files import EVERY_NAME, plan_file
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, unchanging
 from plait.runtime.prediction.draft_forecast import NOTHING_STATED, Acceptance, draft_forecast
-from plait.runtime.prediction.foretellable import Coming
+from plait.runtime.prediction.predictable import Coming
 from plait.runtime.prediction.remedies import remedies
 from plait.runtime.prediction.search_facts import facts_of_roles, joint_pairs
 from plait.schedule.completion import complete
@@ -52,7 +52,7 @@ from plait.simulator.steps import Prediction, predict, step_seconds
 
 @dataclass(frozen=True)
 class Planning:
-    """All that plans of one recipe are searched, completed and foretold by.
+    """All that plans of one recipe are searched, completed and predicted by.
 
     calibration: where the seconds of predictions come from; corrected: by what runs have measured, too
     drafts:      what draft tokens came to in the run whose lengths are taken; None: it made none
@@ -229,7 +229,7 @@ class Planning:
 
     def predict(self, plan: Plan) -> Prediction:
         """Play a completed plan as a run would follow it; with scoring in parts, where it lets a run have that, and the
-        recipe or what is foretold says so."""
+        recipe or what is predicted says so."""
         if (run := self.followed(plan)) is not self:
             return run.predict(plan)
         rule = self.recipe.fusion_rule
@@ -285,7 +285,7 @@ class Planning:
         return self.recipe.fusion_rule.is_open and abilities(self.recipe).moves and not self.nothing_to_hide(plan)
 
     def _gains_by_fusion(self, plan: Plan) -> bool:
-        """Whether a step is foretold to be shorter, by what is worth it, where samples are scored in parts on ranks
+        """Whether a step is predicted to be shorter, by what is worth it, where samples are scored in parts on ranks
         that have none left to generate: parts take longer for each token, and do not end together."""
         if self.nothing_to_hide(plan):
             return False

@@ -1,4 +1,4 @@
-"""What a run measured corrects what its machine's kept profile foretells: seconds in a step of each kind of call,
+"""What a run measured corrects what its machine's kept profile predicts: seconds in a step of each kind of call,
 beside what the profile says for the plan and the lengths that the run had."""
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def steady_rows(steps: Sequence[Mapping[str, Any]], begun: Sequence[int]) -> lis
 
 
 def refine(prepared: Prepared, folder: Path, steady: Sequence[Mapping[str, Any]]) -> Profile | None:
-    """Hold a run's steps against what the kept profile of its machine, dtype, threads and layers foretells of the
+    """Hold a run's steps against what the kept profile of its machine, dtype, threads and layers predicts of the
     lengths that these had, and keep that with the profile; returns it. None where there is no such profile, nothing was
     measured, or samples are drawn in rounds or outlive their step, of which the prediction is another
     (`turn_checks.said_of_rounds`).
@@ -96,38 +96,38 @@ def run_record(
     devices: int,
     kinds: Mapping[str, str],
     profile: Mapping[str, float],
-    foretold: Mapping[str, float],
+    predicted: Mapping[str, float],
     rows: Sequence[Mapping[str, float]],
 ) -> RunRecord | None:
     """
     Args:
         kinds: call → its kind.
-        profile: call → its seconds in a step as the profile alone says them; foretold: as runs before corrected them.
+        profile: call → its seconds in a step as the profile alone says them; predicted: as runs before corrected them.
             Both with `step`.
         rows: metrics of steps, of whose seconds the median is taken.
 
     Returns:
-        Of the kinds those whose calls were foretold and measured; None where no seconds of steps are there.
+        Of the kinds those whose calls were predicted and measured; None where no seconds of steps are there.
     """
     measured = {
         call: median(seconds_of_steps)
         for call in profile
         if (seconds_of_steps := [row[f"timing_s/{call}"] for row in rows if f"timing_s/{call}" in row])
     }
-    if not measured.get(STEP) or not foretold.get(STEP):
+    if not measured.get(STEP) or not predicted.get(STEP):
         return None
     sums: dict[str, list[float]] = {}
     for call in measured.keys() & kinds.keys():
         total = sums.setdefault(kinds[call], [0.0, 0.0, 0.0])
-        for place, seconds in enumerate((profile[call], foretold[call], measured[call])):
+        for place, seconds in enumerate((profile[call], predicted[call], measured[call])):
             total[place] += seconds
     kinds_of_run = {
-        kind: KindRecord(profile_s=total[0], foretold_s=total[1], measured_s=total[2])
+        kind: KindRecord(profile_s=total[0], predicted_s=total[1], measured_s=total[2])
         for kind, total in sorted(sums.items())
         if min(total) > 0
     }
     return RunRecord(
-        devices=devices, foretold_s=foretold[STEP], measured_s=measured[STEP], kinds=kinds_of_run, steps=len(rows)
+        devices=devices, predicted_s=predicted[STEP], measured_s=measured[STEP], kinds=kinds_of_run, steps=len(rows)
     )
 
 

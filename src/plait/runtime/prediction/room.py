@@ -18,7 +18,7 @@ from plait.errors import cause_of
 from plait.memory_limits import limit
 from plait.observe.screen import say
 from plait.recipes.recipe import Recipe
-from plait.runtime.prediction.foretellable import Foretellable
+from plait.runtime.prediction.predictable import Predictable
 from plait.runtime.prediction.remedies import remedies
 from plait.schedule.plan import Plan
 
@@ -26,7 +26,7 @@ NONE_JOINED: Mapping[str, int] = {}
 
 
 def said_of_room(
-    run: Foretellable, plan: Plan, lengths: SampleLengths, joined_bytes: Mapping[str, int] = NONE_JOINED
+    run: Predictable, plan: Plan, lengths: SampleLengths, joined_bytes: Mapping[str, int] = NONE_JOINED
 ) -> str | None:
     """What is too large, where, and which keys make it smaller; None: all of it has room, or no such device is here.
 
@@ -53,7 +53,7 @@ def said_of_room(
     return f"does not fit: {needs}; {_remedies(fullest, recipe, plan)}"
 
 
-def warn_of_room(run: Foretellable, plan: Plan, lengths: SampleLengths, joined_bytes: Mapping[str, int]) -> None:
+def warn_of_room(run: Predictable, plan: Plan, lengths: SampleLengths, joined_bytes: Mapping[str, int]) -> None:
     """Before a run begins, say to its user what `said_of_room` says."""
     try:
         lacking = said_of_room(run, plan, lengths, joined_bytes)

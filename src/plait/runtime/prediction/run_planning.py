@@ -1,4 +1,4 @@
-"""What foretells a run: its recipe on this machine and others like it, for prompts of known lengths."""
+"""What predicts a run: its recipe on this machine and others like it, for prompts of known lengths."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.turn_checks import said_of_made, said_of_rounds
 from plait.runtime.folder.stored_recipe import with_sampling
 from plait.runtime.inputs.prepared import Prepared
-from plait.runtime.prediction.foretellable import Foretellable
 from plait.runtime.prediction.machine import machine_of, measured_machine
 from plait.runtime.prediction.network import THIS_ONE, Machines
 from plait.runtime.prediction.planning import Planning
+from plait.runtime.prediction.predictable import Predictable
 from plait.schedule.placements import placements_of
 from plait.schedule.plan import FUSION, Plan
 
 
 def planning_for_run(
-    run: Foretellable, lengths: SampleLengths, machines: Machines = THIS_ONE, devices: int | None = None
+    run: Predictable, lengths: SampleLengths, machines: Machines = THIS_ONE, devices: int | None = None
 ) -> Planning:
-    """What foretells a run, for texts of these lengths.
+    """What predicts a run, for texts of these lengths.
 
     Args:
         devices: None: as many as the recipe says.
@@ -52,7 +52,7 @@ def planning_for_run(
 
 def with_prediction(prepared: Prepared, machines: Machines = THIS_ONE, earlier: Plan | None = None) -> Plan:
     """The plan of a run with a predicted timeline: its own; that of an earlier stay; else one by what is kept of this
-    machine, for the texts of the data and responses as long as they may be. Where nothing can be foretold, the plan as
+    machine, for the texts of the data and responses as long as they may be. Where nothing can be predicted, the plan as
     it is, and why is said.
 
     Args:
@@ -78,7 +78,7 @@ def with_prediction(prepared: Prepared, machines: Machines = THIS_ONE, earlier: 
     return replace(plan, predicted=prediction.timeline)
 
 
-def settled_by_costs(run: Foretellable, plan: Plan, lengths: SampleLengths, machines: Machines) -> tuple[Plan, Recipe]:
+def settled_by_costs(run: Predictable, plan: Plan, lengths: SampleLengths, machines: Machines) -> tuple[Plan, Recipe]:
     """Plan and recipe with what follows from what things take on this machine, as far as that was measured, where they
     leave it open: settings of the policy `fusion`, and the number of groups of samples that go round the stages which
     generate.
@@ -109,7 +109,7 @@ def settled_by_costs(run: Foretellable, plan: Plan, lengths: SampleLengths, mach
 
 
 def costs_of_run(
-    run: Foretellable, lengths: SampleLengths, machines: Machines = THIS_ONE, devices: int | None = None
+    run: Predictable, lengths: SampleLengths, machines: Machines = THIS_ONE, devices: int | None = None
 ) -> ModelCosts:
     """What things take in a run, by what was measured of this machine before, else by what its kind does; its
     arguments are those of `planning_for_run`.

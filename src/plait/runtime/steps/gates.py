@@ -14,7 +14,7 @@ from plait.policy.step import Key
 from plait.schedule.timeline import Timeline
 
 LOOKING = 0.05
-"""Share of the time of a rollout that foretelling its end may take: with hundreds of instances it takes seconds, and
+"""Share of the time of a rollout that predicting its end may take: with hundreds of instances it takes seconds, and
 some sample has ended, or some instance has half of its samples left, after almost every step."""
 
 

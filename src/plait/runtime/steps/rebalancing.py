@@ -22,7 +22,7 @@ from plait.runtime.steps.gates import LOOKING
 from plait.schedule.timeline import Timeline
 
 TOKENS_BETWEEN = 32
-"""Tokens of a sample of the fastest instance, after which ends are foretold again; or when an instance has half of the
+"""Tokens of a sample of the fastest instance, after which ends are predicted again; or when an instance has half of the
 samples left that it had then."""
 TOKENS_BETWEEN_SHORT = 8
 """The same where samples that move stand still for less than a step: then it pays to move fewer at a time, later."""

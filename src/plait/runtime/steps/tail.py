@@ -14,7 +14,7 @@ from typing import Any
 
 from plait.engines import GenerationEngine
 from plait.policy.decode_pace import decode_pace
-from plait.policy.early_scores import EarlyScores, foretold
+from plait.policy.early_scores import EarlyScores, predicted
 from plait.policy.fusion_gate import LEAST_SHARE, Choice, Remaining, RolloutSize, Seen, choose, pays
 from plait.policy.migration import AT_ONCE, Bounds, HowToMove
 from plait.policy.step import Key
@@ -48,7 +48,7 @@ class FusionGate:
         if key not in self._early:
             rows = self.experience.lengths_before(step)
             groups = [row[at : at + count] for row in rows for at in range(0, len(row), count)]
-            self._early[key] = early = foretold(self._times, groups, size, seed=step)
+            self._early[key] = early = predicted(self._times, groups, size, seed=step)
             if not early.pays:
                 why = "scoring in parts would gain too little" if rows else "no step was done yet"
                 choice = Choice(0, early.gain_s, LEAST_SHARE * early.of_s, why)

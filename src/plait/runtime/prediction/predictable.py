@@ -14,7 +14,7 @@ Coming = Mapping[str, ToCome]
 """Key of a recipe → the model that an earlier stage is still to make for it; one of its shape stands there."""
 
 
-class Foretellable(Protocol):
+class Predictable(Protocol):
     """A run whose recipe has been read (`prepared.Outline`, `prepared.Prepared`), as predictions ask for it."""
 
     @property
