@@ -1,4 +1,4 @@
-"""Generation beside training on two workers: GRPO on the demo's task, synchronous and with batches drawn ahead.
+"""Generation beside training on two workers: GRPO on the demo's task, synchronous and with batches generated ahead.
 
     python benchmarks/overlap.py                        # on two idle cores
     python benchmarks/overlap.py --reply-s 2            # a tool replies once to each sample, and takes two seconds

@@ -1,4 +1,4 @@
-"""Reward after equal samples, with batches drawn ahead: n = 0, 1 and 2, with and without correction.
+"""Reward after equal samples, with batches generated ahead: n = 0, 1 and 2, with and without correction.
 
     python benchmarks/staleness_rewards.py                        # some minutes of one core; load changes no number
     python benchmarks/staleness_rewards.py --tiny --repeats 1     # does the benchmark itself work?

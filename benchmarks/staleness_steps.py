@@ -1,4 +1,4 @@
-"""Seconds of a step where batches are drawn ahead, simulated for unequal lengths: which samples a step waits for.
+"""Seconds of a step where batches are generated ahead, simulated for unequal lengths: which samples a step waits for.
 
     python benchmarks/staleness_steps.py                        # some minutes of one core
     python benchmarks/staleness_steps.py --tiny --repeats 1     # does the benchmark itself work?
@@ -12,8 +12,8 @@ draw it, by its tokens. Generation and training have devices of their own, or sh
     keep n          `partial_rollout: keep` or `recompute`: samples of later batches halt when the step ends
     tokens n        the same with `tokens_per_version`: they halt after so many tokens, the longest response over n + 1
                     where devices are shared, else over n + 1/2
-    m ahead, n old  m batches are drawn ahead, and samples may be n versions old: a step trains on the groups that are
-                    done `first` by the clock, or were done when it began (`tokens`: halting as above). Not built
+    m ahead, n old  m batches are generated ahead, and samples may be n versions old: a step trains on the groups that
+                    are done `first` by the clock, or were done when it began (`tokens`: halting as above). Not built
                     (docs/adr/0113-samples-may-draw-so-many-tokens-of-each-version.md)
 
 Printed per kind: seconds of a step over those of the longer side alone with all places full; versions that a group is

@@ -1,4 +1,4 @@
-"""The benchmark of rewards with batches drawn ahead runs."""
+"""The benchmark of rewards with batches generated ahead runs."""
 
 from __future__ import annotations
 

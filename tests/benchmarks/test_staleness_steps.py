@@ -1,4 +1,4 @@
-"""The simulated steps of batches that are drawn ahead: by hand, and what no choice of groups can change."""
+"""The simulated steps of batches that are generated ahead: by hand, and what no choice of groups can change."""
 
 from __future__ import annotations
 

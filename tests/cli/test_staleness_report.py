@@ -1,4 +1,4 @@
-"""What a dry run says of batches that are drawn ahead."""
+"""What a dry run says of batches that are generated ahead."""
 
 from __future__ import annotations
 

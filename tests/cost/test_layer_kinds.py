@@ -41,7 +41,7 @@ ATTENTION, EXPERT, BESIDE = 4 * 64 * 64, 3 * 64 * 128, 64 * (3 * 16 + 8)
 TWO = Layout.on(range(2), pp=2)
 MIXER = MixerShape(5000, channels=24, taps=4, heads=2, key_heads=2, key_dim=8, value_dim=4)
 RECURRENT = replace(SHAPE, recurrent=(0, 1, 3), mixer=MIXER)
-"""Three layers that keep a state, and one that attends."""
+"""Three recurrent layers, and one that attends."""
 
 
 def passes(shape: ModelShape, layout: Layout = TWO) -> Passes:

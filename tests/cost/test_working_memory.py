@@ -99,8 +99,9 @@ def test_logits_of_routers_that_are_balanced_stay(more: dict[str, Any]) -> None:
 
 
 def test_ranks_of_tp_divide_what_is_inside_the_products_or_all() -> None:
-    """Inputs, norms and residuals, and what is added to these, are on each of four ranks, unless tokens are parted. Two
-    of the norms go into products, for which all tokens come together: a layer that is computed again keeps these."""
+    """Inputs, norms and residuals, and what is added to these, are on each of four ranks, unless tokens are sharded.
+    Two of the norms go into products, for which all tokens come together: a layer that is computed again keeps
+    these."""
     batch = LargestBatch.of_groups(2, 3, prompt_tokens=5, response_tokens=7)
     between, inside = layer_bytes(SMOLLM2, 2, fused=True)
     assert between == 2 * 5 * 576

@@ -167,7 +167,7 @@ def test_nothing_is_drafted() -> None:
 def test_a_draft_model_that_keeps_states_is_refused(tmp_path: Path) -> None:
     drafts = save_tiny(tmp_path / "drafts", family=FAMILY, weight_scale=0.05)
     asked = SamplingSettings(speculation="adaptive", draft_model=str(drafts))
-    with pytest.raises(ModelError, match=r"^sampling\.draft_model: some of its layers keep a state"):
+    with pytest.raises(ModelError, match=r"^sampling\.draft_model: some of its layers are recurrent"):
         Engine(tiny_model("llama", dtype=torch.float32), asked)
 
 

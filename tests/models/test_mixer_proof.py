@@ -1,4 +1,4 @@
-"""Layers that keep a state and are not one function are refused, however small the error is in a model's logits."""
+"""Recurrent layers that are not one function are refused, however small the error is in a model's logits."""
 
 from __future__ import annotations
 

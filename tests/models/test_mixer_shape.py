@@ -1,4 +1,4 @@
-"""What a layer that keeps a state leaves for its backward, against what autograd keeps."""
+"""What a recurrent layer leaves for its backward, against what autograd keeps."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ RECURRENT: dict[str, dict[str, Any]] = {
     "falcon_h1": {**MAMBA, **FALCON},
     "nemotron_h": NEMOTRON,
 }
-"""Families with layers that keep a state."""
+"""Families with recurrent layers."""
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:

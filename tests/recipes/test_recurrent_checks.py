@@ -1,4 +1,4 @@
-"""What models whose layers keep a state are refused for, before any work."""
+"""What models whose layers are recurrent are refused for, before any work."""
 
 from __future__ import annotations
 

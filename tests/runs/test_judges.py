@@ -1,5 +1,5 @@
 """Samples of prompts that are made of other samples: a judge, a second attempt after a critique, on any plan, with
-batches drawn ahead, and after a resume."""
+batches generated ahead, and after a resume."""
 
 from __future__ import annotations
 

@@ -166,9 +166,9 @@ def test_tokens_that_ranks_part_between_layers_change_nothing(
 
 CHANGED = {
     "a divided one, then stages": ({}, "0,1 dp2", "0,1 pp2"),
-    "parted tokens, then a divided one": ({}, "0,1 tp2", "0,1 dp2"),
-    "divided stages, then parted tokens": ({}, "0,1,2,3 dp2 pp2", "1,0 tp2"),
-    "parted tokens, then divided stages": ({}, "0,1 tp2", "2,0,3,1 dp2 pp2"),
+    "sharded tokens, then a divided one": ({}, "0,1 tp2", "0,1 dp2"),
+    "divided stages, then sharded tokens": ({}, "0,1,2,3 dp2 pp2", "1,0 tp2"),
+    "sharded tokens, then divided stages": ({}, "0,1 tp2", "2,0,3,1 dp2 pp2"),
     "a mixture, parted, then divided stages": (BALANCED, "0,1 tp2", "0,1,2,3 dp2 pp2"),
     "a mixture, divided stages, then parted ones": (BALANCED, "0,1,2,3 dp2 pp2", "0,1,2,3 tp2 pp2"),
 }

@@ -1,4 +1,4 @@
-"""Runs of models whose layers keep a state beside those that attend."""
+"""Runs of models whose layers are recurrent beside those that attend."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ FOUR = {"actor.generate": "0,1 tp2 | 2 | 3", "actor.train": "0,1,2,3 dp2 pp2", "
 PLANS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
     "stages": ("qwen3_5_text", {"actor.generate": "0,1 pp2", "actor.train": "1,0 pp2", "ref.logprobs": "0,1 dp2"}, {}),
     "four": ("qwen3_5_text", FOUR, {}),
-    "parted tokens": ("qwen3_5_text", MOVED, {"sequence_parallel": True}),
+    "sharded tokens": ("qwen3_5_text", MOVED, {"sequence_parallel": True}),
     "adapters": ("qwen3_5_text", MOVED, {"lora.rank": 2}),
     "a stage without adapters": ("qwen3_5_text", OTHERS, {"lora.rank": 2, "lora.target_modules": ["q_proj", "v_proj"]}),
 }
@@ -195,7 +195,7 @@ def test_what_states_cannot_do_is_refused_by_name(make_recipe: MakeRecipe, folde
 
 def test_a_person_is_told_why_nothing_is_drafted() -> None:
     said = none_by_layers("--speculation", KEEPS_STATE)
-    why = "states of its layers cannot be taken back where draft tokens are rejected"
+    why = "states of its recurrent layers cannot be rolled back where draft tokens are rejected"
     assert said == f"none by `--speculation` auto, as {why}", "and not that `adaptive` would"
     assert none_by_layers("it", "it has a part of the model").endswith("`adaptive` drafts all the same")
 

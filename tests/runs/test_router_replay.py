@@ -158,7 +158,7 @@ def test_any_plan(experts: MakeRecipe, tmp_path: Path, name: str) -> None:
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_exactly(experts: MakeRecipe, tmp_path: Path) -> None:
-    """With batches that were drawn ahead, whose experts are in the checkpoint."""
+    """With batches that were generated ahead, whose experts are in the checkpoint."""
     keys = {"max_staleness": 1, "checkpoint.every": 1, "optimizer.learning_rate": 0.02}
     kill_and_resume(experts, tmp_path, points=range(6), seed=3, steps=3, **keys)
 

@@ -1,4 +1,5 @@
-"""Batches that are drawn ahead: by which version, on any plan the same, through any kill, and none twice or never."""
+"""Batches that are generated ahead: by which version, on any plan the same, through any kill, and none twice or
+never."""
 
 from __future__ import annotations
 

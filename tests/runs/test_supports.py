@@ -105,6 +105,6 @@ def test_turns_keep_what_each_was_drawn_from(make_recipe: MakeRecipe, tmp_path: 
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """With batches that were drawn ahead, whose sets are in the checkpoint."""
+    """With batches that were generated ahead, whose sets are in the checkpoint."""
     keys = FILTERS["top_p"] | {"max_staleness": 1, "checkpoint.every": 1}
     kill_and_resume(make_recipe, tmp_path, points=range(6), seed=3, steps=3, **keys)

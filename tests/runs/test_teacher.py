@@ -177,7 +177,7 @@ def test_either_half_of_a_step_on_both_kinds_is_what_distill_says_of_it(
 
 @pytest.mark.slow
 def test_a_killed_distillation_resumes_exactly(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """With a batch that was drawn ahead: of it the teacher says again what it said."""
+    """With a batch that was generated ahead: of it the teacher says again what it said."""
     teacher = save_tiny(tmp_path / "teacher", seed=7, hidden_size=48)
     keys = {"steps": 4, "checkpoint.every": 2, "max_staleness": 1, "dtype": "float32"}
     whole, killed = (

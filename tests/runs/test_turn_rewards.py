@@ -165,7 +165,8 @@ def test_a_plan_changes_nothing(
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """With a batch that was drawn ahead: the turns of its tokens are told again, and its scores are asked for again."""
+    """With a batch that was generated ahead: the turns of its tokens are told again, and its scores are asked for
+    again."""
     keys = {"algorithm": EXAMPLE, "options": {}, "steps": 4, "max_staleness": 1, "partial_rollout": "off"}
     keys = rewarded(tmp_path, "by_turn.py:given", **keys, **{"checkpoint.every": 1, "evaluation.items": 2})
     whole, killed = (make_recipe(**keys, run_dir=str(tmp_path / name)) for name in ("whole", "killed"))

@@ -1,4 +1,4 @@
-"""Samples of several turns that are drawn ahead of their step, and go on with new weights between their tokens and
+"""Samples of several turns that are generated ahead of their step, and go on with new weights between their tokens and
 between turns."""
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_with_wait_nothing_depends_on_how_long_replies_take(make_recipe: MakeRec
 
 
 def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """Checkpoints have replies of samples that were drawn ahead, and rewards of these see them."""
+    """Checkpoints have replies of samples that were generated ahead, and rewards of these see them."""
     (tmp_path / "seen.py").write_text("def seen(turns, **columns):\n    return [float(len(str(t))) for t in turns]\n")
     keys = ahead(tmp_path, "off", steps=4, max_staleness=1, **{"reward.functions": [f"{tmp_path}/seen.py:seen"]})
     kill_and_resume(make_recipe, tmp_path, points=(1,), seed=4, **keys)

@@ -1,4 +1,4 @@
-"""Batches drawn ahead: by hand, and at random with simulated seconds and slow sides."""
+"""Batches generated ahead: by hand, and at random with simulated seconds and slow sides."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ def test_of_batches_that_are_drawn_ahead_only_what_scores_them_then_can_be_hidde
     assert nothing_to_hide(plan, PPO, models, (), ahead={ref}) == ""
     found = nothing_to_hide(plan, PPO, models, (), ahead=())
     assert (
-        found == "batches are drawn ahead, and ref and critic score them in their own step, when all samples are there"
+        found
+        == "batches are generated ahead, and ref and critic score them in their own step, when all samples are there"
     )
     assert nothing_to_hide(placed(2, ref=(2,), critic=(0, 1)), PPO, models, (), ahead={ref}).startswith("batches are")
 

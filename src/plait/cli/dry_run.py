@@ -163,7 +163,7 @@ def _predicted_text(prepared: Outline | Prepared, plan: Plan) -> str:
 
 
 def _predicted(prepared: Outline | Prepared, plan: Plan, nodes: int) -> tuple[float, float] | None:
-    """Seconds of a step of a plan as the recipe has it, and with nothing drawn ahead; None: nobody can say."""
+    """Seconds of a step of a plan as the recipe has it, and with nothing generated ahead; None: nobody can say."""
     try:
         planning = planning_for_run(prepared, prepared.lengths, Machines(nodes, measures=False))
         alone = replace(planning, recipe=planning.recipe.model_copy(update={"max_staleness": 0}))

@@ -1,4 +1,4 @@
-"""What a dry run says of batches that are drawn ahead: what they are drawn beside, what that takes and gains."""
+"""What a dry run says of batches that are generated ahead: what they are drawn beside, what that takes and gains."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def staleness_text(
     plan: Plan,
     predicted: tuple[float, float] | None,
 ) -> str:
-    """In sentences; empty where nothing is drawn ahead.
+    """In sentences; empty where nothing is generated ahead.
 
     Args:
-        predicted: seconds of a step as the recipe has it, and with nothing drawn ahead; None: nobody can say.
+        predicted: seconds of a step as the recipe has it, and with nothing generated ahead; None: nobody can say.
     """
     most = recipe.max_staleness
     if most == 0:

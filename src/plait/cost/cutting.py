@@ -65,7 +65,7 @@ class Cutting:
             near,
             heads,
             balanced=share if trains and node.role in workload.balanced else 0,
-            parted=trains and workload.sequence_parallel,
+            sequence_parallel=trains and workload.sequence_parallel,
             gathered_again=not workload.checkpoint_activations,
         )
         return micro / count, count

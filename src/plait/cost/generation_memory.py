@@ -45,7 +45,7 @@ def _mixtures_in(shape: ModelShape, first: int, stop: int) -> int:
 
 
 def state_bytes(shape: ModelShape, dtype: str, running: int, sizes: Parallelism) -> tuple[int, ...]:
-    """What layers that keep a state have of so many samples that run, on the device of each stage that has
+    """What recurrent layers have of so many samples that run, on the device of each stage that has
     most: slots are more by half, as they grow so."""
     of_layer = round(shape.mixer.state_bytes(BYTES[dtype]) * shape.mixer.most(sizes.tp)) * running
     bounds = stage_bounds(shape.layers, sizes)

@@ -33,7 +33,7 @@ class Micro:
     near: (window, pairs that are within it), of windows that are shorter than some sample
     head_forwards: how often a forward passes the head
     balanced: samples over which routers sum up what they choose, for a loss of theirs; 0: they have none
-    parted: ranks of tp have some of the tokens each between products (`sequence_parallel`)
+    sequence_parallel: ranks of tp have some of the tokens each between products (`sequence_parallel`)
     gathered_again: so a backward gathers what enters the products: nothing is computed again in it
     """
 
@@ -43,7 +43,7 @@ class Micro:
     near: tuple[tuple[int, float], ...] = ()
     head_forwards: int = 1
     balanced: float = 0.0
-    parted: bool = False
+    sequence_parallel: bool = False
     gathered_again: bool = False
 
     def __truediv__(self, parts: float) -> Micro:
@@ -132,12 +132,12 @@ class LayerTimes:
         return {"adapters": float(seconds) * self.contention}
 
     def _together(self, micro: Micro, *, backward: bool) -> Terms:
-        """What it takes beyond the sums that tokens which are parted come together: before a mixture, forward as
+        """What it takes beyond the sums that tokens which are sharded come together: before a mixture, forward as
         backward (the sum behind its experts gives each rank all of them, where elsewhere the sum and the gathering
         before it are halves of one exchange), and in a backward what entered attention and MLP."""
         shape, tp = self.work.shape, self.layout.parallelism.tp
         again = 2 if backward and micro.gathered_again else 0
-        if not micro.parted or tp == 1 or not shape.expert_layers + again:
+        if not micro.sequence_parallel or tp == 1 or not shape.expert_layers + again:
             return {}
         row = micro.tokens * shape.hidden * self.work.width
         seconds = self.traffic.gather("tp", row) if self.profile is None else self._ring_s(row, 1)

@@ -198,7 +198,7 @@ def share_of(samples: int, mini_batches: int, dp: int, together: int = 1) -> int
     """Samples of one optimizer step, or with `mini_batches` 1 of a whole call, that the copy with most of them has.
 
     Args:
-        together: samples that are never parted, as of a group that stays whole; `samples` is a multiple of it.
+        together: samples that are never split, as of a group that stays whole; `samples` is a multiple of it.
     """
     units = samples // together
     return -(-units // (min(mini_batches, units) * dp)) * together

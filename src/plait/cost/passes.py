@@ -123,6 +123,6 @@ class Passes:
         """What the devices of one copy receive in one forward of a micro-batch: sums over tp, and hops."""
         work, sizes = self.times.work, self.times.layout.parallelism
         row = micro.tokens * work.shape.hidden * work.width
-        halves = 2 * 2 * work.shape.layers + (work.shape.expert_layers if micro.parted else 0)
+        halves = 2 * 2 * work.shape.layers + (work.shape.expert_layers if micro.sequence_parallel else 0)
         sums = halves * (sizes.tp - 1) * row
         return int(sums + (sizes.pp - 1) * sizes.tp * row)

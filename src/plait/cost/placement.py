@@ -234,7 +234,7 @@ def _check_exact(recipe: Recipe, plan: Plan, models: Sequence[RoleModel], label:
 
 
 def _check_parted(recipe: Recipe, plan: Plan, models: Sequence[RoleModel], label: str) -> None:
-    """Raises ConfigError, which begins with `label`, where tokens are to be parted between layers that need all."""
+    """Raises ConfigError, which begins with `label`, where tokens are to be sharded between layers that need all."""
     cut = [p for p in plan.placements if p.mode == "train" and p.tp > 1] if recipe.sequence_parallel else []
     for placement in cut:
         model = next(model for model in models if model.role == placement.role)

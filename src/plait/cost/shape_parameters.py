@@ -105,7 +105,7 @@ def packed_adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
 
 
 def _mixer_layers(shape: ModelShape) -> dict[str, LinearLayers]:
-    """Those of layers that keep a state: the output projection is cut by what it reads; where nothing may be apart, all
+    """Those of recurrent layers: the output projection is cut by what it reads; where nothing may be apart, all
     of a layer is one head."""
     mixers, units, layers = len(shape.recurrent), shape.mixer.units or 1, {}
     for name, inputs, outputs in shape.mixer.linear if mixers else ():

@@ -18,8 +18,8 @@ from plait.errors import ConfigError
 from plait.generation.settings import SamplingSettings
 from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
-from plait.recipes.drawn_ahead import scores_ahead
 from plait.recipes.engine_checks import drafts_whole, max_draft_tokens
+from plait.recipes.generated_ahead import scores_ahead
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import frozen_adapters, is_balanced, optimizer_of, role_models
 

@@ -37,11 +37,11 @@ def check_exact(settings: SamplingSettings, model: LanguageModel) -> None:
 
 
 def check_speculation(settings: SamplingSettings, *, keeps_state: bool) -> None:
-    """Raises ConfigError where drafts are asked for, and layers of the model keep a state."""
+    """Raises ConfigError where drafts are asked for, and layers of the model are recurrent."""
     if keeps_state and settings.speculation not in ("off", "auto"):
         raise ConfigError(
-            f"`sampling.speculation` is {settings.speculation}, but some layers of the model keep a state, which "
-            "cannot be taken back where draft tokens are rejected; set it to auto or off"
+            f"`sampling.speculation` is {settings.speculation}, but some layers of the model are recurrent: "
+            "their states cannot be rolled back where draft tokens are rejected; set it to auto or off"
         )
 
 

@@ -3,7 +3,7 @@
 Two things make rows depend on their neighbours: products whose kernel is chosen by the number of rows, and attention
 whose sums are split by the number of queries or keys. So every forward here has the same number of rows (the last ones
 empty), and every row's attention is a call of its own whose shape follows from its position alone, as is what it does
-in a layer that keeps a state. A mixture of experts
+in a recurrent layer. A mixture of experts
 chooses its products by how many rows an expert gets; there a forward has one token, repeated.
 
 It costs a forward of ROWS rows per up to ROWS tokens and one small product per row, layer and step: several times
@@ -172,7 +172,7 @@ class ExactContext:
     def mix(self, layer: int, hidden_TH: Tensor, mixer: Mixer) -> Tensor:
         """See `RecurrentContext.mix`: [T, H] → [T, H], token by token."""
         states = self._pool.states
-        assert states is not None, "the pool of a model whose layers keep states has room for them"
+        assert states is not None, "the pool of a model whose layers are recurrent has room for them"
         out = torch.zeros_like(hidden_TH)
         for i, row in enumerate(self._rows):
             before_1, behind_1 = torch.tensor(row.slots, device=hidden_TH.device).split(1)

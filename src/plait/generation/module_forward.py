@@ -48,7 +48,7 @@ class ModuleForward:
         captures = model.device.type == "cuda" and self.takes_chunks and not recurrent_layers_of(model.config)
         self.captured = CapturedSteps(ways, self.readout, self.addresses, peers=model.team.tp) if captures else None
         """The steps that are replayed in place of `plainly`; None: on a CPU, and in float64, whose attention asks the
-        device for numbers; where layers keep states, for which a step finds slots as it begins."""
+        device for numbers; where layers are recurrent, for which a step finds slots as it begins."""
 
     @classmethod
     def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS) -> Self:

@@ -143,8 +143,8 @@ class SampleMoves:
         """Go on with a sample of another engine; `stages` are those of its export, their metadata the last one's.
 
         The blocks that its prompt begins with are shared with who is here, if all is of the same weights. What does not
-        fit into the pool now, or was not sent, is computed again; so is all where layers keep states, which are not
-        sent.
+        fit into the pool now, or was not sent, is computed again; so is all where layers are recurrent, whose
+        states are not sent.
 
         Args:
             kv: where the source's policy version is another one than this engine's, what `Engine.update_weights` would

@@ -116,7 +116,7 @@ class KVPool:
 
     def names(self, token_ids: Sequence[int]) -> tuple[bytes, ...]:
         """By which sequences that begin with these tokens find the full blocks that others have computed; none where
-        layers keep states: of those there are only the ones behind a sequence."""
+        layers are recurrent: of those there are only the ones behind a sequence."""
         return prefix_keys(token_ids, self.block_tokens) if self.states is None else ()
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:

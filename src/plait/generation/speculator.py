@@ -48,7 +48,7 @@ def speculator_of(settings: SamplingSettings, forward: Forward, *, keep_memory: 
         keep_memory: of the draft model, see `engine.Engine`.
 
     Raises:
-        ModelError: the draft model cannot be used. ConfigError: layers of the model keep a state, and drafts are asked
+        ModelError: the draft model cannot be used. ConfigError: layers of the model are recurrent, and drafts are asked
             for.
     """
     how = settings.speculation

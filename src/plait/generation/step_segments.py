@@ -45,7 +45,8 @@ class StepSegments:
     def __init__(self, pool: KVPool, batch: RaggedBatch) -> None:
         if pool.states is None:
             raise ModelError(
-                "sampling.draft_model: some of its layers keep a state, which cannot be taken back; set it to another"
+                "sampling.draft_model: some of its layers are recurrent, and states cannot be rolled back; set it to "
+                "another"
             )
         self._states = pool.states
         self._before_S, self._behind_S = pool.states.slots_before(batch), pool.states.slots_behind(batch)

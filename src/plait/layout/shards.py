@@ -40,7 +40,7 @@ def check(parameters: Parameters, layout: Layout, cluster: Cluster | None = None
     if sizes.tp > limit:
         what = "query heads" if param.heads else f"elements of dim {param.cut} of {param.name}"
         what = "experts of a layer, which stay whole" if param.cut == 0 and ".experts." in param.name else what
-        what = "key heads or groups of its layers that keep a state" if param.widths else what
+        what = "key heads or groups of its recurrent layers" if param.widths else what
         raise LayoutError(f"tp: expected at most {limit}, the {what}, found {sizes.tp}")
 
 

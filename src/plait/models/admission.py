@@ -11,7 +11,7 @@ layers whatever their weights are (`models.foreseen`).
 (c) self-check: at load, a few tokens packed with shared prompts through our attention against the family's own eager
     forward of every sample by itself, with the same weights; and every decoder layer calls our attention, or our
     segments where it is recurrent, exactly once, with the window that the configuration states (the few tokens
-    themselves would not reach far enough back). Layers that keep a state are one function, however their tokens are
+    themselves would not reach far enough back). Recurrent layers are one function, however their tokens are
     put together (`models.mixer_proof`).
     Then the gradients of some of the weights, through both forwards as training runs them. Attention is in pieces on
     every device: a kernel has a proof of its own, against these, when it is first used (`compute.row_attention`), and
@@ -157,7 +157,7 @@ def self_check(model: CheckedModel, name: str) -> float:
     Raises:
         ModelError: the forward or the backward fails, skips a layer or a window, or differs from the eager one.
     """
-    with _guarded(model, name, "layer that keeps a state"):
+    with _guarded(model, name, "recurrent layer"):
         fault = mixer_fault(model.module)
     if fault is not None:
         raise refusal(model.module.config, name, "self-check", fault)

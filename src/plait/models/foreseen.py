@@ -1,7 +1,7 @@
 """What the self-check of a model's layers will say, before there are weights (check (c) of `models.admission`).
 
 The module of a configuration is made on the meta device, where tensors have shapes and no numbers, and computes the few
-tokens of the self-check there. That tells which layers ask our forward for what, and whether layers that keep a state
+tokens of the self-check there. That tells which layers ask our forward for what, and whether recurrent layers
 read it; and whether its head runs. It does not tell numbers: whether they are right is seen with the weights.
 """
 

@@ -1,4 +1,4 @@
-"""What each decoder layer of a model is, by its configuration: attention, a layer that keeps a state, an MLP alone;
+"""What each decoder layer of a model is, by its configuration: attention, a recurrent layer, an MLP alone;
 with which window it attends, and whether it is a mixture of experts. Torch-free."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WINDOWED = ("ministral", "mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2
 
 
 def kinds_of_layers(config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    """The kind of each layer of a `config.json`; where it names none, of families with layers that keep a state the
+    """The kind of each layer of a `config.json`; where it names none, of families with recurrent layers the
     kinds that Transformers gives them. Empty: nobody says."""
     if kinds := config.get("layer_types") or config.get("layers_block_type"):
         return tuple(_LEGACY.get(kind, kind) for kind in kinds)
@@ -64,7 +64,7 @@ def stating_kinds(family: str, kinds: Sequence[str]) -> dict[str, Any]:
 
 
 def recurrent_layers(kinds: Sequence[str] | None) -> tuple[int, ...]:
-    """Those of the layers of these kinds that keep a state."""
+    """Those of the layers of these kinds that are recurrent."""
     return tuple(layer for layer, kind in enumerate(kinds or ()) if kind in RECURRENT_LAYERS)
 
 

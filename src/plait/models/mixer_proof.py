@@ -1,4 +1,4 @@
-"""The proof that a layer that keeps a state is one function, however its tokens are put together: all at once, beside a
+"""The proof that a recurrent layer is one function, however its tokens are put together: all at once, beside a
 longer sequence with zeros in front, in parts that go on from states, and one by one.
 
 Segments of a packed row and steps of generation do all of these, by branches of a family's code that its own forward
@@ -38,7 +38,7 @@ LIBRARIES = (DELTA_RULE_LIBRARY, "mamba_ssm", "causal_conv1d")
 
 @torch.no_grad()
 def mixer_fault(module: Any) -> str | None:
-    """What is not one function in layers that keep a state, in words for a person; None: nothing. Of each class one
+    """What is not one function in recurrent layers, in words for a person; None: nothing. Of each class one
     layer is computed.
 
     Args:
@@ -58,7 +58,7 @@ def mixer_fault(module: Any) -> str | None:
 
 
 def forgetful_mixer(module: Any) -> str | None:
-    """Which layer that keeps a state does not read all of it where several tokens go on from it, in words for a person;
+    """Which recurrent layer does not read all of it where several tokens go on from it, in words for a person;
     None: none. Weights may be on the meta device: what is computed there says what depends on what.
 
     Args:

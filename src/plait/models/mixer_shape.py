@@ -1,4 +1,4 @@
-"""Layers that keep a state: their numbers and those of MLPs beside them, read from a model's configuration.
+"""Recurrent layers: their numbers and those of MLPs beside them, read from a model's configuration.
 Torch-free."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-KEEPS_STATE = "some of its layers keep a state"
+KEEPS_STATE = "some of its layers are recurrent"
 """Why a compiled forward does not serve a model, in words for a person."""
 
 DELTA_RULE_LIBRARY = "fla"

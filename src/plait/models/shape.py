@@ -77,7 +77,7 @@ class ModelShape:
     windows: tuple[int, ...] = ()
     """Tokens that the attention of each layer sees at most, its own one of them; 0: all. Empty: all layers see all."""
     recurrent: tuple[int, ...] = ()
-    """Which of the layers keep a state, ascending."""
+    """Which of the layers are recurrent, ascending."""
     attends: tuple[int, ...] | None = None
     """Which have keys and values, ascending; None: those that keep no state."""
     without_mlp: tuple[int, ...] = ()
@@ -179,7 +179,7 @@ class ModelShape:
         return sum(start <= layer < stop for layer in self.attends)
 
     def recurrent_in(self, start: int, stop: int) -> int:
-        """Layers that keep a state, among these."""
+        """Recurrent layers, among these."""
         return sum(start <= layer < stop for layer in self.recurrent)
 
     @property
@@ -189,7 +189,7 @@ class ModelShape:
 
     @property
     def projections(self) -> int:
-        """Weights of the projections of all layers, those that attend and those that keep a state."""
+        """Weights of the projections of all layers, those that attend and those that are recurrent."""
         return self.attending * self.attention_parameters + len(self.recurrent) * self.mixer.parameters
 
     @property

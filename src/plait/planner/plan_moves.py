@@ -1,5 +1,5 @@
 """Plans near a plan: one call elsewhere or otherwise, two calls, a role moved or cut as one, devices exchanged or
-parted anew, memory kept or let go."""
+split anew, memory kept or let go."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Moves:
         return places
 
     def _cuts_between(self, one: tuple[int, ...], other: tuple[int, ...], first: int, end: int) -> list[int]:
-        """Where slots may be parted, the best first: by the seconds of all, each as fast as it can be on its side, of a
+        """Where slots may be split, the best first: by the seconds of all, each as fast as it can be on its side, of a
         mode those of the side that takes longer."""
         key = (one, other, first, end)
         if key not in self._best_cuts:

@@ -20,7 +20,7 @@ from plait.schedule.fusion_times import FusionTimes
 LAST_SHARE = 1 / 4
 """The share of all scoring that is behind the last sample at least: groups end late that have a long one."""
 PARTED = (1 / 16, 1 / 8, 1 / 4)
-"""Shares of all samples that may be unfinished when groups are parted."""
+"""Shares of all samples that may be unfinished when groups are split."""
 APART = 1 / 16
 """The share of the last call that scores by which ranks that score parts end apart."""
 
@@ -31,7 +31,7 @@ Draw = tuple[Sequence[Sequence[int]], float]
 @dataclass(frozen=True)
 class EarlyScores:
     """gain_s: seconds that scoring in parts is predicted to gain; of_s: of generation and scoring without; parted:
-    unfinished samples at which groups are parted, as `threshold.Rollout` has them"""
+    unfinished samples at which groups are split, as `threshold.Rollout` has them"""
 
     gain_s: float
     of_s: float
@@ -69,7 +69,7 @@ def predicted(times: FusionTimes, groups: Sequence[Sequence[int]], size: Rollout
 
 
 def _least_gain(times: FusionTimes, draws: Sequence[Draw], size: RolloutSize) -> EarlyScores:
-    """As predicted; nothing, where that could lose if times are wrong. Groups are parted where that gains by the least
+    """As predicted; nothing, where that could lose if times are wrong. Groups are split where that gains by the least
     share more."""
     believed = _gain(times, draws, size)
     if size.together > 1:

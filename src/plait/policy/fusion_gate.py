@@ -79,7 +79,7 @@ class Seen:
         return self.tokens * self.token_s(running)
 
     def rollout(self, size: RolloutSize) -> Rollout:
-        """Prompts of parted groups are read again whether samples move or not: that counts nowhere."""
+        """Prompts of split groups are read again whether samples move or not: that counts nowhere."""
         return Rollout(
             size.instances,
             self.token_s,
@@ -150,7 +150,7 @@ class Remaining:
     """What of a rollout is left.
 
     unfinished: of each instance: the prompt of each unfinished sample; samples of a prompt are scored when all of them
-                have ended, but for those that are scored before where groups are parted
+                have ended, but for those that are scored before where groups are split
     said:       tokens that each of them has, as far as is known
     waiting_s:  instance seconds of scoring that wait
     kept:       instances in which all that is unfinished would go on

@@ -6,7 +6,7 @@ order in which they were asked for, as many at a time as instances run, and drew
 order in which they do end. So most parts are known long before all samples have ended: a group that has not has said
 more already, or begins too late, to come before them.
 
-Where groups are parted, the last samples to end, so many of the rollout, are scored without the others of their
+Where groups are split, the last samples to end, so many of the rollout, are scored without the others of their
 groups, which need not wait for them; which these are follows from the same order.
 
 Shapes: N samples, X some of them, P their groups, G all groups.
@@ -65,7 +65,7 @@ class PartSize:
 
 
 class ScoredPart(NamedTuple):
-    """Samples of one group, which are scored together. indices: of all its samples, but where groups are parted"""
+    """Samples of one group, which are scored together. indices: of all its samples, but where groups are split"""
 
     place: int
     indices: tuple[int, ...]

@@ -66,7 +66,7 @@ class Rollout:
 
 class GroupPart(NamedTuple):
     """The samples of a group that are scored together. place: of its instance; group: its number there; is_early: those
-    that have ended when groups are parted, all of them where they are not"""
+    that have ended when groups are split, all of them where they are not"""
 
     place: int
     group: int

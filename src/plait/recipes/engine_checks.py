@@ -124,8 +124,8 @@ def said_of_no_drafts(recipe: Recipe, not_steady: str | None = None) -> str | No
     return None if why is None else none_by_auto("sampling.speculation", why, adaptive=abilities(recipe).drafts)
 
 
-STATES_STAY = "states of its layers cannot be taken back where draft tokens are rejected"
-"""Why nothing is drafted for a model whose layers keep states."""
+STATES_STAY = "states of its recurrent layers cannot be rolled back where draft tokens are rejected"
+"""Why nothing is drafted for a model whose layers are recurrent."""
 
 
 def none_by_layers(key: str, not_compiled: str) -> str:

@@ -1,4 +1,4 @@
-"""What does not go with models whose layers keep a state (`ModelShape.recurrent`): refused before any work."""
+"""What does not go with models whose layers are recurrent (`ModelShape.recurrent`): refused before any work."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ def with_states(
     if drafts is not None and shapes[drafts].recurrent:
         said = _said(drafts, shapes)
         raise ConfigError(
-            f"key `sampling.draft_model`: {said}, which cannot be taken back where draft tokens are rejected; "
+            f"key `sampling.draft_model`: {said}: their states cannot be rolled back where draft tokens are rejected; "
             "give another"
         )
     drawing = [m for m in models if "generate" in flow.call_kinds(m.role) and shapes[m.name].recurrent]
     if not drawing:
         return recipe
-    taken_back = "which cannot be taken back where draft tokens are rejected"
+    taken_back = "whose states cannot be rolled back where draft tokens are rejected"
     demands = (
         ("sampling.draft_model", drafts, None, taken_back, "leave it out"),
         ("sampling.speculation", sampling.speculation, ("auto", "off"), taken_back, "set it to auto or off"),
-        ("sampling.prefix_cache_tokens", sampling.prefix_cache_tokens, 0, "of which none is cached", "set it to 0"),
+        ("sampling.prefix_cache_tokens", sampling.prefix_cache_tokens, 0, "whose states are not cached", "set it to 0"),
         (
             "partial_rollout",
             recipe.partial_rollout,
             ("off", "recompute"),
-            "which do not stand still",
+            "whose states cannot be kept for other weights",
             "set it to recompute",
         ),
-        ("rebalance", recipe.rebalance, "off", "which do not move", "set it to off"),
+        ("rebalance", recipe.rebalance, "off", "whose states cannot migrate", "set it to off"),
     )
     for key, value, allowed, why, remedy in demands:
         if value != allowed and value not in (allowed if isinstance(allowed, tuple) else ()):
@@ -94,4 +94,4 @@ def check_prompts(plan: Plan, models: Sequence[RoleModel], shapes: Mapping[str, 
 
 def _said(name: str, shapes: Mapping[str, ModelShape]) -> str:
     shape = shapes[name]
-    return f"{len(shape.recurrent)} of the {shape.layers} layers of `{name}` keep a state"
+    return f"{len(shape.recurrent)} of the {shape.layers} layers of `{name}` are recurrent"

@@ -43,7 +43,7 @@ def nothing_to_hide(
         elif in_parts:
             roles = list(dict.fromkeys(str(call.role) for call in in_parts))
             score = f"{' and '.join(roles)} score{'s' * (len(roles) == 1)} them in their own step"
-            reasons.append(f"batches are drawn ahead, and {score}, when all samples are there")
+            reasons.append(f"batches are generated ahead, and {score}, when all samples are there")
         elif scores and node.generation.resample is None:
             reasons.append("samples are scored behind other prompts, which are written when all samples are there")
         elif scores:

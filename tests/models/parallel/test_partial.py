@@ -171,13 +171,13 @@ def test_unlike_heads_parted_tokens_and_other_models(
 
 def test_more_ranks_than_key_heads(four: Workers) -> None:
     found = four.ask("refusal", "qwen3_5_text", sizes(tp=4))
-    what = "the key heads or groups of its layers that keep a state"
+    what = "the key heads or groups of its recurrent layers"
     assert found == [f"LayoutError: tp: expected at most 2, {what}, found 4"] * 4
 
 
 @pytest.mark.parametrize("family", slow_but(["olmo_hybrid"], ["olmo_hybrid", "qwen3_5_text"]))
 def test_a_mixer_of_another_form_is_computed_by_all_ranks_alike(four: Workers, family: str) -> None:
-    """Whole, or gathered as Transformers' plan says; of parted tokens it gets all."""
+    """Whole, or gathered as Transformers' plan says; of sharded tokens it gets all."""
     for split in ({}, PARTED):
         judge(four.ask("of_unknown_form", "compare", family, sizes(tp=2) | split), family)
 
@@ -446,15 +446,15 @@ ADAPTED = [
     pytest.param("llama", sizes(tp=2), {"targets": ("q_proj", "down_proj")}, id="some layers"),
     pytest.param("llama", sizes(tp=2), {"copied": True}, id="a copy"),
     pytest.param("llama", sizes(tp=2), {"dtype": "bfloat16"}, id="bfloat16"),
-    pytest.param("llama", sizes(tp=4) | PARTED, {}, id="parted tokens"),
-    pytest.param("starcoder2", sizes(tp=2) | PARTED, {}, id="parted tokens, biases", marks=pytest.mark.slow),
+    pytest.param("llama", sizes(tp=4) | PARTED, {}, id="sharded tokens"),
+    pytest.param("starcoder2", sizes(tp=2) | PARTED, {}, id="sharded tokens, biases", marks=pytest.mark.slow),
     pytest.param("deepseek_v3", sizes(tp=2) | PARTED, {}, id="parted, latent attention", marks=pytest.mark.slow),
     pytest.param("qwen2_moe", sizes(tp=2, pp=2) | PARTED, {}, id="parted, shared experts", marks=pytest.mark.slow),
     pytest.param("olmo_hybrid", sizes(tp=2) | PARTED, {}, id="parted, gathered heads", marks=pytest.mark.slow),
     pytest.param("gpt_oss", sizes(tp=2) | PARTED, {}, id="parted, a whole attention", marks=pytest.mark.slow),
     pytest.param("nemotron_h", sizes(tp=2) | PARTED, {}, id="parted, groups, experts", marks=pytest.mark.slow),
     pytest.param("llama", sizes(pp=2, stages=(1, 2)), {"num_hidden_layers": 3}, id="stages"),
-    pytest.param("qwen2", sizes(tp=2, pp=2) | PARTED, {"scalar": True}, id="both, a scalar model, parted tokens"),
+    pytest.param("qwen2", sizes(tp=2, pp=2) | PARTED, {"scalar": True}, id="both, a scalar model, sharded tokens"),
     pytest.param("gpt_neox", sizes(tp=2, pp=2), {"copied": True}, id="both, a copy", marks=pytest.mark.slow),
     pytest.param("qwen3_5_text", sizes(tp=2, pp=2), {}, id="states"),
     pytest.param("qwen3_5_text", sizes(pp=3), {"targets": ("q_proj", "v_proj")}, id="in one stage of three"),

@@ -1,4 +1,4 @@
-"""Layers that keep a state beside those that attend: linear attention, Mamba-2, short convolutions.
+"""Recurrent layers beside those that attend: linear attention, Mamba-2, short convolutions.
 
 Transformers gives all their mixers one form: `forward(hidden_states, cache, attention_mask)`, which asks the cache for
 the states that a batch of sequences begins with and hands it those that it ends with. A mixer whose layer gets the
@@ -48,7 +48,7 @@ class RecurrentContext(Protocol):
 
 
 def recurrent_layers_of(config: Any) -> tuple[int, ...]:
-    """The decoder layers that keep a state, by a configuration of Transformers."""
+    """The recurrent decoder layers, by a configuration of Transformers."""
     return recurrent_layers(getattr(config.get_text_config(), "layer_types", None))
 
 

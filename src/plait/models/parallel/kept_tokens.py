@@ -1,6 +1,6 @@
 """What enters the products of a module is kept for the backward by tokens: each rank its own, once.
 
-A product saves its input for the gradient of its weights. Where tokens are parted the input has been gathered from all
+A product saves its input for the gradient of its weights. Where tokens are sharded the input has been gathered from all
 ranks; kept as it is, every rank would keep all of it. So the own tokens are kept in its stead, and gathered again when
 the backward asks for the first of the products that read them (Korthikanti et al. 2022, arXiv 2205.05198, section
 4.2.2). The numbers are the same, so nothing but memory and traffic changes.

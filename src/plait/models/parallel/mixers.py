@@ -1,4 +1,4 @@
-"""How ranks of tensor parallelism divide the mixers of layers that keep a state, which no plan of Transformers does.
+"""How ranks of tensor parallelism divide the mixers of recurrent layers, which no plan of Transformers does.
 
 A linear attention is divided between its key heads, Mamba-2 between its groups, a short convolution between its
 channels. A *unit* is a key head with its value heads, a group with its heads, or a channel. A rank has whole units,

@@ -12,7 +12,7 @@ layout's to say (`plait.layout`); here the modules get hooks that make their par
     ep_dispatch_experts              the same: some of the experts, whole (`whole_experts`)
     mla_kv_a_proj                    f on the columns that go to every head (rotary keys) without another projection
     replicated_with_grad_allreduce   nothing here: the gradients of ranks are partial sums (`Partials`)
-    mixer, mixer_columns, mixer_rows f before a layer that keeps a state, g behind it (`mixers`)
+    mixer, mixer_columns, mixer_rows f before a recurrent layer, g behind it (`mixers`)
 
 Shapes: T tokens.
 """
@@ -83,7 +83,7 @@ def install(
         Which gradients are partial sums.
 
     Raises:
-        ModelError: the plan names a style that is not known here, or tokens cannot be parted.
+        ModelError: the plan names a style that is not known here, or tokens cannot be sharded.
     """
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
     alike = computed_alike(module, plan, parameters, own_names) if split.splits else frozenset[str]()
@@ -122,7 +122,7 @@ class _Installer:
         self._alike = alike
         self._splits = split, TokenSplit(split.tp, splits=False)
         self.copies = tuple(map(Copies, self._splits))
-        """Those of modules between which tokens are parted, and of those that have all."""
+        """Those of modules between which tokens are sharded, and of those that have all."""
         self.summed: list[str] = []
         """Parameters of which every rank has a part of the gradient."""
         self._sharing: list[str] = []

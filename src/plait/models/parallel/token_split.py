@@ -65,7 +65,7 @@ class TokenSplit:
 
     @property
     def is_on(self) -> bool:
-        """Whether tokens are parted now."""
+        """Whether tokens are sharded now."""
         return self.splits and torch.is_grad_enabled()
 
     @property
@@ -92,7 +92,7 @@ class TokenSplit:
         return keeping(KeptTokens(own.detach(), partial(all_tokens, peers=self.tp, bounds=self.bounds)), whole)
 
     def summed(self, part: Tensor) -> Tensor:
-        """The sum of [1, T, H] over the ranks: [1, own, H] where tokens are parted."""
+        """The sum of [1, T, H] over the ranks: [1, own, H] where tokens are sharded."""
         return left(part, self.tp, self.bounds) if self.is_on else reduced(part, self.tp)
 
 

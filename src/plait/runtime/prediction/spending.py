@@ -24,9 +24,9 @@ from plait.errors import cause_of
 from plait.models.shape import ModelShape
 from plait.observe.loading import loading
 from plait.observe.screen import say
-from plait.recipes.drawn_ahead import scores_ahead
 from plait.recipes.engine_checks import said_of_idle_keys
 from plait.recipes.flow_checks import said_of_ungraded, said_of_unread_options
+from plait.recipes.generated_ahead import scores_ahead
 from plait.recipes.recipe import Recipe
 from plait.runtime.inputs.prepared import Outline, Prepared
 from plait.schedule.named_plans import AUTO, NAMES

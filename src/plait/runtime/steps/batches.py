@@ -15,7 +15,7 @@ from plait.schedule.dispatch import Key
 
 
 class Batches:
-    """Opens batches in their order, and keeps those that are drawn ahead until their step.
+    """Opens batches in their order, and keeps those that are generated ahead until their step.
 
     Args:
         feed: behind the prompts of the batches that are `kept`.

@@ -18,7 +18,7 @@ from plait.dataflow import CallKind, Node
 from plait.engines import GenerationEngine, LossOver, ScoredBy, TrainingEngine
 from plait.observe.progress import ProgressSink
 from plait.policy.score_parts import PartSize
-from plait.recipes.drawn_ahead import scores_ahead
+from plait.recipes.generated_ahead import scores_ahead
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.free_copies import Copies, where_free
 from plait.runtime.steps.host_calls import HostCalls

@@ -1,7 +1,7 @@
 """What a run has drawn in its earlier stays, for engines that draft: a resumed run drafts from it as before.
 
-It stands in the run's own files of samples, and in the checkpoint for batches that were drawn ahead. Without it a run
-says the same and drafts less, so what is gone or damaged is passed over.
+It stands in the run's own files of samples, and in the checkpoint for batches that were generated ahead. Without it a
+run says the same and drafts less, so what is gone or damaged is passed over.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Gate(Protocol):
     """Says in each rollout whether its samples are scored in parts, whether its end is gathered, and when."""
 
     def early(self, step: int, call: str, size: RolloutSize) -> EarlyScores:
-        """Whether the samples of a rollout are scored in parts, and groups parted; `step` counts from 0."""
+        """Whether the samples of a rollout are scored in parts, and groups split; `step` counts from 0."""
         ...
 
     def deciding(self, step: int, call: str, size: RolloutSize) -> Decides:

@@ -42,7 +42,7 @@ class FusionGate:
         self._seen = Seen(**seen[-1]) if seen else None
 
     def early(self, step: int, call: str, size: RolloutSize) -> EarlyScores:
-        """Whether the samples of a rollout are scored in parts, and groups parted; `step` counts from 0. It follows
+        """Whether the samples of a rollout are scored in parts, and groups split; `step` counts from 0. It follows
         from the plan and from the lengths that are known in every run when this may be asked first."""
         key, count = (step, call), size.together
         if key not in self._early:
@@ -173,7 +173,7 @@ class Tail:
         self._open = {uid for uid, _ in batch.prompts}
         """Prompts whose samples nobody can have scored yet."""
         self._parted: Counter[int] | None = None
-        """Prompts that were parted → samples that are scored without the others; None: none was yet."""
+        """Prompts that were split → samples that are scored without the others; None: none was yet."""
         self._waiting_s = 0.0
         """Instance seconds of scoring that could be done, were instances free."""
         self._looked_at_s = self._may_look_at_s = decides.clock()

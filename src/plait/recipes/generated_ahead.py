@@ -1,4 +1,4 @@
-"""What a step does for batches that are drawn ahead of their own (`max_staleness`)."""
+"""What a step does for batches that are generated ahead of their own (`max_staleness`)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from plait.schedule.needs import early_scores, needs_of
 
 
 def scores_ahead(flow: Dataflow, recipe: Recipe) -> frozenset[int] | None:
-    """Ids of the calls whose models score samples in the step that draws them; None: all do, as nothing is drawn ahead.
-    The others have all samples when their step begins. Where samples may go on with new weights, that is all of them.
-    What functions say is added to what models say in the batch's own step."""
+    """Ids of the calls whose models score samples in the step that draws them; None: all do, as nothing is generated
+    ahead. The others have all samples when their step begins. Where samples may go on with new weights, that is all of
+    them. What functions say is added to what models say in the batch's own step."""
     if recipe.max_staleness == 0:
         return None
     if not recipe.update_rule.waits:
