@@ -27,9 +27,7 @@ Points = tuple[tuple[int, float], ...]
 """(size, seconds), sizes ascending."""
 Steps = tuple[tuple[int, int, float], ...]
 """(samples, tokens of context of each, seconds)."""
-
-_PREDICTED = AliasChoices("predicted_s", "foretold_s")
-"""Names of a field in files, the second in those of earlier versions."""
+_PREDICTED = AliasChoices("predicted_s", "foretold_s")  # in files; the second is that of earlier versions
 
 
 class LinkRecord(Settings):

@@ -172,8 +172,7 @@ class Recipe(OpenKeys):
         default=0,
         ge=0,
         description="with partial_rollout keep or recompute: tokens that a sample draws in a step that does not train "
-        "on it, "
-        "at most, so that nothing depends on the clock; 0: as many as come until the step ends (docs/staleness.md)",
+        "on it, at most, so that nothing depends on the clock; 0: as many as come until it ends (docs/staleness.md)",
     )
     devices: int = Field(
         default=0,
