@@ -7,8 +7,8 @@ GRPO on one process and a random model of two layers, which learns to say words 
 share. Every kind is trained on as many samples, with `--repeats` seeds:
 
     n = 0                 synchronous
-    n = 1, 2              `max_staleness`, all samples of one version (`partial_rollout: off`), with `correction` off
-    and tis n = 1, 2 recompute    the same where samples go on with new weights; fewer places than a step has samples
+    n = 1, 2              `max_staleness`, `partial_rollout: off`, with `correction` off and tis
+    n = 1, 2 recompute    the same where samples go on with new weights; fewer places than a step has samples
 
 Printed per kind: the reward of the last eighth of the steps for each seed, their mean, and the mean over all steps; the
 effective sample size and the KL between the weights that drew and those that train, at their worst step.

@@ -27,7 +27,7 @@ STEPS = 5
 
 
 def ahead(folder: Path, partial_rollout: str, function: str = "reply", **keys: Any) -> dict[str, Any]:
-    """Keys of a run: with `wait` all samples of a batch are drawn at once, otherwise few, and what is computed together
+    """Keys of a run: with `off` all samples of a batch are drawn at once, otherwise few, and what is computed together
     is for the clock to say."""
     places = {} if partial_rollout == "off" else FEW | {"sampling.exact": True}
     places = places | {"sampling.max_response_tokens": 60, "partial_rollout": partial_rollout}
