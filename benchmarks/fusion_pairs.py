@@ -7,7 +7,7 @@
 SIMULATED: no number here was measured. 256 H100 in nodes of eight, batches of 512, mini-batches of 64, tensor parallel
 in a node. Generation and scoring: 32 instances. Training: pipelines of 4, 8 and 16 stages for 13B, 33B and 65B, so that
 an actor and a critic share devices in opposite directions; micro-batches of one sample. Responses are log-normal with a
-median of 200 tokens, cut at the limit. Layers are launched as captured graphs, as of a tuned engine.
+median of 200 tokens, truncated at the limit. Layers are launched as captured graphs, as of a tuned engine.
 
     base     one stage after the other, one role after the other by 1F1B, weights brought to generation
     between  the last samples gathered by the threshold that `policy.threshold` tunes; freed instances score. One that

@@ -254,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sigma", type=float, default=1.0, help="standard deviation of the logarithms of lengths")
-    parser.add_argument("--longest", type=positive, default=3200, help="tokens at which responses are cut")
+    parser.add_argument("--longest", type=positive, default=3200, help="tokens at which responses are truncated")
     parser.add_argument("--train", type=float, default=0.5, help="seconds of training over those of drawing a batch")
     parser.add_argument("--shared", action="store_true", help="generation and training share devices")
     parser.add_argument("--steps", type=positive, default=64)

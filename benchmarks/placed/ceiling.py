@@ -50,7 +50,7 @@ def pipelined(
     bytes_per_s: float,
     stages: int = 2,
 ) -> float:
-    """Seconds of a step whose models are cut into `stages`; generation is by as many instances.
+    """Seconds of a step whose models are split into `stages`; generation is by as many instances.
 
     A pipeline of p equal stages takes (m + p - 1) / (m p) of the time of one worker for m micro-batches, whatever the
     schedule (GPipe, 1F1B: Narayanan et al. 2021, section 2.2). What passes between stages is hidden behind computation;

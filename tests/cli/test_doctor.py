@@ -27,7 +27,8 @@ def test_what_was_said_is_said_again_with_the_summary(tmp_path: Path, capsys: py
     first, *table = out.splitlines()
     assert code == 0
     assert first == (
-        "doctor: warning, step 2, truncation: 60% of the responses are cut at the limit: the limit is too low for the "
+        "doctor: warning, step 2, truncation: 60% of the responses are truncated at the limit: the limit is too low "
+        "for the "
         "task, or the model does not stop (look at `sampling.max_response_tokens`)"
     )
     assert table[-1].split()[:5] == ["truncation", "warning", "2", "4", "1"]

@@ -66,7 +66,7 @@ def test_the_largest_of_given_texts_by_hand() -> None:
     assert of(6, 1000) == LargestBatch(180, sum(scores))
     assert of(4, 1000) == LargestBatch(160, sum(scores[:2])), "where a step has two, the larger ones"
     assert of(6, 130) == LargestBatch(130, scores[0] + scores[1] // 2, count=2), "filled by half of the next"
-    assert of(6, 80, whole_groups=True) == LargestBatch(100, scores[0], count=3), "one that is never cut"
+    assert of(6, 80, whole_groups=True) == LargestBatch(100, scores[0], count=3), "one that is never split"
     assert of(6, 80) == LargestBatch(80, int(0.8 * scores[0]), count=3)
     assert of(6, 55) == LargestBatch(60, int(0.6 * scores[0]), count=4), "the longest sample, with its prompt"
     assert of(6, 1000, least=8, whole_groups=True) == LargestBatch(100, scores[0], count=3), "a pair each"

@@ -166,7 +166,10 @@ def test_wrong_keys_are_named(overrides: list[tuple[str, object]], message: str)
         ({"optimiser.power": 1}, r"`optimiser`; did you mean `optimizer.power`\?"),
         ({"optimiser.lr": 1, "optimiser.wd": 1}, r"`optimiser`; did you mean the section `optimizer`\?"),
         ({"optimiser": None}, r"`optimiser`; did you mean the section `optimizer`\?"),
-        ({"tp": 2}, r"`tp`; how calls are cut and placed is said by a plan: `--devices N` .* states `tp` of each call"),
+        (
+            {"tp": 2},
+            r"`tp`; how calls are sharded and placed is said by a plan: `--devices N` .* states `tp` of each call",
+        ),
         ({"num_gpus": 2}, r"`num_gpus`; did you mean `devices`\?"),
         ({"cp_size": 2}, r"`cp_size`; a sample is not divided by its tokens; `--devices N` finds a plan"),
         ({"ep_size": 2}, r"`ep_size`; a mixture's experts are divided with `tp`; `--devices"),

@@ -43,7 +43,7 @@ LATER = {
     "delta": GRPO[1] | {"model": "PLACE/qwen3_5_text"},
     "scanned": GRPO[1] | {"model": "PLACE/bamba"},
 }
-"""Adapters that are cut; experts that go from stage to stage, and are balanced; recurrent layers."""
+"""Adapters that are sharded; experts that go from stage to stage, and are balanced; recurrent layers."""
 ALL_PLANS |= {f"{name}-moved": (("grpo", keys), MOVED) for name, keys in LATER.items()}
 ALL_PLANS |= {f"{name}-others": (("grpo", keys), OTHERS) for name, keys in LATER.items()}
 ALL_PLANS |= {f"prefill-{name}": plan for name, plan in test_prefill.PLANS.items()}

@@ -38,7 +38,7 @@ def _plan(chance: random.Random, algorithm: str, what: dict[str, Any]) -> str | 
     if chance.random() < 0.1:
         several = len({_role_of(call) for call in calls}) > 1
         return chance.choice(["colocated 4", *(["split 4"] if several else [])])
-    keeps_state = flows.family_of(what) in flows.KEEP_STATE  # their layers are cut in two at most
+    keeps_state = flows.family_of(what) in flows.KEEP_STATE  # their layers are sharded in two at most
     is_divided = chance.random() < 0.4 or keeps_state
     plan = _divided(chance, calls) if is_divided else random_plan(calls, RANKS, str(chance.random()))
     if "actor.generate" in plan and chance.random() < 0.4:

@@ -61,7 +61,7 @@ def pair_bytes(shape: ModelShape, width: int, tp: int, *, fused: bool, by_masks:
     `working_memory.layer_bytes` says, which divides the inner elements of a token evenly.
 
     Of each pair of a token and an expert: what enters and what the expert gives, and four times its inner elements, as
-    experts are computed by the family's own code. Of experts that are cut by columns, every rank has all pairs.
+    experts are computed by the family's own code. Of experts that are sharded by columns, every rank has all pairs.
 
     Args:
         by_masks: in a forward without a backward, on a GPU (`passing_elements`).

@@ -115,7 +115,7 @@ class LargestBatch:
     @classmethod
     def of_share(cls, share: int, per_prompt: int, lengths: SampleLengths, cut: Cut) -> Self:
         """That of so many samples, cut as a run cuts them: as many micro-batches as are wanted, none above the budget
-        but one of a single sample, or of a group that is never cut. Where the budget bounds them they are filled, as
+        but one of a single sample, or of a group that is never split. Where the budget bounds them they are filled, as
         samples that are shorter fit in.
 
         Args:

@@ -85,7 +85,7 @@ class DataSettings(Settings):
         description="longest example, prompt and completion together; by default the model's positions",
     )
     overlong_prompts: OverlongPrompts = Field(
-        default=OverlongPrompts.FAIL, description="fail, or drop (counted); a prompt or an example is never cut"
+        default=OverlongPrompts.FAIL, description="fail, or drop (counted); a prompt or an example is never truncated"
     )
 
     more: tuple[DataSettings, ...] = Field(

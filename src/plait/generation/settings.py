@@ -83,7 +83,7 @@ class SamplingSettings(Settings):
         default=False,
         description="mixtures of experts: each token is trained by the experts that it had when it was drawn (R3)",
     )
-    max_response_tokens: int = Field(default=256, ge=1, description="a response is cut at so many tokens")
+    max_response_tokens: int = Field(default=256, ge=1, description="a response is truncated at so many tokens")
     stop: Annotated[tuple[str, ...], AfterValidator(check_stop)] = Field(
         default=(), description="strings that end a response, with the token that completes one"
     )

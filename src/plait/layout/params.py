@@ -33,7 +33,7 @@ _OUTPUTS = frozenset({"dense", "out_proj"})
 
 @dataclass(frozen=True)
 class Heads:
-    """How the cut dim of a parameter of the attention is made of heads; ranks cut between heads only.
+    """How the sharded dim of a parameter of the attention is made of heads; ranks cut between heads only.
 
     All query heads of one group read the same key-value head. A rank has whole groups, or heads of a single group, so
     that every rank has the same number of query heads per key-value head in each of its groups.
@@ -52,7 +52,7 @@ class Heads:
 
     @property
     def parts(self) -> int:
-        """Parts of the cut dim that are never split."""
+        """Parts of the sharded dim that are never split."""
         return self.groups if self.shared else self.heads
 
     def part_range(self, index: int, ways: int) -> tuple[int, int]:
@@ -80,9 +80,9 @@ class Param:
     cut: int | None = None
     """Dim that tensor parallelism cuts; None: replicated."""
     sections: int = 1
-    """Equal parts of the cut dim that are cut each for itself (2: a fused gate-up projection)."""
+    """Equal parts of the sharded dim that are cut each for itself (2: a fused gate-up projection)."""
     heads: Heads | None = None
-    """The heads that the cut dim is made of; None: it can be cut anywhere."""
+    """The heads that the sharded dim is made of; None: it can be cut anywhere."""
     widths: tuple[int, ...] = ()
     """The cut dim is made of parts of unequal sections, as queries, keys and values of a linear attention side by side
     are: so many elements of each section belong to a unit (a key head), and ranks have whole units, in all sections the
@@ -110,14 +110,14 @@ class Param:
 
     @property
     def extent(self) -> int:
-        """Length of each section of the cut dim, or its units where it has some; 1 for a parameter without one."""
+        """Length of each section of the sharded dim, or its units where it has some; 1 for a parameter without one."""
         return 1 if self.cut is None else self.shape[self.cut] // (sum(self.widths) or self.sections)
 
     @property
     def grid(self) -> tuple[int, int, int]:
         """The parameter as a row-major array of three dims whose middle one is what tensor parallelism cuts.
 
-        (everything outside the cut dim times the sections, its length in each, everything inside it). A block is a
+        (everything outside the sharded dim times the sections, its length in each, everything inside it). A block is a
         range of the middle dim, and its storage is this array narrowed to the range: equal sections need no case of
         their own. Where they have `widths`, a block is a range in each of them, one behind another (`Block.ranges`).
         """
@@ -127,7 +127,7 @@ class Param:
         return outer * self.sections, self.shape[self.cut] // self.sections, inner
 
     def tp_range(self, index: int, ways: int) -> tuple[int, int]:
-        """The block [start, stop) of rank `index` of `ways`, in elements of a section of the cut dim, or in units.
+        """The block [start, stop) of rank `index` of `ways`, in elements of a section of the sharded dim, or in units.
 
         Extents need not divide: cuts are at i * n // ways, so cuts of 2 ways are among those of 4.
         """
@@ -144,8 +144,8 @@ class Param:
 class Block:
     """The half-open range [start, stop) of a parameter along its cut dim, in elements of that dim, or in units.
 
-    Where the cut dim has several sections, the range of each. A parameter without a cut dim has one block, (0, 1): all
-    of it.
+    Where the sharded dim has several sections, the range of each. A parameter without a sharded dim has one block, (0,
+    1): all of it.
     """
 
     param: Param

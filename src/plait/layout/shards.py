@@ -65,7 +65,7 @@ def check_instances(parameters: Parameters, instances: Sequence[Layout], cluster
 
 
 def most_tp(parameters: Parameters) -> int:
-    """Ways in which a model can be cut by tensor parallelism."""
+    """Ways in which a model can be sharded by tensor parallelism."""
     return 1 if all(param.cut is None for param in parameters.params) else _narrowest(parameters)[0]
 
 

@@ -30,7 +30,7 @@ class DoctorSettings(Settings):
     max_version_lag: int = Field(default=0, ge=0, description="policy versions that samples may lag behind")
     dead_groups: float = Field(default=0.8, gt=0, le=1, description="share of groups without variance that is too many")
     truncated: float = Field(
-        default=0.5, gt=0, le=1, description="share of responses cut at the limit that is too many"
+        default=0.5, gt=0, le=1, description="share of responses truncated at the limit that is too many"
     )
     clipped: float = Field(default=0.3, gt=0, le=1, description="share of tokens that the clip stops that is too many")
     entropy_left: float = Field(

@@ -46,7 +46,7 @@ def mask_coverage(reading: Reading) -> Sign | None:
         learned = "nothing is learned" if all_left else "only the other losses of its optimizer steps are learned"
         what = "the flow" if all_left else "a training call"
         all_cut = reading.get("response_length/clip_ratio") == 1.0
-        why = ": all of them are cut at the limit" if all_cut else ""
+        why = ": all of them are truncated at the limit" if all_cut else ""
         sentence = f"{what} leaves every sample of the step out of training (`keep`): {learned}{why}"
         return Sign(severity, 0.0, sentence, "sampling.max_response_tokens" if all_cut else "algorithm", badness=1.0)
     share = reading.get("training/mask_coverage")
@@ -94,7 +94,7 @@ def truncation(reading: Reading) -> Sign | None:
     share = reading.get("response_length/clip_ratio")
     if share is None or share <= reading.settings.truncated:
         return None
-    cause = "no response ended by itself" if share == 1 else f"{share:.0%} of the responses are cut at the limit"
+    cause = "no response ended by itself" if share == 1 else f"{share:.0%} of the responses are truncated at the limit"
     why = "replies are too long" if (reading.get("turns/no_room") or 0) > share / 2 else "the model does not stop"
     sentence = f"{cause}: the limit is too low for the task, or {why}"
     return Sign(Severity.WARNING, share, sentence, "sampling.max_response_tokens")

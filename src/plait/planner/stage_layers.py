@@ -1,4 +1,4 @@
-"""How a model's layers are cut into pipeline stages, by dynamic programming: unequal layers, ends of their own,
+"""How a model's layers are split into pipeline stages, by dynamic programming: unequal layers, ends of their own,
 memory, and devices of several kinds."""
 
 from __future__ import annotations

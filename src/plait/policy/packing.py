@@ -136,7 +136,7 @@ def split_micro_batches(
     and memory that does not suffice is found out at once.
 
     Args:
-        whole_groups: never cut a group, such as a pair of a chosen and a rejected completion; one that exceeds the
+        whole_groups: never split a group, such as a pair of a chosen and a rejected completion; one that exceeds the
             budget gets a micro-batch of its own.
 
     Returns:

@@ -4,7 +4,7 @@ is answered with ours. Torch-free."""
 from __future__ import annotations
 
 _PLACED = (
-    "; how calls are cut and placed is said by a plan: `--devices N` finds one for N devices, and a file given by "
+    "; how calls are sharded and placed is said by a plan: `--devices N` finds one for N devices, and a file given by "
     "`plan` states `{}` of each call (docs/plans.md)"
 )
 _WHOLE = "{}; `--devices N` finds a plan, with `dp`, `tp` and `pp` of each call (docs/plans.md)"

@@ -26,7 +26,7 @@ class TrainingOrder(Protocol):
 
     @property
     def num_micro_batches(self) -> int | None:
-        """Micro-batches that a mini-batch is cut into for it; None: `pipeline.micro_batches_of` the stages."""
+        """Micro-batches that a mini-batch is split into for it; None: `pipeline.micro_batches_of` the stages."""
         ...
 
     def __call__(self, workload: Workload) -> Schedule:

@@ -1,6 +1,6 @@
 """Passes over the micro-batches of this rank: forwards alone, or forwards and backwards of an open mini-batch.
 
-If the model is cut into stages they run by a pipeline schedule, otherwise one after the other.
+If the model is split into stages they run by a pipeline schedule, otherwise one after the other.
 """
 
 from __future__ import annotations

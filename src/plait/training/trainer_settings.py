@@ -19,7 +19,7 @@ Rule = Callable[[Workload], Schedule]
 
 @dataclass(frozen=True)
 class ExecutionSettings:
-    """How work is cut and run: it changes time and memory, never what is computed."""
+    """How work is split and run: it changes time and memory, never what is computed."""
 
     micro_batch_tokens: int
     """Most packed tokens of one forward, prompts included; one longer sample runs alone."""
@@ -31,7 +31,7 @@ class ExecutionSettings:
     pair_tokens: float = 0.0
     """What a pair of a query and a key takes, in tokens, where samples are divided over dp ranks (`plan.SHARES`)."""
     pipeline: Rule = one_f_one_b
-    """Makes the schedule of each mini-batch where the model is cut into stages; any valid one gives the same result
+    """Makes the schedule of each mini-batch where the model is split into stages; any valid one gives the same result
     (`schedule.generators` has some)."""
 
     def split(

@@ -240,8 +240,8 @@ def logits_of(model: Any, batch: PackedBatch) -> Any:
 
 
 def likeliest_error(part: LanguageModel, whole: LanguageModel, batch: PackedBatch) -> float:
-    """Rows for which a head that is cut by vocabulary does not know as the whole one's argmax whether the target is the
-    likeliest token; of every other row it is."""
+    """Rows for which a head that is sharded by vocabulary does not know as the whole one's argmax whether the target is
+    the likeliest token; of every other row it is."""
     hidden_TH = whole.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch))
     most_T = whole.logits(hidden_TH).argmax(-1)
     targets_T = torch.where(torch.arange(len(most_T)) % 2 == 0, most_T, batch.token_ids_T)

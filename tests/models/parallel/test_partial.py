@@ -412,8 +412,11 @@ def test_layouts_that_a_model_does_not_allow(four: Workers) -> None:
     ("changes", "message"),
     [
         ({"model.layers.*.self_attn.q_norm": None}, "the gradient of model.layers.*.self_attn.q_norm.weight differs"),
-        ({"model.layers.*.self_attn.o_proj": None}, "the hidden states of the cut stage differ"),
-        ({"model.layers.*.mlp.down_proj": "colwise_gather_output"}, "the forward of the cut stage raised RuntimeError"),
+        ({"model.layers.*.self_attn.o_proj": None}, "the hidden states of the sharded stage differ"),
+        (
+            {"model.layers.*.mlp.down_proj": "colwise_gather_output"},
+            "the forward of the sharded stage raised RuntimeError",
+        ),
         (
             {"model.layers.*.self_attn": "local_params"},
             "the style 'local_params', which plait does not know; set tp to 1",
@@ -429,7 +432,7 @@ def test_a_plan_that_is_not_the_models(four: Workers, changes: dict[str, str | N
 
 def test_a_fault_of_one_stage_is_told_to_all(four: Workers) -> None:
     first, last = four.ask("wrong_stage", ranks=2)
-    both = "cannot be cut into tp 1 and pp 2: "
+    both = "cannot be sharded into tp 1 and pp 2: "
     assert f"{both}another rank found that its part computes something else. Set pp to 1" in first
     assert f"{both}the hidden states of the stage differ" in last
 

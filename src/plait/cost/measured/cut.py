@@ -22,7 +22,7 @@ REPEATS = 5
 
 @dataclass(frozen=True)
 class CutLayer:
-    """(tokens of a row, seconds of a layer); empty: the model cannot be cut in two."""
+    """(tokens of a row, seconds of a layer); empty: the model cannot be sharded in two."""
 
     forward: Points = ()
     backward: Points = ()
@@ -36,7 +36,7 @@ class CutLayers:
         config: of the model, as `config.json` has it; its layers are left away but for a few.
 
     Raises:
-        LayoutError, ModelError: the model cannot be cut in two.
+        LayoutError, ModelError: the model cannot be sharded in two.
     """
 
     def __init__(self, rank: int, config: Mapping[str, Any], dtype: str) -> None:

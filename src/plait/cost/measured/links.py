@@ -24,7 +24,7 @@ SIZES = {"cpu": (1 << 10, 1 << 16, 1 << 20, 1 << 23), "cuda": (1 << 10, 1 << 20,
 """Bytes of messages and sums. NVLink is busy with large ones alone."""
 REPEATS = 9
 BETWEEN_SIZES = (1 << 12, 1 << 16, 1 << 20)
-"""Bytes of sums between which both compute, as those of a model that is cut."""
+"""Bytes of sums between which both compute, as those of a model that is sharded."""
 BETWEEN_REPEATS = 80
 ROUNDS = 5
 """Measurements of what two processes that compute do to each other, of which the middle one counts: it differs by half
@@ -139,7 +139,7 @@ class Pair:
         return list(zip(BETWEEN_SIZES, waits, strict=True)), contention
 
     def cut(self, config: Mapping[str, Any], dtype: str, tokens: Sequence[int], rounds: int) -> CutLayer:
-        """What a layer takes whose halves they have; nothing where it cannot be cut in two."""
+        """What a layer takes whose halves they have; nothing where it cannot be sharded in two."""
         try:
             return CutLayers(self.rank, config, dtype).measure(tokens, rounds)
         except (LayoutError, ModelError):

@@ -1,4 +1,4 @@
-"""How the attention of a packed batch is cut into dense pieces: a pure rule, without tensors.
+"""How the attention of a packed batch is split into dense pieces: a pure rule, without tensors.
 
 A piece is a run of adjacent query tokens of one group and the keys that any of them sees. Merging neighbours into one
 piece saves calls and computes masked scores for nothing; cutting does the opposite. The cheapest partition of each

@@ -1,4 +1,4 @@
-"""Collectives that autograd knows: what tensor parallelism puts before and after a layer that is cut.
+"""Collectives that autograd knows: what tensor parallelism puts before and after a layer that is sharded.
 
 Megatron-LM's f and g (Shoeybi et al. 2019, arXiv 1909.08053, section 3), and two for layers whose neighbours are not
 cut. All ranks of the peers call them in the same order, forward and backward, with tensors of equal shape (but for the

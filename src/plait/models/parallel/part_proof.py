@@ -1,6 +1,6 @@
 """That a family can be cut is shown, not assumed: what a few tokens become in a rank's part, against the whole.
 
-First the stage, still uncut, against the whole model: its output from the whole one's input. Then the cut stage
+First the stage, still uncut, against the whole model: its output from the whole one's input. Then the sharded stage
 against the uncut: its output, and the gradients of its input and of small parameters that are not cut, under a
 random gradient of the output. Attention is in pieces on every device, as where models are admitted (`admission`).
 
@@ -108,9 +108,9 @@ class Proof:
             ModelError: on every rank, where one has found a fault.
         """
         if self.team.tp.size > 1:
-            with self._guarded("the forward of the cut stage"):
+            with self._guarded("the forward of the sharded stage"):
                 hidden_TH, gradients = self._gradients()
-                self._compare("the hidden states of the cut stage", hidden_TH, self.output_TH, TOLERANCE)
+                self._compare("the hidden states of the sharded stage", hidden_TH, self.output_TH, TOLERANCE)
                 self._compare_gradients(gradients)
         if self.team.is_last_stage:
             with self._guarded("the forward of the head"), torch.no_grad():
@@ -139,7 +139,7 @@ class Proof:
         cause = "; ".join(self.faults) or "another rank found that its part computes something else"
         keys = " and ".join(f"{key} to 1" for key, size in (("tp", sizes.tp), ("pp", sizes.pp)) if size > 1)
         return ModelError(
-            f"model: {type(module.base_model).__name__} (family {module.config.model_type}) cannot be cut into tp "
+            f"model: {type(module.base_model).__name__} (family {module.config.model_type}) cannot be sharded into tp "
             f"{sizes.tp} and pp {sizes.pp}: {cause}. Set {keys}, or the role's model to another family."
         )
 

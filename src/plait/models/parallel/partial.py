@@ -1,8 +1,8 @@
 """A rank's part of a model: its stage, its heads and rows of every layer, its part of the vocabulary.
 
-The family's own module goes on computing: layers of other stages hand on (`parallel.stage`), layers that are cut get
-collectives (`parallel.tensor_parallel`), and weights are views of one flat buffer by `layout.shards.shard`. Made of a
-whole model (`part_of`), or of a module without weights and what the rank reads of a checkpoint
+The family's own module goes on computing: layers of other stages hand on (`parallel.stage`), layers that are sharded
+get collectives (`parallel.tensor_parallel`), and weights are views of one flat buffer by `layout.shards.shard`. Made of
+a whole model (`part_of`), or of a module without weights and what the rank reads of a checkpoint
 (`parallel.part_loading`). That a family can be cut like this is shown each time, not assumed (`parallel.part_proof`).
 """
 
