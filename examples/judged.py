@@ -23,7 +23,7 @@ from plait.algorithms.advantages import standardised
 from plait.algorithms.kl import KLPlace
 from plait.algorithms.options import PolicyOptions
 from plait.algorithms.policy import policy_logprobs, train_policy
-from plait.dataflow import Prompts, Role, grades_from, per_group, per_sample, prompts_from
+from plait.dataflow import Prompts, Role, build_prompts, parse_grades, per_group, per_sample
 
 QUESTION = """A user asked:
 
@@ -49,12 +49,12 @@ def judged(prompts: Prompts, actor: Role, judge: Role, ref: Role, options: Optio
     """The flow."""
     samples = actor.generate(prompts)
     verdicts = (actor if options.own else judge).generate(
-        prompts_from(samples, asks_for_a_number),
+        build_prompts(samples, asks_for_a_number),
         samples_per_prompt=options.verdicts,
         greedy=options.verdicts == 1,
         max_tokens=options.verdict_tokens,
     )
-    grades = grades_from(samples, mean_number, name="grade", verdicts=verdicts)
+    grades = parse_grades(samples, mean_number, name="grade", verdicts=verdicts)
     logprobs = policy_logprobs(actor, ref, samples, options, KLPlace.LOSS)
     train_policy(
         actor,

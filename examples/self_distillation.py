@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from plait.algorithms.distill import divergence
-from plait.dataflow import Prompts, Role, per_group, prompts_from
+from plait.dataflow import Prompts, Role, build_prompts, per_group
 
 
 class Options(BaseModel):
@@ -39,7 +39,7 @@ class Options(BaseModel):
 def sdft(prompts: Prompts, actor: Role, ref: Role, options: Options) -> None:
     """The flow that learns from demonstrations."""
     samples = actor.generate(prompts)
-    told = prompts_from(samples, with_demonstration, name="told")
+    told = build_prompts(samples, with_demonstration, name="told")
     teacher = (actor if options.live else ref).top_logprobs(samples, options.top_k, prompts=told)
     actor.train(
         samples,
@@ -55,7 +55,7 @@ def sdpo(prompts: Prompts, actor: Role, ref: Role, reward: Role, options: Option
     """The flow that learns from its own successes."""
     samples = actor.generate(prompts)
     scores = reward.score(samples)
-    told = prompts_from(samples, partial(with_success, success=options.success), name="told", scores=scores)
+    told = build_prompts(samples, partial(with_success, success=options.success), name="told", scores=scores)
     teacher = (actor if options.live else ref).top_logprobs(samples, options.top_k, prompts=told)
     actor.train(
         samples,

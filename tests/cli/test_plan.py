@@ -44,13 +44,13 @@ device: cuda
 
 
 JUDGED = """
-from plait.dataflow import grades_from, prompts_from
+from plait.dataflow import parse_grades, build_prompts
 
 
 def judged(prompts, actor, judge):
     samples = actor.generate(prompts)
-    verdicts = judge.generate(prompts_from(samples, asks), samples_per_prompt=2, max_tokens=8)
-    actor.train(samples, loss=loss, grades=grades_from(samples, counts, verdicts=verdicts))
+    verdicts = judge.generate(build_prompts(samples, asks), samples_per_prompt=2, max_tokens=8)
+    actor.train(samples, loss=loss, grades=parse_grades(samples, counts, verdicts=verdicts))
 
 
 def loss(batch, grades):

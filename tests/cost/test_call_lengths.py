@@ -11,7 +11,7 @@ from plait.cost.estimate import Arithmetic
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.model_costs import ModelCosts
 from plait.cost.workload import Samples, Workload
-from plait.dataflow import Dataflow, prompts_from, trace
+from plait.dataflow import Dataflow, build_prompts, trace
 from plait.layout.mesh import Layout
 from plait.policy.packing import GroupTokens
 from plait.recipes.recipe import Recipe
@@ -34,8 +34,8 @@ def judged(count: int = 3, most: int | None = 5) -> Dataflow:
 
     def flow(prompts, actor, judge):
         samples = actor.generate(prompts)
-        verdicts = judge.generate(prompts_from(samples, asks), samples_per_prompt=count, max_tokens=most)
-        again = actor.generate(prompts_from(verdicts, asks, name="again"), samples_per_prompt=1)
+        verdicts = judge.generate(build_prompts(samples, asks), samples_per_prompt=count, max_tokens=most)
+        again = actor.generate(build_prompts(verdicts, asks, name="again"), samples_per_prompt=1)
         actor.train(samples, loss=lambda batch: batch)
         actor.train(again, loss=lambda batch: batch)
 
@@ -71,8 +71,8 @@ def test_a_prompt_has_the_texts_that_its_function_is_given():
 
     def flow(prompts, actor, ref):
         first = actor.generate(prompts)
-        critiques = ref.generate(prompts_from(first, asks), samples_per_prompt=2, max_tokens=5)
-        again = actor.generate(prompts_from(first, asks_again, critiques=critiques), samples_per_prompt=1)
+        critiques = ref.generate(build_prompts(first, asks), samples_per_prompt=2, max_tokens=5)
+        again = actor.generate(build_prompts(first, asks_again, critiques=critiques), samples_per_prompt=1)
         actor.train(again, loss=lambda batch: batch)
 
     found = lengths_by_call(trace(flow, roles=["actor", "ref"]), LENGTHS, 4)

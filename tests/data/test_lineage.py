@@ -12,7 +12,7 @@ from plait.data.computing import evaluate, trained_rows
 from plait.data.lineage import Meeting, made_of
 from plait.data.records import MADE_UID, FinishReason, MadeOf, Prompt, Sample
 from plait.data.rows import Rows
-from plait.dataflow import Column, Level, Node, per_group, per_sample, prompts_from, trace
+from plait.dataflow import Column, Level, Node, build_prompts, per_group, per_sample, trace
 from plait.dataflow.graph import Dataflow
 from plait.errors import RunError
 
@@ -88,7 +88,7 @@ def judged(fn, grain, count: int = 1) -> tuple[Dataflow, dict[int, Rows], Node]:
 
     def flow(prompts, actor, judge, reward):
         samples = actor.generate(prompts)
-        verdicts = judge.generate(prompts_from(samples, lambda prompts: prompts, name="asks"))
+        verdicts = judge.generate(build_prompts(samples, lambda prompts: prompts, name="asks"))
         own = per_sample(float, verdicts.finished, name="own")
         both = grain(fn, samples.finished, own, name="both")
         actor.train(samples, loss=lambda batch, both, own: both, both=both, own=own)

@@ -18,7 +18,7 @@ from plait.errors import DataError
 from tests.cases import examples
 from tests.models.tiny import tiny_tokenizer
 
-WHERE = "prompts_from(told), sample 7.0"
+WHERE = "build_prompts(told), sample 7.0"
 
 
 def asked(*prompts: Any, tokenizer: Any = None, **keys: Any) -> PromptSet:
@@ -74,7 +74,7 @@ def test_a_text_that_is_sent_raw_stays_one() -> None:
     own = rows.prompt(0, 7)
     assert rows.encoder.written(own, "12 minus", WHERE).text == "12 minus"
     with pytest.raises(
-        DataError, match=r"^prompts_from\(told\), sample 7.0: .* sent raw, but this is messages; return"
+        DataError, match=r"^build_prompts\(told\), sample 7.0: .* sent raw, but this is messages; return"
     ):
         rows.encoder.written(own, messages(("user", "a")), WHERE)
 
@@ -83,7 +83,7 @@ def test_what_the_template_refuses_is_told_by_the_functions_name() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% if 'x' in messages[0].content %}{{ raise_exception('no x') }}{% endif %}ok"
     rows = asked("what", tokenizer=tokenizer)
-    with pytest.raises(DataError, match=r"^prompts_from\(told\), sample 7.0: .*: no x .*; change what it returns$"):
+    with pytest.raises(DataError, match=r"^build_prompts\(told\), sample 7.0: .*: no x .*; change what it returns$"):
         rows.encoder.written(rows.prompt(0, 7), "x", WHERE)
 
 
@@ -99,7 +99,7 @@ def test_what_the_template_refuses_is_told_by_the_functions_name() -> None:
     ],
 )
 def test_what_is_no_prompt_is_refused(prompt: Any, found: str) -> None:
-    with pytest.raises(DataError, match=rf"^prompts_from\(told\), sample 7.0: .*{found}"):
+    with pytest.raises(DataError, match=rf"^build_prompts\(told\), sample 7.0: .*{found}"):
         checked_prompt(prompt, WHERE)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.dataflow import CallKind, Resample, grades_from, per_group, prompts_from, trace
+from plait.dataflow import CallKind, Resample, build_prompts, parse_grades, per_group, trace
 from plait.dataflow.made_rows import made_from, prompts_each, source_of
 from plait.errors import FlowError
 from plait.schedule.needs import early_scores, needs_of
@@ -28,9 +28,9 @@ def loss(batch, advantages=None):
 def debated(prompts, actor, judge, ref):
     """Nodes: 0 samples, 1 and 2 what the judge says, 3 and 4 second attempts, 5 grades of the first, 6 advantages."""
     samples = actor.generate(prompts)
-    verdicts = judge.generate(prompts_from(samples, asks), samples_per_prompt=3, max_tokens=5)
-    again = actor.generate(prompts_from(verdicts, asks, name="again"), samples_per_prompt=2)
-    grades = grades_from(samples, reads, verdicts=verdicts)
+    verdicts = judge.generate(build_prompts(samples, asks), samples_per_prompt=3, max_tokens=5)
+    again = actor.generate(build_prompts(verdicts, asks, name="again"), samples_per_prompt=2)
+    grades = parse_grades(samples, reads, verdicts=verdicts)
     actor.train(samples, loss=loss, advantages=per_group(max, grades, name="advantages"))
     actor.train(again, loss=loss, advantages=ref.logprobs(again))
 
@@ -66,7 +66,7 @@ def test_how_many_prompts_they_are():
 
 def test_pairs_are_two_samples_of_a_prompt():
     def flow(prompts, pairs, actor, judge):
-        judge.generate(prompts_from(pairs, asks))
+        judge.generate(build_prompts(pairs, asks))
         actor.train(actor.generate(prompts), loss=loss)
 
     traced = trace(flow, roles=ROLES)
@@ -87,7 +87,7 @@ def test_who_waits_for_whom():
 def test_scores_of_what_is_not_drawn_ahead_are_not_early():
     def flow(prompts, actor, judge, ref):
         samples = actor.generate(prompts)
-        verdicts = judge.generate(prompts_from(samples, asks))
+        verdicts = judge.generate(build_prompts(samples, asks))
         actor.train(samples, loss=loss, advantages=ref.logprobs(samples))
         actor.train(verdicts, loss=loss, advantages=ref.logprobs(verdicts))
 
@@ -98,38 +98,38 @@ def test_scores_of_what_is_not_drawn_ahead_are_not_early():
 
 def resampled(prompts, actor, judge, reward):
     samples = actor.generate(prompts)
-    verdicts = judge.generate(prompts_from(samples, asks), resample=Resample(keep=bool, reward=reward))
+    verdicts = judge.generate(build_prompts(samples, asks), resample=Resample(keep=bool, reward=reward))
     actor.train(samples, loss=loss, advantages=reward.score(verdicts))
 
 
 def of_no_tokens(prompts, actor, judge):
-    judge.generate(prompts_from(actor.generate(prompts), asks), max_tokens=0)
+    judge.generate(build_prompts(actor.generate(prompts), asks), max_tokens=0)
 
 
 def graded_by_others(prompts, actor, judge):
     samples, others = actor.generate(prompts), actor.generate(prompts)
-    grades_from(samples, reads, verdicts=judge.generate(prompts_from(others, asks)))
+    parse_grades(samples, reads, verdicts=judge.generate(build_prompts(others, asks)))
 
 
 def graded_by_themselves(prompts, actor):
     samples = actor.generate(prompts)
-    grades_from(samples, reads, verdicts=samples)
+    parse_grades(samples, reads, verdicts=samples)
 
 
 def graded_without_texts(prompts, actor):
-    grades_from(actor.generate(prompts), reads, verdict=actor.generate(prompts))
+    parse_grades(actor.generate(prompts), reads, verdict=actor.generate(prompts))
 
 
 def graded_under_a_metric(prompts, actor):
-    grades_from(actor.generate(prompts), asks, name="timing_s/mine")
+    parse_grades(actor.generate(prompts), asks, name="timing_s/mine")
 
 
 def graded_under_a_column(prompts, actor):
-    grades_from(actor.generate(prompts), asks, name="response")
+    parse_grades(actor.generate(prompts), asks, name="response")
 
 
 def no_samples(prompts, actor):
-    grades_from(prompts, asks)
+    parse_grades(prompts, asks)
 
 
 @pytest.mark.parametrize(
@@ -137,15 +137,18 @@ def no_samples(prompts, actor):
     [
         (resampled, r"judge.generate\(resample=…\) draws further prompts of the data, but its prompts are made of"),
         (of_no_tokens, "judge.generate: max_tokens must be at least 1, found 0"),
-        (graded_by_others, r"grades_from\(reads\)\(verdicts=…\) takes samples that were drawn from prompts made of"),
+        (graded_by_others, r"parse_grades\(reads\)\(verdicts=…\) takes samples that were drawn from prompts made of"),
         (
             graded_by_themselves,
-            r"grades_from\(reads\)\(verdicts=…\) takes samples that were drawn from prompts made of",
+            r"parse_grades\(reads\)\(verdicts=…\) takes samples that were drawn from prompts made of",
         ),
-        (graded_without_texts, r"grades_from\(reads\)\(verdict=…\) takes samples that were drawn from prompts made of"),
+        (
+            graded_without_texts,
+            r"parse_grades\(reads\)\(verdict=…\) takes samples that were drawn from prompts made of",
+        ),
         (graded_under_a_metric, "timing_s"),
-        (graded_under_a_column, r"grades_from\(asks\): a sample has a column `response` already"),
-        (no_samples, r"grades_from\(asks\) takes samples \(what `generate` returns\), not prompts"),
+        (graded_under_a_column, r"parse_grades\(asks\): a sample has a column `response` already"),
+        (no_samples, r"parse_grades\(asks\) takes samples \(what `generate` returns\), not prompts"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -371,7 +371,7 @@ def actor_samples(prompts, role):
         (call_unknown_call, r"role `actor` has no call `logprob` \(did you mean `logprobs`\?\); its calls: generate"),
         (
             generate_from_samples,
-            "actor.generate takes the flow's `prompts`, or what `prompts_from` returns, not samples",
+            "actor.generate takes the flow's `prompts`, or what `build_prompts` returns, not samples",
         ),
         (score_prompts, r"reward.score takes samples \(what `generate` returns\), not prompts"),
         (train_without_a_column, "actor.train: the loss `loss` needs the column `advantages`, which is not given"),

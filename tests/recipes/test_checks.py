@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from plait.algorithms.grpo import GRPOOptions, grpo
-from plait.dataflow import Dataflow, Resample, per_group, per_sample, prompts_from, trace
+from plait.dataflow import Dataflow, Resample, build_prompts, per_group, per_sample, trace
 from plait.errors import ConfigError, FlowError
 from plait.models.shape import ModelShape
 from plait.recipes import checks
@@ -400,19 +400,19 @@ def asks(completions):
 
 def reads_two(prompts, actor, judge):
     samples = actor.generate(prompts)
-    verdicts = judge.generate(prompts_from(samples, asks), samples_per_prompt=2)
+    verdicts = judge.generate(build_prompts(samples, asks), samples_per_prompt=2)
     actor.train(samples, loss=of_scores, scores=per_sample(abs, verdicts.finished, name="sure"))
 
 
 def computes_from_two(prompts, actor, judge):
     samples = actor.generate(prompts)
-    verdicts = judge.generate(prompts_from(samples, asks))
+    verdicts = judge.generate(build_prompts(samples, asks))
     sums = per_sample(max, samples.finished, verdicts.finished, name="sums")
     actor.train(samples, loss=of_scores, scores=sums)
 
 
 def compares_second_attempts(prompts, actor, judge):
-    attempts = actor.generate(prompts_from(actor.generate(prompts), asks), samples_per_prompt=1)
+    attempts = actor.generate(build_prompts(actor.generate(prompts), asks), samples_per_prompt=1)
     ranks = per_group(sorted, attempts.finished, name="ranks", least_samples=2)
     actor.train(attempts, loss=of_scores, scores=ranks)
 
@@ -420,10 +420,10 @@ def compares_second_attempts(prompts, actor, judge):
 def compares_by_prompt(prompts, actor, judge):
     """Each second attempt reads what its first one was given; each first one the number of its only verdict."""
     first = actor.generate(prompts)
-    attempts = actor.generate(prompts_from(first, asks), samples_per_prompt=2)
+    attempts = actor.generate(build_prompts(first, asks), samples_per_prompt=2)
     ranks = per_group(max, first.finished, attempts.finished, name="ranks", least_samples=2)
     actor.train(attempts, loss=of_scores, scores=ranks)
-    verdicts = judge.generate(prompts_from(first, asks), samples_per_prompt=1)
+    verdicts = judge.generate(build_prompts(first, asks), samples_per_prompt=1)
     actor.train(first, loss=of_scores, scores=verdicts.finished)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plait.dataflow import grades_from, per_group, trace
+from plait.dataflow import parse_grades, per_group, trace
 from plait.recipes.flow_checks import said_of_ungraded
 from plait.recipes.recipe import Recipe
 
@@ -16,18 +16,18 @@ def reads(completions):
 
 def graded(prompts, actor):
     samples = actor.generate(prompts)
-    grades = grades_from(samples, reads, name="grade")
+    grades = parse_grades(samples, reads, name="grade")
     actor.train(samples, loss=lambda batch, a: a, a=per_group(np.sort, grades, name="advantages"))
 
 
 def rewarded(prompts, actor, reward):
     samples = actor.generate(prompts)
-    grades = grades_from(samples, reads, name="grade")
+    grades = parse_grades(samples, reads, name="grade")
     actor.train(samples, loss=lambda batch, a: a, a=per_group(np.add, grades, reward.score(samples), name="advantages"))
 
 
 def given(examples, actor):
-    grades = grades_from(examples, reads, name="grade")
+    grades = parse_grades(examples, reads, name="grade")
     actor.train(examples, loss=lambda batch, grades: grades, grades=grades)
 
 

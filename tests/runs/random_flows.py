@@ -17,7 +17,7 @@ import math
 import numpy as np
 from pydantic import BaseModel
 
-from plait.dataflow import grades_from, per_group, per_sample, prompts_from
+from plait.dataflow import parse_grades, per_group, per_sample, build_prompts
 
 
 class Judging(BaseModel):
@@ -29,12 +29,12 @@ class Judging(BaseModel):
 def judged(prompts, actor, judge, ref, options: Judging):
     samples = actor.generate(prompts)
     verdicts = (actor if options.own else judge).generate(
-        prompts_from(samples, asks),
+        build_prompts(samples, asks),
         samples_per_prompt=options.verdicts,
         greedy=options.verdicts == 1,
         max_tokens=4,
     )
-    grades = grades_from(samples, sums, name="grade", verdicts=verdicts)
+    grades = parse_grades(samples, sums, name="grade", verdicts=verdicts)
     actor.train(
         samples,
         loss=loss,
@@ -51,8 +51,8 @@ class Attempts(BaseModel):
 
 def attempted(prompts, actor, ref, reward, options: Attempts):
     samples = actor.generate(prompts)
-    critiques = ref.generate(prompts_from(samples, asks), samples_per_prompt=1)
-    attempts = actor.generate(prompts_from(critiques, asks), samples_per_prompt=2)
+    critiques = ref.generate(build_prompts(samples, asks), samples_per_prompt=1)
+    attempts = actor.generate(build_prompts(critiques, asks), samples_per_prompt=2)
     first, second = reward.score(samples), reward.score(attempts)
     gained = per_group(gain, second, first, name="gained")
     before = per_group(centred, first, name="before")

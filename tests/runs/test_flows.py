@@ -218,10 +218,10 @@ def test_an_evaluation_names_both_losses_as_a_step_does(
 
 
 GRADED = """
-from plait.dataflow import grades_from
+from plait.dataflow import parse_grades
 
 def graded(examples, actor):
-    grades = grades_from(examples, long, name="length")
+    grades = parse_grades(examples, long, name="length")
     actor.train(examples, loss=weighed, mask=examples.trained, grades=grades)
 
 def long(completions):

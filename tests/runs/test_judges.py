@@ -36,27 +36,27 @@ import math
 
 import numpy as np
 
-from plait.dataflow import Level, Resample, grades_from, per_batch, per_group, per_sample, prompts_from
+from plait.dataflow import Level, Resample, parse_grades, per_batch, per_group, per_sample, build_prompts
 
 
 def judged(prompts, actor, judge, ref):
     samples = actor.generate(prompts)
-    verdicts = judge.generate(prompts_from(samples, asks), samples_per_prompt=1, greedy=True, max_tokens=4)
-    trained(actor, samples, grades_from(samples, counts, name="grade", verdicts=verdicts), ref)
+    verdicts = judge.generate(build_prompts(samples, asks), samples_per_prompt=1, greedy=True, max_tokens=4)
+    trained(actor, samples, parse_grades(samples, counts, name="grade", verdicts=verdicts), ref)
 
 
 def by_itself(prompts, actor, ref):
     samples = actor.generate(prompts)
-    verdicts = actor.generate(prompts_from(samples, asks), samples_per_prompt=2)
+    verdicts = actor.generate(build_prompts(samples, asks), samples_per_prompt=2)
     sure = per_sample(total, ref.logprobs(verdicts), name="sure")
-    grades = grades_from(samples, weighed, name="grade", verdicts=verdicts, sure=sure)
+    grades = parse_grades(samples, weighed, name="grade", verdicts=verdicts, sure=sure)
     trained(actor, samples, grades, ref)
 
 
 def again(prompts, actor, ref, reward):
     samples = actor.generate(prompts)
-    critiques = ref.generate(prompts_from(samples, asks), samples_per_prompt=1)
-    attempts = actor.generate(prompts_from(critiques, asks_again), samples_per_prompt=2)
+    critiques = ref.generate(build_prompts(samples, asks), samples_per_prompt=1)
+    attempts = actor.generate(build_prompts(critiques, asks_again), samples_per_prompt=2)
     first, second = reward.score(samples), reward.score(attempts)
     gained = per_group(gain, second, first, name="gained")
     actor.train(samples, loss=of_first, advantages=per_group(centred, first, name="first"))
@@ -66,76 +66,76 @@ def again(prompts, actor, ref, reward):
 def drawn_again(prompts, actor, judge, ref, reward):
     samples = actor.generate(prompts, resample=Resample(keep=differ, reward=reward, max_rounds=4))
     reward.score(samples)
-    verdicts = judge.generate(prompts_from(samples, asks), samples_per_prompt=2)
-    trained(actor, samples, grades_from(samples, counts, name="grade", verdicts=verdicts), ref)
+    verdicts = judge.generate(build_prompts(samples, asks), samples_per_prompt=2)
+    trained(actor, samples, parse_grades(samples, counts, name="grade", verdicts=verdicts), ref)
 
 
 def unread(prompts, actor, judge, ref):
     samples = actor.generate(prompts)
-    verdicts = judge.generate(prompts_from(samples, asks), samples_per_prompt=1)
-    trained(actor, samples, grades_from(samples, every_other, name="grade", verdicts=verdicts), ref)
+    verdicts = judge.generate(build_prompts(samples, asks), samples_per_prompt=1)
+    trained(actor, samples, parse_grades(samples, every_other, name="grade", verdicts=verdicts), ref)
 
 
 def too_long(prompts, actor, judge, ref):
     samples = actor.generate(prompts)
-    verdicts = judge.generate(prompts_from(samples, asks_much))
-    trained(actor, samples, grades_from(samples, counts, name="grade", verdicts=verdicts), ref)
+    verdicts = judge.generate(build_prompts(samples, asks_much))
+    trained(actor, samples, parse_grades(samples, counts, name="grade", verdicts=verdicts), ref)
 
 
 def graded_in_words(prompts, actor, ref):
     samples = actor.generate(prompts)
-    trained(actor, samples, grades_from(samples, in_words), ref)
+    trained(actor, samples, parse_grades(samples, in_words), ref)
 
 
 def graded_once(prompts, actor, ref):
     samples = actor.generate(prompts)
-    trained(actor, samples, grades_from(samples, once), ref)
+    trained(actor, samples, parse_grades(samples, once), ref)
 
 
 def of_given(pairs, actor, judge):
-    verdicts = judge.generate(prompts_from(pairs, asks))
+    verdicts = judge.generate(build_prompts(pairs, asks))
     actor.train(pairs, loss=of_first, advantages=verdicts.finished)
 
 
 def asks_for_more(prompts, actor, judge, ref):
     samples = actor.generate(prompts)
-    trained(actor, samples, judge.generate(prompts_from(samples, asks_difficulty), samples_per_prompt=1).finished, ref)
+    trained(actor, samples, judge.generate(build_prompts(samples, asks_difficulty), samples_per_prompt=1).finished, ref)
 
 
 def grades_by_more(prompts, actor, ref):
     samples = actor.generate(prompts)
-    trained(actor, samples, grades_from(samples, by_difficulty), ref)
+    trained(actor, samples, parse_grades(samples, by_difficulty), ref)
 
 
 def made_of_given(prompts, examples, actor, judge):
     samples = actor.generate(prompts)
-    about = judge.generate(prompts_from(examples, asks), samples_per_prompt=1)
-    more = judge.generate(prompts_from(about, asks), samples_per_prompt=1)
+    about = judge.generate(build_prompts(examples, asks), samples_per_prompt=1)
+    more = judge.generate(build_prompts(about, asks), samples_per_prompt=1)
     for name, drawn in (("given", about), ("made", more)):
-        told = judge.logprobs(drawn, prompts=prompts_from(drawn, unchanged))
+        told = judge.logprobs(drawn, prompts=build_prompts(drawn, unchanged))
         per_batch(largest_gap, judge.logprobs(drawn), told, name=f"gap/{name}", level=Level.BATCH)
     actor.train(samples, loss=of_first, advantages=samples.finished)
 
 
 def judged_twice(prompts, actor):
     samples = actor.generate(prompts)
-    before = actor.generate(prompts_from(samples, asks_long), samples_per_prompt=2)
+    before = actor.generate(build_prompts(samples, asks_long), samples_per_prompt=2)
     actor.train(samples, loss=of_first, advantages=samples.tokens_left)
-    after = actor.generate(prompts_from(samples, asks_long), samples_per_prompt=2)
+    after = actor.generate(build_prompts(samples, asks_long), samples_per_prompt=2)
     per_batch(largest_gap, after.logprobs, actor.logprobs(after), name="gap", level=Level.BATCH)
 
 
 def left_out(prompts, actor, judge):
     samples = actor.generate(prompts)
-    again = actor.generate(prompts_from(samples, asks), samples_per_prompt=1)
-    none, some = grades_from(samples, nothing, name="response_length"), grades_from(again, every_other, name="read")
+    again = actor.generate(build_prompts(samples, asks), samples_per_prompt=1)
+    none, some = parse_grades(samples, nothing, name="response_length"), parse_grades(again, every_other, name="read")
     actor.train(samples, loss=of_first, advantages=none, keep=none, with_next=True)
     actor.train(again, loss=of_first, advantages=again.finished, keep=per_sample(is_read, some, name="keep"))
 
 
 def graded_beyond_floats(prompts, actor, ref):
     samples = actor.generate(prompts)
-    trained(actor, samples, grades_from(samples, beyond_floats), ref)
+    trained(actor, samples, parse_grades(samples, beyond_floats), ref)
 
 
 def trained(actor, samples, grades, ref):
@@ -517,8 +517,8 @@ def test_nobody_replies_to_a_judge(make: Make, tmp_path: Path) -> None:
         ("by_itself", {"judge.model": "there"}, ConfigError, "`judge` is set, but the flow `by_itself` has no role"),
         ("judged", {"sampling.max_response_tokens": 3}, ConfigError, r"may say 4 tokens \(`max_tokens`\)"),
         ("of_given", {}, FlowError, "answers prompts that are made of given samples, but the flow generates from no"),
-        ("asks_for_more", {}, DataError, r"prompts_from\(asks_difficulty\) needs the column `difficulty`"),
-        ("grades_by_more", {}, DataError, r"grades_from\(by_difficulty\) needs the column `difficulty`"),
+        ("asks_for_more", {}, DataError, r"build_prompts\(asks_difficulty\) needs the column `difficulty`"),
+        ("grades_by_more", {}, DataError, r"parse_grades\(by_difficulty\) needs the column `difficulty`"),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_run(
@@ -531,13 +531,13 @@ def test_what_cannot_be_is_refused_before_the_run(
 @pytest.mark.parametrize(
     ("flow", "message"),
     [
-        ("too_long", r"prompts_from\(asks_much\), sample 0.0: the prompt has \d+ tokens, \d+ with an answer of judge"),
-        ("graded_in_words", r"grades_from\(in_words\), sample 0.0: expected a finite number or None, found 'good'"),
+        ("too_long", r"build_prompts\(asks_much\), sample 0.0: the prompt has \d+ tokens, \d+ with an answer of judge"),
+        ("graded_in_words", r"parse_grades\(in_words\), sample 0.0: expected a finite number or None, found 'good'"),
         (
             "graded_beyond_floats",
-            r"grades_from\(beyond_floats\), sample 0.0: expected a finite number or None, found",
+            r"parse_grades\(beyond_floats\), sample 0.0: expected a finite number or None, found",
         ),
-        ("graded_once", r"grades_from\(once\), prompt 0: expected a list with one number or None .* \(4\), found 1"),
+        ("graded_once", r"parse_grades\(once\), prompt 0: expected a list with one number or None .* \(4\), found 1"),
     ],
 )
 def test_what_a_function_does_wrong_is_named(make: Make, flow: str, message: str) -> None:

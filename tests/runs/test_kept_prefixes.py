@@ -15,15 +15,15 @@ from tests.runs.plans import assert_equal_runs, runs_of_flows
 Make = Callable[..., Recipe]
 
 FLOWS = """
-from plait.dataflow import grades_from, per_group, per_sample, prompts_from
+from plait.dataflow import parse_grades, per_group, per_sample, build_prompts
 
 
 def twice(prompts, actor, ref):
     samples = actor.generate(prompts)
     logprobs = ref.logprobs(samples)
     sure = per_sample(total, logprobs, name="sure")
-    others = actor.generate(prompts_from(samples, repeated), samples_per_prompt=1)
-    grades = grades_from(samples, lengths, name="grade", others=others)
+    others = actor.generate(build_prompts(samples, repeated), samples_per_prompt=1)
+    grades = parse_grades(samples, lengths, name="grade", others=others)
     advantages = per_group(centred, grades, sure, name="advantages")
     actor.train(samples, loss=loss, advantages=advantages, ref_logprobs=logprobs)
 

@@ -27,14 +27,14 @@ MakeRecipe = Callable[..., Recipe]
 
 FLOWS = """
 from plait.algorithms.distill import divergence
-from plait.dataflow import Level, per_batch, per_sample, prompts_from
+from plait.dataflow import Level, per_batch, per_sample, build_prompts
 
 
 def taught(prompts, actor, ref, reward):
     samples = actor.generate(prompts)
     scores = reward.score(samples)
-    told = prompts_from(samples, with_best, name="told", scores=scores)
-    shown = prompts_from(samples, with_solution)
+    told = build_prompts(samples, with_best, name="told", scores=scores)
+    shown = build_prompts(samples, with_solution)
     top = ref.top_logprobs(samples, 4, prompts=told)
     actor.train(
         samples,
@@ -78,7 +78,7 @@ def learnt(batch, ids, logprobs, of_ref=None, of_actor=None, of_shown=None, entr
 def same(prompts, actor, ref, critic, reward):
     samples = actor.generate(prompts)
     scores = reward.score(samples)
-    told = prompts_from(samples, unchanged)
+    told = build_prompts(samples, unchanged)
     top, again = actor.top_logprobs(samples, 4), actor.top_logprobs(samples, 4, prompts=told)
     for name, plain, behind in (
         ("ids", top.ids, again.ids),
@@ -110,13 +110,13 @@ def pushed(batch, advantages):
 
 
 def given(examples, actor):
-    top = actor.top_logprobs(examples, 4, prompts=prompts_from(examples, with_solution))
+    top = actor.top_logprobs(examples, 4, prompts=build_prompts(examples, with_solution))
     actor.train(examples, loss=learnt, mask=examples.trained, ids=top.ids, logprobs=top.logprobs)
 
 
 def broken(prompts, actor, reward):
     samples = actor.generate(prompts)
-    told = prompts_from(samples, FUNCTIONS[open(__file__.replace("flows.py", "which")).read()])
+    told = build_prompts(samples, FUNCTIONS[open(__file__.replace("flows.py", "which")).read()])
     behind = actor.logprobs(samples, prompts=told)
     actor.train(samples, loss=pushed, advantages=reward.score(samples), keep=per_sample(len, behind, name="length"))
 
@@ -339,12 +339,12 @@ def test_given_responses_are_learnt_as_behind_what_says_more(
 
 
 WRONG = {
-    "one_too_few": r"prompts_from\(one_too_few\), prompt \d: expected .* one prompt per sample \(4\), found 3",
+    "one_too_few": r"build_prompts\(one_too_few\), prompt \d: expected .* one prompt per sample \(4\), found 3",
     "one_text": r"expected a list with one prompt per sample \(4\), found str 'what is \d plus 4\?'",
-    "nothing": r"prompts_from\(nothing\), sample \d\.2: `prompt` must be a text or a list of messages, found null",
-    "too_long": r"prompts_from\(too_long\), sample \d\.3: the prompt has \d+ tokens, \d+ with the response, but "
+    "nothing": r"build_prompts\(nothing\), sample \d\.2: `prompt` must be a text or a list of messages, found null",
+    "too_long": r"build_prompts\(too_long\), sample \d\.3: the prompt has \d+ tokens, \d+ with the response, but "
     r"actor.logprobs reads it by `.*` \(key `model`\), whose positions end at 256; return shorter prompts",
-    "raising": r"prompts_from\(raising\), prompt \d: .*flows.py:\d+: KeyError: 'what is \d plus 4\?'",
+    "raising": r"build_prompts\(raising\), prompt \d: .*flows.py:\d+: KeyError: 'what is \d plus 4\?'",
 }
 
 
@@ -377,7 +377,8 @@ def test_a_column_that_the_data_lack_is_named_before_the_run(make: MakeRecipe, t
     (tmp_path / "which").write_text("of_columns")
     recipe = make("broken", "one")
     with pytest.raises(
-        DataError, match=r"prompts_from\(of_columns\) needs the column `solutions` \(did you mean `solution`\?\), found"
+        DataError,
+        match=r"build_prompts\(of_columns\) needs the column `solutions` \(did you mean `solution`\?\), found",
     ):
         run(recipe)
     assert not recipe.run_dir.exists()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plait.dataflow import grades_from, per_sample, trace
+from plait.dataflow import parse_grades, per_sample, trace
 from plait.recipes.algorithm import traced_flow
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import role_models
@@ -65,7 +65,7 @@ def test_a_run_shows_what_its_flow_has(case: str, algorithm: str, options: dict[
 
 def taught(prompts, examples, actor):
     samples = actor.generate(prompts)
-    grades = grades_from(samples, lambda completions: [None for _ in completions], name="grade")
+    grades = parse_grades(samples, lambda completions: [None for _ in completions], name="grade")
     actor.train(samples, loss=lambda batch, grades: grades, grades=per_sample(abs, grades, name="size"))
     actor.train(examples, loss=lambda batch: batch.logprobs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.dataflow import Dataflow, Resample, prompts_from, trace
+from plait.dataflow import Dataflow, Resample, build_prompts, trace
 from plait.schedule.plan import Placement, Plan
 from plait.schedule.stage_fusion import nothing_to_hide
 from tests.schedule.test_placements import ALONE, PPO, SFT
@@ -18,7 +18,7 @@ def in_rounds(prompts, actor, ref, reward):
 
 def behind_others(prompts, actor, ref):
     samples = actor.generate(prompts)
-    told = prompts_from(samples, never)
+    told = build_prompts(samples, never)
     actor.train(samples, loss=never, kept=ref.logprobs(samples, prompts=told))
 
 

@@ -4,8 +4,10 @@ Enters: a flow (a function over role handles). Leaves: a `Dataflow`, nodes with 
 Imports `metric_names`, `user_code` and `errors`; no torch.
 """
 
+from typing import TYPE_CHECKING
+
 from plait.dataflow.call_name import CallName
-from plait.dataflow.from_samples import grades_from, prompts_from
+from plait.dataflow.from_samples import build_prompts, parse_grades
 from plait.dataflow.graph import CallKind, Column, Dataflow, Grain, Level, Node
 from plait.dataflow.handles import LABELLED, MISMATCHED, Generated, Given, Labelled, Prompts, Samples
 from plait.dataflow.options import Asked, GenerateOptions, Resample, Score, Top, TrainOptions
@@ -34,11 +36,21 @@ __all__ = [
     "Score",
     "Top",
     "TrainOptions",
+    "build_prompts",
     "carried",
-    "grades_from",
+    "parse_grades",
     "per_batch",
     "per_group",
     "per_sample",
-    "prompts_from",
     "trace",
 ]
+
+_RENAMED = {"prompts_from": "build_prompts", "grades_from": "parse_grades"}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        """Raises ImportError where a flow asks for a name of an earlier version, AttributeError of any other."""
+        if name in _RENAMED:
+            raise ImportError(f"`{name}` of plait.dataflow is `{_RENAMED[name]}` now")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

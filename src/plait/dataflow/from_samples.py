@@ -15,7 +15,7 @@ from plait.metric_names import problem_of
 from plait.user_code import title_of
 
 
-def prompts_from(
+def build_prompts(
     samples: Samples, fn: Callable[..., object], /, name: str | None = None, **columns: ColumnHandle | Samples
 ) -> Prompts:
     """Another prompt for each sample: `fn(prompts, completions, …)` returns one for each of the samples of a prompt, a
@@ -41,13 +41,13 @@ def prompts_from(
     return Prompts(samples._tracer, node.id)
 
 
-def grades_from(
+def parse_grades(
     samples: Samples, fn: Callable[..., object], /, name: str | None = None, **columns: ColumnHandle | Samples
 ) -> ColumnHandle:
     """A number for each sample, read from texts: `fn(prompts, completions, …)` returns one for each of the samples of a
     prompt, as a reward function of TRL's form does; None or NaN where it reads none.
 
-    `fn` gets what that of `prompts_from` gets: with `verdicts=verdicts`, drawn from prompts made of these samples, a
+    `fn` gets what that of `build_prompts` gets: with `verdicts=verdicts`, drawn from prompts made of these samples, a
     list of texts for each sample. It runs in the run's own process, and nothing is left out: who wants no sample
     without a number says so (`keep`).
 
@@ -55,13 +55,13 @@ def grades_from(
         name: of the column; its mean is the metric `NAME/mean`. None: that of `fn`.
 
     Raises:
-        FlowError: as of `prompts_from`.
+        FlowError: as of `build_prompts`.
     """
     node = _added(samples, fn, CallKind.GRADE, name, columns)
     return ColumnHandle(samples._tracer, node.outputs[0])
 
 
-_TITLES = {CallKind.PROMPT: "prompts_from", CallKind.GRADE: "grades_from"}
+_TITLES = {CallKind.PROMPT: "build_prompts", CallKind.GRADE: "parse_grades"}
 
 
 def title_of_call(node: Node) -> str:
@@ -94,7 +94,7 @@ def _added(
             texts[key] = handle.rows
             if rows not in made_from(samples._tracer.nodes, handle.rows):
                 raise FlowError(
-                    f"{call}({key}=…) takes samples that were drawn from prompts made of these (`prompts_from`); take "
+                    f"{call}({key}=…) takes samples that were drawn from prompts made of these (`build_prompts`); take "
                     "columns of others, in per_group"
                 )
         else:

@@ -19,7 +19,7 @@ LABELLED, MISMATCHED = "labelled", "mismatched"
 @dataclass(frozen=True)
 class Prompts:
     """Handle of prompts: those of the step, or one that a function has written for each of some samples
-    (`prompts_from`)."""
+    (`build_prompts`)."""
 
     _tracer: Tracer
     node: int | None = None
@@ -263,7 +263,7 @@ def written_for(prompts: Any, rows: int, call: str) -> int | None:
         return None
     if not isinstance(prompts, Prompts) or prompts.node is None:
         found = "those of the step" if isinstance(prompts, Prompts) else describe(prompts)
-        raise FlowError(f"{call}(prompts=…) takes what `prompts_from` returns for these samples, not {found}")
+        raise FlowError(f"{call}(prompts=…) takes what `build_prompts` returns for these samples, not {found}")
     if prompts.rows != rows:
         raise FlowError(f"{call}(prompts=…): the prompts were written for other samples than those of the call")
     return prompts.node

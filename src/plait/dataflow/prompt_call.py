@@ -1,4 +1,4 @@
-"""What a function of `prompts_from` is called with: arguments by the names of its parameters, as a reward function of
+"""What a function of `build_prompts` is called with: arguments by the names of its parameters, as a reward function of
 TRL's form."""
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Role:
         resample: Resample | None = None,
         max_tokens: int | None = None,
     ) -> Generated:
-        """Sample responses, to the prompts of the step or to those that were made of samples (`prompts_from`).
+        """Sample responses, to the prompts of the step or to those that were made of samples (`build_prompts`).
         `samples_per_prompt=None` takes the recipe's number; `greedy` takes the likeliest tokens (their log-probs
         are at the sampling temperature all the same); `max_tokens` bounds responses below the recipe's
         `sampling.max_response_tokens`.
@@ -69,7 +69,7 @@ class Role:
         """
         if not isinstance(prompts, Prompts):
             raise FlowError(
-                f"{self.name}.generate takes the flow's `prompts`, or what `prompts_from` returns, not "
+                f"{self.name}.generate takes the flow's `prompts`, or what `build_prompts` returns, not "
                 f"{describe(prompts)}"
             )
         if prompts.node is not None and resample is not None:
@@ -106,7 +106,7 @@ class Role:
         """Log-probs of the response tokens under this role's current weights, at the sampling temperature.
 
         Args:
-            prompts: written for these samples (`prompts_from`): the same response tokens are scored behind them; None:
+            prompts: written for these samples (`build_prompts`): the same response tokens are scored behind them; None:
                 behind the samples' own.
 
         Raises:

@@ -237,7 +237,7 @@ def _check_single_values(flow: Dataflow, recipe: Recipe) -> None:
                 raise ConfigError(
                     f"{node.call} of the flow `{flow.name}` reads {column} of {made}, expected one sample of that call "
                     f"for each of {flow.nodes[node.rows].call}, found {count}; give {made} `samples_per_prompt=1`, or "
-                    "make one number of them (`grades_from`, or `per_group` with a column of "
+                    "make one number of them (`parse_grades`, or `per_group` with a column of "
                     f"{flow.nodes[node.rows].call} first)"
                 )
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plait.data.rows import Rows
-from plait.dataflow import Dataflow, grades_from, per_batch, per_group, per_sample, trace
+from plait.dataflow import Dataflow, parse_grades, per_batch, per_group, per_sample, trace
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.runtime.health.compared import comparison_facts
 from plait.runtime.steps.step import StepState
@@ -29,7 +29,7 @@ def loss(batch, advantages):
 
 def judged(prompts, actor):
     samples = actor.generate(prompts)
-    halved = per_sample(abs, grades_from(samples, reads, name="grade"), name="halved")
+    halved = per_sample(abs, parse_grades(samples, reads, name="grade"), name="halved")
     actor.train(samples, loss=loss, advantages=per_group(np.sort, halved, name="advantages"))
 
 
@@ -37,19 +37,19 @@ def judged_beside(prompts, actor, reward):
     """The reward is looked at, and nothing is compared by it."""
     samples = actor.generate(prompts)
     reward.score(samples)
-    grades = grades_from(samples, reads, name="grade")
+    grades = parse_grades(samples, reads, name="grade")
     actor.train(samples, loss=loss, advantages=per_group(np.sort, grades, name="advantages"))
 
 
 def of_both(prompts, actor, reward):
     samples = actor.generate(prompts)
-    grades = grades_from(samples, reads, name="grade")
+    grades = parse_grades(samples, reads, name="grade")
     actor.train(samples, loss=loss, advantages=per_group(np.add, reward.score(samples), grades, name="advantages"))
 
 
 def over_the_batch(prompts, actor):
     samples = actor.generate(prompts)
-    actor.train(samples, loss=loss, advantages=per_batch(np.sort, grades_from(samples, reads, name="grade"), name="a"))
+    actor.train(samples, loss=loss, advantages=per_batch(np.sort, parse_grades(samples, reads, name="grade"), name="a"))
 
 
 def facts_of(flow: Dataflow, **columns: np.ndarray) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plait.algorithms.losses import cross_entropy
-from plait.dataflow import prompts_from, trace
+from plait.dataflow import build_prompts, trace
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.runtime.prediction.fusing import num_micro_batches
 
@@ -24,14 +24,14 @@ def asks(prompts):
 def judged(prompts, actor, judge):
     """Trains on 4 samples of each prompt; the 8 verdicts of each of them are read, and not trained on."""
     samples = actor.generate(prompts)
-    judge.generate(prompts_from(samples, asks), samples_per_prompt=8)
+    judge.generate(build_prompts(samples, asks), samples_per_prompt=8)
     actor.train(samples, loss=loss)
 
 
 def attempted(prompts, actor):
     """Trains on 2 second attempts at each of the 4 samples of each prompt."""
     samples = actor.generate(prompts)
-    attempts = actor.generate(prompts_from(samples, asks), samples_per_prompt=2)
+    attempts = actor.generate(build_prompts(samples, asks), samples_per_prompt=2)
     actor.train(attempts, loss=loss, mini_batches=2)
 
 

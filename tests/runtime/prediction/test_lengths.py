@@ -42,11 +42,11 @@ def test_samples_of_the_last_steps_are_read_a_step_at_a_time(
 
 def test_what_is_made_of_samples_has_lengths_of_its_own(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     (tmp_path / "flow.py").write_text(
-        "from plait.dataflow import prompts_from\n"
+        "from plait.dataflow import build_prompts\n"
         "def asks(prompts):\n    return prompts\n"
         "def judged(prompts, actor, judge):\n"
         "    samples = actor.generate(prompts)\n"
-        "    judge.generate(prompts_from(samples, asks))\n"
+        "    judge.generate(build_prompts(samples, asks))\n"
         "    actor.train(samples, loss=lambda batch: batch)\n"
     )
     run = outline(make_recipe(algorithm=f"{tmp_path}/flow.py:judged", options={}, **{"reward.functions": []}))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from plait.data.rows import Rows
-from plait.dataflow import grades_from, per_sample, trace
+from plait.dataflow import parse_grades, per_sample, trace
 from plait.runtime.steps.grading import exact_mean, grade_metrics
 from tests.runtime.samples import sample
 
@@ -23,7 +23,7 @@ def test_a_mean_is_exactly_rounded_and_0_of_none() -> None:
 
 def graded(prompts, actor):
     samples = actor.generate(prompts)
-    grades = grades_from(samples, lambda completions: [None for _ in completions], name="grade")
+    grades = parse_grades(samples, lambda completions: [None for _ in completions], name="grade")
     actor.train(samples, loss=lambda batch, grades: grades, grades=per_sample(abs, grades, name="size"))
 
 

@@ -1,4 +1,4 @@
-"""What makes tokens of prompts that a function of the flow has written (`plait.dataflow.prompts_from`)."""
+"""What makes tokens of prompts that a function of the flow has written (`plait.dataflow.build_prompts`)."""
 
 from __future__ import annotations
 

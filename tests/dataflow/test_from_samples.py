@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from plait.dataflow import CallKind, Grain, Score, Top, per_batch, per_group, prompts_from, trace
+from plait.dataflow import CallKind, Grain, Score, Top, build_prompts, per_batch, per_group, trace
 from plait.dataflow.prompt_call import of_data, taken
 from plait.errors import FlowError
 from plait.schedule.needs import early_scores, may_stream, needs_of
@@ -29,8 +29,8 @@ def by_score(prompts, scores, solution=None):
 def taught(prompts, actor, ref, critic, reward):
     samples = actor.generate(prompts)
     scores = reward.score(samples)
-    told = prompts_from(samples, by_score, name="told", scores=scores)
-    shown = prompts_from(samples, hinted)
+    told = build_prompts(samples, by_score, name="told", scores=scores)
+    shown = build_prompts(samples, hinted)
     top = actor.top_logprobs(samples, 4, prompts=told)
     actor.train(
         samples,
@@ -83,7 +83,7 @@ def test_who_waits_for_them():
 def test_a_constant_is_no_column():
     def flow(prompts, actor, reward):
         samples = actor.generate(prompts)
-        prompts_from(samples, partial(by_score, scores=1), scores=reward.score(samples))
+        build_prompts(samples, partial(by_score, scores=1), scores=reward.score(samples))
 
     with pytest.raises(FlowError, match=r"takes no column `scores`; it takes: prompts, solution"):
         trace(flow, roles=ROLES)
@@ -92,8 +92,8 @@ def test_a_constant_is_no_column():
 def test_the_name_of_the_call_is_the_functions():
     def flow(prompts, actor):
         samples = actor.generate(prompts)
-        told = [prompts_from(samples, fn) for fn in (hinted, partial(by_score, scores=None), lambda prompts: prompts)]
-        again = prompts_from(samples, hinted)
+        told = [build_prompts(samples, fn) for fn in (hinted, partial(by_score, scores=None), lambda prompts: prompts)]
+        again = build_prompts(samples, hinted)
         for prompts in (*told, again):
             actor.logprobs(samples, prompts=prompts)
         actor.train(samples, loss=loss)
@@ -118,11 +118,11 @@ def test_a_function_gets_what_it_asks_for():
 
 
 def of_prompts(prompts, actor):
-    prompts_from(prompts, hinted)
+    build_prompts(prompts, hinted)
 
 
 def with_no_function(prompts, actor):
-    prompts_from(actor.generate(prompts), "hinted")
+    build_prompts(actor.generate(prompts), "hinted")
 
 
 async def awaited(prompts):
@@ -130,21 +130,21 @@ async def awaited(prompts):
 
 
 def with_a_coroutine(prompts, actor):
-    prompts_from(actor.generate(prompts), awaited)
+    build_prompts(actor.generate(prompts), awaited)
 
 
 def with_an_unknown_column(prompts, actor, reward):
     samples = actor.generate(prompts)
-    prompts_from(samples, by_score, score=reward.score(samples))
+    build_prompts(samples, by_score, score=reward.score(samples))
 
 
 def with_a_number(prompts, actor):
-    prompts_from(actor.generate(prompts), by_score, scores=1.0)
+    build_prompts(actor.generate(prompts), by_score, scores=1.0)
 
 
 def with_a_name_of_samples(prompts, actor, reward):
     samples = actor.generate(prompts)
-    prompts_from(samples, lambda **columns: [], completions=reward.score(samples))
+    build_prompts(samples, lambda **columns: [], completions=reward.score(samples))
 
 
 def positional(prompts, /):
@@ -152,20 +152,20 @@ def positional(prompts, /):
 
 
 def by_position(prompts, actor):
-    prompts_from(actor.generate(prompts), positional)
+    build_prompts(actor.generate(prompts), positional)
 
 
 def with_a_misfit(prompts, actor):
-    prompts_from(actor.generate(prompts), partial(hinted, solutions="5"))
+    build_prompts(actor.generate(prompts), partial(hinted, solutions="5"))
 
 
 def with_no_name(prompts, actor):
-    prompts_from(actor.generate(prompts), hinted, name="")
+    build_prompts(actor.generate(prompts), hinted, name="")
 
 
 def with_tokens_of_others(prompts, actor):
     samples, others = actor.generate(prompts), actor.generate(prompts)
-    prompts_from(samples, by_score, scores=actor.logprobs(others))
+    build_prompts(samples, by_score, scores=actor.logprobs(others))
 
 
 def behind_those_of_the_step(prompts, actor):
@@ -179,33 +179,33 @@ def behind_samples(prompts, actor):
 
 def behind_those_of_others(prompts, actor):
     samples, others = actor.generate(prompts), actor.generate(prompts)
-    actor.logprobs(samples, prompts=prompts_from(others, hinted))
+    actor.logprobs(samples, prompts=build_prompts(others, hinted))
 
 
 def scores_behind_them(prompts, actor, reward):
     samples = actor.generate(prompts)
-    reward.score(samples, prompts=prompts_from(samples, hinted))
+    reward.score(samples, prompts=build_prompts(samples, hinted))
 
 
 def computed_with(prompts, actor):
-    per_group(max, prompts_from(actor.generate(prompts), hinted), name="x")
+    per_group(max, build_prompts(actor.generate(prompts), hinted), name="x")
 
 
 @pytest.mark.parametrize(
     ("flow", "message"),
     [
-        (of_prompts, r"prompts_from\(hinted\) takes samples \(what `generate` returns\), not prompts"),
-        (with_no_function, r"prompts_from\(a str\) takes a function behind the samples, not a str"),
-        (with_a_coroutine, r"prompts_from\(awaited\): expected a plain function, found one with `async` or `yield`"),
+        (of_prompts, r"build_prompts\(hinted\) takes samples \(what `generate` returns\), not prompts"),
+        (with_no_function, r"build_prompts\(a str\) takes a function behind the samples, not a str"),
+        (with_a_coroutine, r"build_prompts\(awaited\): expected a plain function, found one with `async` or `yield`"),
         (with_an_unknown_column, r"takes no column `score` \(did you mean `scores`\?\); it takes: prompts, scores, s"),
-        (with_a_number, r"prompts_from\(by_score\)\(scores=…\) takes a column .*, not a float"),
+        (with_a_number, r"build_prompts\(by_score\)\(scores=…\) takes a column .*, not a float"),
         (with_a_name_of_samples, "the function gets something else as `completions`; give the column another name"),
         (by_position, "the function takes `prompts` by position only, but arguments are given by name"),
         (with_a_misfit, r"its `partial` does not fit: .* 'solutions' \(did you mean `solution`\?\)"),
         (with_no_name, "expected a name of printable characters, found ''"),
         (with_tokens_of_others, r"actor_logprobs\[token\] belongs to other samples"),
-        (behind_those_of_the_step, r"prompts=…\) takes what `prompts_from` returns .*, not those of the step"),
-        (behind_samples, r"actor.logprobs\(prompts=…\) takes what `prompts_from` returns .*, not samples"),
+        (behind_those_of_the_step, r"prompts=…\) takes what `build_prompts` returns .*, not those of the step"),
+        (behind_samples, r"actor.logprobs\(prompts=…\) takes what `build_prompts` returns .*, not samples"),
         (behind_those_of_others, "the prompts were written for other samples than those of the call"),
         (scores_behind_them, r"unexpected keyword argument 'prompts'"),
         (computed_with, r"per_group\(max\) takes columns, not prompts"),
@@ -221,7 +221,13 @@ def test_a_number_of_the_whole_batch_may_be_read():
     def flow(prompts, actor, reward):
         samples = actor.generate(prompts)
         mean = per_batch(lambda scores: scores.mean(), reward.score(samples), name="mean", level="batch")
-        prompts_from(samples, by_score, scores=mean)
+        build_prompts(samples, by_score, scores=mean)
         actor.train(samples, loss=loss)
 
     assert [node.kind for node in trace(flow, roles=ROLES).nodes][3] is CallKind.PROMPT
+
+
+@pytest.mark.parametrize(("was", "now"), [("prompts_from", "build_prompts"), ("grades_from", "parse_grades")])
+def test_a_flow_with_a_name_of_an_earlier_version_is_told_todays(was: str, now: str) -> None:
+    with pytest.raises(ImportError, match=f"^`{was}` of plait.dataflow is `{now}` now$"):
+        exec(f"from plait.dataflow import {was}", {})
