@@ -27,9 +27,9 @@ from plait.runtime.folder.history import Origin
 from plait.runtime.folder.stored_recipe import as_begun
 from plait.runtime.inputs.keys_from_python import overrides_of
 from plait.runtime.inputs.prepared import Prepared
-from plait.runtime.prediction.conclusion import conclude
 from plait.runtime.prediction.disk_room import check_disk
 from plait.runtime.prediction.kept_plans import kept_for
+from plait.runtime.prediction.refinement import conclude
 from plait.runtime.prediction.room import warn_of_room
 from plait.runtime.prediction.run_planning import with_prediction
 from plait.runtime.prediction.spending import is_searched

@@ -20,11 +20,11 @@ from plait.runtime.evaluating.engine_gate import check_engines
 from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.evaluating.measure import measure
 from plait.runtime.folder.directory import RunDirectory
+from plait.runtime.folder.export import marker_of, write_weights
 from plait.runtime.folder.history import FINISHED, STOPPED, History, Origin
 from plait.runtime.folder.moments import Moments
 from plait.runtime.folder.progressed import Progressed, check_not_gone, check_steps, resumed_from
 from plait.runtime.folder.stored_recipe import changed_keys, check_left, recipe_text
-from plait.runtime.folder.weights_folder import marker_of, write_weights
 from plait.runtime.health.doctor import RunDoctor
 from plait.runtime.health.patient import Patient
 from plait.runtime.inputs.prepared import Prepared
