@@ -116,7 +116,7 @@ def test_values_of_tables_are_those_that_json_has(tmp_path):
         ("many", "has no split `train`"),
         ("hf:one:test", "holds one data set without splits; leave out `:test`"),
         ("torn", "cannot be read by `datasets`"),
-        ("empty", r"`empty` is a folder that `datasets` did not save.*; give a JSONL or Parquet file, .*hf:NAME"),
+        ("empty", r"`empty` is a folder that `datasets` did not save.*; give a JSONL, JSON, CSV or Parquet file, .*hf:NAME"),
         ("hf:", "expected hf:ORG/NAME, "),
         ("hf:a/b/c/d", "found `hf:a/b/c/d`"),
         ("hf:../x", "the folder of a saved data set"),

@@ -1,3 +1,4 @@
+import bz2
 import gzip
 import json
 import os
@@ -68,6 +69,7 @@ def test_another_prompt_column(tmp_path):
     ("lines", "said"),
     [
         (['{"prompt": "a"}', '{"prompt": }'], ["a.jsonl:2", "malformed JSON", "column 12", "data.source"]),
+        (["prompt,answer", "x,y"], ["a.jsonl:1", "malformed JSON", "a table is read from a file named *.csv"]),
         (['{"prompt": "a"}', "", '["a"]'], ["a.jsonl:3", "expected a JSON object", "list", "one object per line"]),
         (['{"promt": "a", "x": 1}'], ["a.jsonl:1", "no column `prompt`", "did you mean `promt`", "data.prompt_column"]),
         (["{}"], ["no column `prompt`", "found no column"]),
@@ -98,23 +100,6 @@ def test_bad_files_are_named_with_line_and_key(tmp_path, lines, said):
         assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "made"),
-    [
-        ("a.csv", "prompt,answer\nx,y\n", 'a table make such a file by pandas.read_csv("{path}")'),
-        ("a.tsv", "prompt\tanswer\n", 'a table make such a file by pandas.read_csv("{path}", sep="\\t")'),
-        ("a.json", '[{"prompt": "x"}]', 'a list make such a file by pandas.read_json("{path}")'),
-        ("a.jsonl", '[\n {"prompt": "x"}\n]\n', 'a list make such a file by pandas.read_json("{path}")'),
-    ],
-)
-def test_tables_as_text_and_lists_are_told_how_they_become_rows(tmp_path, name, text, made):
-    path = tmp_path / name
-    path.write_text(text)
-    with pytest.raises(DataError, match=f"{name}:1: .* takes one object per line: of ") as caught:
-        read_jsonl(path)
-    assert made.format(path=path) in str(caught.value)
-
-
 def test_missing_file_names_the_nearest_and_a_folder_is_no_file(tmp_path):
     write(tmp_path / "prompts.jsonl", {"prompt": "a"})
     with pytest.raises(DataError, match=r"does not exist \(did you mean `prompts.jsonl`\?\)"):
@@ -141,7 +126,7 @@ def test_missing_file_names_the_nearest_and_a_folder_is_no_file(tmp_path):
         ("[a.jsonl, b.jsonl]", "does not exist; a source is one file: several are"),
         ("a.jsonl,b.jsonl", "does not exist; a source is one file: several are"),
         ("openai/gsm8k", "`openai/gsm8k` does not exist; of the Hugging Face hub it is `hf:openai/gsm8k`"),
-        ("folder/rows", r"`folder/rows` does not exist; give a JSONL or Parquet file"),
+        ("folder/rows", r"`folder/rows` does not exist; give a JSONL, JSON, CSV or Parquet file"),
         ("https://x.org/a.jsonl", "`https://x.org/a.jsonl` does not exist; an address is not read: fetch"),
     ],
 )
@@ -160,21 +145,25 @@ def test_a_file_that_is_not_utf8(tmp_path):
     with pytest.raises(DataError, match="not UTF-8"):
         read_jsonl(file)
     file.write_bytes('{"prompt": "a"}\n{"prompt": "ä"}\n'.encode("cp1252"))
-    with pytest.raises(DataError, match=r"not UTF-8 \(line 2: .*, as UTF-8: iconv -f WINDOWS-1252 -t UTF-8 "):
+    with pytest.raises(DataError, match=r"not UTF-8 \(line 2: .*: iconv -f WINDOWS-1252 -t UTF-8 "):
         read_jsonl(file)
     file.write_bytes('{"prompt": "a"}\n'.encode("utf-16"))
-    with pytest.raises(DataError, match=r"is UTF-16; .*, as UTF-8: iconv -f UTF-16 -t UTF-8 .*a\.jsonl > rows\.jsonl$"):
+    with pytest.raises(DataError, match=r"is UTF-16; .*: iconv -f UTF-16 -t UTF-8 .*a\.jsonl > rows\.jsonl$"):
         read_jsonl(file)
-    file.write_bytes(gzip.compress(b'{"prompt": "a"}'))
-    with pytest.raises(DataError, match=r"a\.jsonl` is packed by gzip; `data\.source` takes JSONL, .*: unpack it"):
+    file.write_bytes(bz2.compress(b'{"prompt": "a"}'))
+    with pytest.raises(DataError, match=r"a\.jsonl` is packed by bzip2; `data\.source` takes JSONL, .*: unpack it"):
         read_jsonl(file)
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress('{"prompt": "ä"}\n'.encode("cp1252")))
+    with pytest.raises(DataError, match=r"not UTF-8 .*: zcat .*a\.jsonl\.gz \| iconv -f WINDOWS-1252 -t UTF-8 > rows"):
+        read_jsonl(packed)
 
 
 @pytest.mark.parametrize(
     ("name", "begin", "said"),
     [
         ("a.XLSX", b"PK\x03\x04\xff", r'of a table make such a file by pandas\.read_excel\(".*a\.XLSX"\)'),
-        ("a.csv", b"prompt\n\xe4\n", r'pandas\.read_csv\(".*a\.csv"\)\..* \(with encoding="cp1252", or what it has\)$'),
+        ("a.csv", b"prompt\n\xe4\n", r"not UTF-8 \(line 2: .*: iconv -f WINDOWS-1252 -t UTF-8 .*a\.csv > rows\.csv, if"),
         ("a.zip", b"PK\x03\x04\xff", "is packed by zip; .*: unpack it"),
         ("a.zip", b"PK\x03\x04", "it is packed by zip: unpack it"),  # bytes that are a text, too
     ],

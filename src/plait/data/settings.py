@@ -147,7 +147,7 @@ class DataSettings(Settings):
     def label(self) -> str:
         """The source in names of metrics: of `data/sums.jsonl` it is `sums`, of `reasoning_gym:chain_sum` the task."""
         last = PurePath(self.source).name
-        stem = re.sub(r"\.(jsonl|json|parquet)$", "", last.removeprefix(TASK_PREFIX))
+        stem = re.sub(r"\.(jsonl|json|csv|tsv|parquet)(\.gz)?$", "", last.removeprefix(TASK_PREFIX))
         return self.name or re.sub(r"[^\w.-]", "_", stem)
 
     @property
