@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 
 from plait.cost.measured.stopwatch import Seconds, Size
-from plait.cost.measured.work import layers_alone, mix_of, random_model
+from plait.cost.measured.work import OfRow, layers_alone, mix_of, random_model
 from plait.cost.model_work import ModelWork
 from plait.cost.profile import Points, Steps
 from plait.models.language_model import LanguageModel
@@ -45,7 +45,7 @@ class Pair:
     many: LanguageModel
     layers: int
 
-    def row(self, run_s: Callable[..., float], tokens: int) -> Seconds:
+    def row(self, run_s: OfRow, tokens: int) -> Seconds:
         """(a layer's, those of the few layers and all beside them)."""
         layer = self._layer(*(run_s(model, tokens, layers_alone) for model in (self.few, self.many)))
         return layer, run_s(self.few, tokens)
