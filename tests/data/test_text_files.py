@@ -110,14 +110,26 @@ def test_a_source_is_called_by_the_name_of_its_file_alone(name):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.csv", b"prompt,answer\na,b\na,b,c\n", r"a\.csv:3: expected 2 cells, as the header has, found 3; quote .*`,`"),
+        (
+            "a.csv",
+            b"prompt,answer\na,b\na,b,c\n",
+            r"a\.csv:3: expected 2 cells, as the header has, found 3; .*`,`",
+        ),
         ("a.csv", b"prompt,answer\na\n", r"a\.csv:2: expected 2 cells, as the header has, found 1"),
-        ("a.csv", b'prompt,answer\n"a"b,c\n', r"a\.csv:2: malformed table \(.*\); `data\.source` takes cells .* quoted"),
+        (
+            "a.csv",
+            b'prompt,answer\n"a"b,c\n',
+            r"a\.csv:2: malformed table \(.*\); `data\.source` takes .* quoted",
+        ),
         ("a.csv", b"prompt,answer,answer\na,b,c\n", "`data.source`: `a.csv` has several columns `answer`; keep one"),
         ("a.csv", b"prompt,answer\n", "`a.csv` holds no row; give another source in `data.source`"),
         ("a.csv", b"question,answer\na,b\n", r"a\.csv:2: .*no column `prompt`.*data\.prompt_column"),
         ("a.json", b'[{"prompt": "a"}, 3]', r"a\.json#2: expected a JSON object, found a number; .* a list of objects"),
-        ("a.json", b'[{"prompt": "a"},\n]', r"a\.json: malformed JSON \(.* at line 2, column 1\); .* a list of objects"),
+        (
+            "a.json",
+            b'[{"prompt": "a"},\n]',
+            r"a\.json: malformed JSON \(.* at line 2, column 1\); .* list of objects",
+        ),
         ("a.json", b'["a"]\n["b"]\n', r"a\.json: malformed JSON \(Extra data at line 2, column 1\); .*one object per"),
         ("a.json", b"[]", "`a.json` holds no row"),
         ("a.jsonl.gz", gzip.compress(b'{"prompt": "a"}')[:-9], "`a.jsonl.gz` is packed by gzip, and damaged"),

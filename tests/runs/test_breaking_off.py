@@ -377,8 +377,11 @@ def test_a_signal_in_an_evaluation_leaves_it(
     assert (outcome.finished, outcome.step, outcome.after) == (False, 1, None)
     assert "leaving the last evaluation" in capsys.readouterr().err
     assert checkpoints_of(recipe) == {"step-1"}
+    said = said_of_end(recipe.run_dir)
+    assert said == f"the run was stopped after step 1, as was asked; go on with {RESUME}", "its weights are not written"
     outcome = run(recipe, resume=True)
     assert outcome.finished
+    assert said_of_end(recipe.run_dir) == "the run finished after step 1"
     assert outcome.after is not None
     assert steps_of(recipe) == [1]
     assert steps_of(recipe, "evaluations") == [0, 1]

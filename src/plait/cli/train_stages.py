@@ -44,8 +44,10 @@ def _check_early(stages: Stages, *, resume: bool, dry_run: bool) -> None:
     """See now, and not when torch is there, what `train` sees of a recipe before it runs, of every stage.
 
     Raises:
-        UserError: as of `train.check_flow`, `train.check_inputs` and `train.check_place`; the stage is named.
+        UserError: as of `check_plan`, `train.check_flow`, `train.check_inputs` and `train.check_place`; the stage is
+            named.
     """
+    from plait.recipes.plan_files import check_plan
     from plait.recipes.stages import in_stage
     from plait.runtime.folder.run_files import RECIPE
 
@@ -53,6 +55,7 @@ def _check_early(stages: Stages, *, resume: bool, dry_run: bool) -> None:
         recipe = stages.foreseen(name)
         begun = resume and (recipe.run_dir / RECIPE).is_file()
         with in_stage(name):
+            check_plan(recipe.plan)
             if not begun:
                 train.check_inputs(train.check_flow(recipe, stages.to_come(name)), recipe)
             if not dry_run:

