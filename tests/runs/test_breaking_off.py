@@ -387,6 +387,35 @@ def test_a_signal_in_an_evaluation_leaves_it(
     assert steps_of(recipe, "evaluations") == [0, 1]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_in_a_destructor_while_a_run_is_loading_takes_it_back(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python drops what is raised there, and the run went on to its end."""
+
+    class Signals:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def prepare(*arguments: Any, **keys: Any) -> Any:
+        Signals()
+        return prepared_as_ever(*arguments, **keys)
+
+    prepared_as_ever = api.prepare
+    monkeypatch.setattr(api, "prepare", prepare)
+    recipe = make_recipe(run_dir=str(tmp_path / "new" / "run"))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not (tmp_path / "new").exists()
+    monkeypatch.undo()
+    assert run(recipe).finished, "none is left for the next run"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_a_run_is_loading_takes_it_back(
