@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 
 from plait.cost.measured.stopwatch import Seconds, Size
-from plait.cost.measured.work import OfRow, layers_alone, mix_of, random_model
+from plait.cost.measured.work import Forward, layers_alone, mix_of, random_model
 from plait.cost.model_work import ModelWork
 from plait.cost.profile import Points, Steps
 from plait.models.language_model import LanguageModel
@@ -34,6 +34,12 @@ MOST_PACKED = 1e12
 
 Layers = dict[Size, tuple[float, float]]
 """Size → seconds of a layer, of everything else."""
+
+
+class OfRow(Protocol):
+    """Measures the seconds of what passes T tokens of one packed row through a model."""
+
+    def __call__(self, model: LanguageModel, tokens: int, run: Forward = ...) -> float: ...
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,12 +89,6 @@ def row(tokens: int, model: LanguageModel) -> PackedBatch:
 
 Forward = Callable[[LanguageModel, PackedBatch], Tensor]
 """A model's forward of a batch, of which the sum has a backward."""
-
-
-class OfRow(Protocol):
-    """Measures the seconds of what passes T tokens of one packed row through a model."""
-
-    def __call__(self, model: LanguageModel, tokens: int, run: Forward = ...) -> float: ...
 
 
 def _logprobs(model: LanguageModel, batch: PackedBatch) -> Tensor:
