@@ -65,7 +65,7 @@ class Session:
         self.directory = directory
         self.saved: int | None = None
         """Step of the newest checkpoint."""
-        self._save_failed = False
+        self._save_failed = self._is_over = False
         self._stack = contextlib.ExitStack()
         self._resume = resume
 
@@ -80,8 +80,7 @@ class Session:
         self._stack.close()
 
     def _note_end(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
-        finished = self.done.step >= self.recipe.steps
-        ended = f"{kind.__name__}: {error}" if kind is not None else FINISHED if finished else STOPPED
+        ended = f"{kind.__name__}: {error}" if kind is not None else FINISHED if self._is_over else STOPPED
         self.history.end(ended, self.done.step)
 
     def _open(self, stack: contextlib.ExitStack) -> None:
@@ -265,8 +264,9 @@ class Session:
         return self.how_to_resume
 
     def export_final(self) -> None:
-        """Raises RunError when the disk is full."""
+        """With which a run is over. Raises RunError when the disk is full."""
         self._export("the final weights", self.directory.files.final)
+        self._is_over = True
 
     def _export(self, what: str, folder: Path) -> None:
         role = main_role(self.prepared.models).role
