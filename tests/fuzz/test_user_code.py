@@ -83,7 +83,7 @@ def test_a_flow_or_a_file_that_hangs_is_broken_off(
 
 
 @pytest.mark.parametrize(
-    ("function", "module"), [("judge", "plait.data.computing"), ("loss", "plait.training.loss_share")]
+    ("function", "module"), [("judge", "plait.data.computing"), ("loss", "plait.training.mini_batch")]
 )
 def test_what_hangs_in_a_step_is_broken_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, module: str
