@@ -37,7 +37,7 @@ SEEDS = (*range(30), 332, 696, 760, 1387)
 """332 keeps prefixes while one rank of its instance makes room. The last but one has tools, turns and stop strings."""
 QUICK = (696, 1387)
 """On one rank each. The first is killed; the second has turns and stop strings."""
-WIDE = tuple(seed for seed in range(16) if seed != 15)
+WIDE = range(16)
 UNFIT = range(60)
 QUICK_UNFIT = range(6)
 
