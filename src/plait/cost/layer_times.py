@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.model_work import ModelWork, balance_bytes, balancing, weight_passes
 from plait.cost.profile import Profile, interpolated
+from plait.cost.shape_parameters import trained_readers
 from plait.cost.traffic import Traffic
 from plait.generation.settings import MOST_REPLAYED
 from plait.layout.mesh import Layout
@@ -146,8 +147,9 @@ class LayerTimes:
         """How often all tokens come together in a layer beyond the sums (`_together`)."""
         if not micro.parted:
             return 0.0
-        again = self.work.trained_readers if backward and micro.gathered_again else 0.0
-        return self.work.shape.expert_layers / self.work.shape.layers + again
+        shape, is_again = self.work.shape, backward and micro.gathered_again
+        again = trained_readers(shape, self.work.lora) if is_again else 0
+        return (shape.expert_layers + again) / shape.layers
 
     def _balancing(self, micro: Micro, *, backward: bool) -> Terms:
         """What a router's loss takes; none where it has none."""

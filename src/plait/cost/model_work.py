@@ -14,12 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.cost.experts import are_whole, fullest, reached
-from plait.cost.shape_parameters import (
-    adapted_layers,
-    adapter_parameters,
-    packed_adapter_parameters,
-    trained_readers,
-)
+from plait.cost.shape_parameters import adapted_layers, adapter_parameters, packed_adapter_parameters
 from plait.layout.params import Heads
 from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
@@ -73,11 +68,6 @@ class ModelWork:
     def packed_adapter(self) -> float:
         """The same as a compiled decoder reads them."""
         return packed_adapter_parameters(self.shape, self.lora) / self.shape.layers
-
-    @cached_property
-    def trained_readers(self) -> float:
-        """Of a layer: attentions, mixers and MLPs whose trained weights read what enters them."""
-        return trained_readers(self.shape, self.lora) / self.shape.layers
 
     def adapter_s(
         self, tokens: Tokens, tp: int, flops_per_s: float, bytes_per_s: float, *, backward: bool = False

@@ -92,6 +92,7 @@ def adapter_inputs(shape: ModelShape, lora: LoraSettings) -> int:
     return lora.rank * sum(layer.count for layer in adapted_layers(shape, lora).values())
 
 
+@lru_cache(maxsize=64)
 def trained_readers(shape: ModelShape, lora: LoraSettings) -> int:
     """Attentions, mixers and MLPs of which weights that are trained read what enters them: all; of adapters, those
     whose first products have some."""
