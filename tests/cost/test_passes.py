@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from plait.cost.decoding import decode_steps
 from plait.cost.hardware import Software
+from plait.cost.layer_kinds import layer_kinds
 from plait.cost.layer_times import LayerTimes, Micro, added, total
 from plait.cost.model_flops import training_flops
 from plait.cost.model_work import ModelWork
@@ -17,10 +19,10 @@ from plait.cost.profile import interpolated
 from plait.cost.shape_parameters import adapter_parameters
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.shards import balanced_stages
-from plait.models.lora_settings import LoraSettings
+from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
 from plait.planner.stage_layers import cut_layers
-from tests.cost.test_layer_kinds import MIXED, RECURRENT
+from tests.cost.test_layer_kinds import MIXED, MIXER, RECURRENT
 from tests.cost.test_model_costs import HEAD, LAYER, SHAPE, SOFTWARE, WORK, a_cluster, check, costs_of
 from tests.cost.test_profile import PROFILE
 
@@ -76,6 +78,42 @@ def test_parted_tokens_come_together_before_a_mixture_once_more() -> None:
         plain, parted = (found.received_bytes(replace(micro, parted=parts)) for parts in (False, True))
         assert plain == 4 * 2 * 2 * 96 * 64 * 2
         assert parted - plain == of_all * 4 * 96 * 64 * 2
+        again = found.received_bytes(replace(micro, parted=True, gathered_again=True), backward=True)
+        assert again - plain == (of_all + 2) * 4 * 96 * 64 * 2
+
+
+BARE = replace(SHAPE, recurrent=(0, 1), attends=(3,), without_mlp=(0, 1, 3), mixer=MIXER)
+"""Layers of one block each: two mixers, an MLP, an attention."""
+DIVIDED = replace(RECURRENT, mixer=replace(MIXER, linear=(("in_proj", 64, 72), ("out_proj", 64, 64))))
+
+
+READERS: dict[str, tuple[ModelShape, Any, int]] = {
+    "all weights": (SHAPE, None, 4 + 4),
+    "all layers": (SHAPE, "all-linear", 4 + 4),
+    "attention": (SHAPE, ("q_proj", "v_proj"), 4),
+    "last products": (SHAPE, ("o_proj", "down_proj"), 0),
+    "MLP": (SHAPE, ("o_proj", "up_proj"), 4),
+    "mixtures": (MIXED, None, 4 + 2 + 2),
+    "beside mixtures": (MIXED, "all-linear", 4),
+    "mixers": (RECURRENT, None, 4 + 4),
+    "beside mixers": (RECURRENT, "all-linear", 1 + 4),
+    "of mixers": (DIVIDED, "all-linear", 4 + 4),
+    "last products of mixers": (DIVIDED, ("out_proj",), 0),
+    "one block each": (BARE, None, 4),
+}
+"""What has adapters, None: nothing has any; and attentions, mixers and MLPs that are gathered for."""
+
+
+@pytest.mark.parametrize(("shape", "targets", "blocks"), READERS.values(), ids=READERS)
+def test_a_backward_gathers_again_what_trained_products_read(shape: ModelShape, targets: Any, blocks: int) -> None:
+    """Under adapters routers and experts are frozen, and of other products those without an adapter."""
+    lora = NO_LORA if targets is None else LoraSettings(rank=2, target_modules=targets)
+    times = LayerTimes(a_cluster(4), ModelWork(shape, "bfloat16", 1000, lora), Layout.on(range(2), tp=2))
+    micro = Micro(96, 0, 0, parted=True, gathered_again=True)
+    forward, backward = (times.gatherings(micro, backward=flag) for flag in (False, True))
+    assert 4 * (backward - forward) == blocks
+    kinds = zip(times.by_kind(), layer_kinds(shape), strict=True)
+    assert sum(len(kind.layers) * of.gatherings(micro, backward=True) for of, kind in kinds) == 4 * backward
 
 
 def test_weights_under_an_adapter_get_no_gradients() -> None:

@@ -92,6 +92,21 @@ def adapter_inputs(shape: ModelShape, lora: LoraSettings) -> int:
     return lora.rank * sum(layer.count for layer in adapted_layers(shape, lora).values())
 
 
+@lru_cache(maxsize=64)
+def trained_readers(shape: ModelShape, lora: LoraSettings) -> int:
+    """Attentions, mixers and MLPs of which weights that are trained read what enters them: all; of adapters, those
+    whose first products have some."""
+    if lora.rank == 0:
+        return shape.attending + len(shape.recurrent) + shape.dense_layers + shape.expert_layers
+    attention, _, mlp, _ = PRODUCTS
+    counts: dict[tuple[str, ...], int] = {}
+    for name, layer in adapted_layers(shape, lora).items():
+        block = (MIXER,) if name.startswith(MIXER) else attention if name in attention else mlp
+        if not layer.by_inputs:
+            counts[block] = layer.count
+    return sum(counts.values())
+
+
 def packed_adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
     """The same as a compiled decoder lays them out: those of one product together, in whole panels, with B of each
     for all outputs of the product."""
@@ -108,7 +123,7 @@ def _mixer_layers(shape: ModelShape) -> dict[str, LinearLayers]:
     """Those of layers that keep a state: the output projection is cut by what it reads; where nothing may be apart, all
     of a layer is one head."""
     mixers, units, layers = len(shape.recurrent), shape.mixer.units or 1, {}
-    for name, inputs, outputs in shape.mixer.linear if mixers else ():
+    for name, inputs, outputs in shape.mixer.linear:
         by_inputs = name in ("out_proj", "o_proj")
         head = (inputs if by_inputs else outputs) // units
         layers[f"{MIXER}{name}"] = LinearLayers(mixers, inputs, outputs, head, by_inputs=by_inputs)

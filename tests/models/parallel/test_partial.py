@@ -131,6 +131,13 @@ CUT = [sizes(tp=2), sizes(pp=3), sizes(tp=2, pp=2)]
 QUICK_CUT = [*((family, sizes(tp=2)) for family in ("qwen3_next", "lfm2")), ("qwen3_5_text", sizes(tp=2, pp=2))]
 
 
+def test_a_copy_is_cut_by_itself(four: Workers) -> None:
+    """Ranks of another one may have read their part with a layout before, and read nothing."""
+    first, second, third, last = four.ask("one_copy")
+    assert first is second is None
+    assert third == last is not None
+
+
 @pytest.mark.parametrize(("family", "shape"), slow_but(QUICK_CUT, product(RECURRENT, CUT)), ids=str)
 def test_layers_that_keep_a_state(four: Workers, family: str, shape: dict[str, Any]) -> None:
     judge(four.ask("compare", family, shape), family)

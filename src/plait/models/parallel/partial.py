@@ -37,7 +37,7 @@ Values = Callable[[Block], Tensor]
 
 
 def part_of(model: AnyModel, team: Team) -> AnyModel:
-    """Turn a whole model into this rank's part of it, in place. All ranks of the team call it with the same model.
+    """Turn a whole model into this rank's part of it, in place. All ranks of a copy call it with the same model.
 
     Args:
         model: whole; adapters are added to parts (`lora.add_lora`), as are heads on shared weights.
