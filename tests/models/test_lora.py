@@ -29,9 +29,10 @@ from plait.models.files.saving import merged_weight, save_pretrained
 from plait.models.language_loading import from_module, load_model
 from plait.models.language_model import LanguageModel
 from plait.models.loading import read_tokens
-from plait.models.lora import add_lora, check_targets, targets_of, without_lora
+from plait.models.lora import add_lora, without_lora
 from plait.models.lora_files import load_adapter, save_adapter
 from plait.models.lora_settings import LoraSettings
+from plait.models.lora_targets import check_targets, targets_of
 from plait.models.scalar_loading import scalar_of, scalar_view
 from plait.models.scalar_model import ScalarModel
 from plait.models.working_weights import adapted_layers, layout_of

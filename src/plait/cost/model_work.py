@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.cost.experts import are_whole, fullest, reached
-from plait.cost.shape_parameters import adapted_layers, adapter_parameters, packed_adapter_parameters
+from plait.cost.shape_parameters import adapted_layers, adapter_products, packed_adapter_parameters
 from plait.layout.params import Heads
 from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
@@ -80,14 +80,20 @@ class ModelWork:
         for B's own and for that of what A gave; the input is read for A's own; its gradient is written, and read with
         that by the weights to write their sum.
         """
-        adapter = adapter_parameters(self.shape, self.lora, tp) / self.shape.layers
-        products: Any = np.maximum(2 * adapter / flops_per_s * tokens, adapter * self.width / bytes_per_s)
-        numbers = sum(
-            layer.count * (4 * layer.outputs + 5 * layer.inputs if backward else 6 * layer.outputs + layer.inputs)
-            for layer in (whole.cut(tp) for whole in adapted_layers(self.shape, self.lora).values())
+        layers = [whole.cut(tp) for whole in adapted_layers(self.shape, self.lora).values()]
+        passed = adapter_products(self.shape, self.lora, tp) / self.shape.layers
+        read: Any = sum(
+            np.minimum(layer.count, layer.products * tokens if layer.passed is not None else layer.count)
+            * (self.lora.rank * (layer.inputs + layer.outputs) / self.shape.layers)
+            for layer in layers
         )
-        passed = self.width * numbers / self.shape.layers / bytes_per_s * tokens
-        return (1 + backward) * products + passed
+        products: Any = np.maximum(2 * passed / flops_per_s * tokens, read * self.width / bytes_per_s)
+        numbers = sum(
+            layer.products * (4 * layer.outputs + 5 * layer.inputs if backward else 6 * layer.outputs + layer.inputs)
+            for layer in layers
+        )
+        moved = self.width * numbers / self.shape.layers / bytes_per_s * tokens
+        return (1 + backward) * products + moved
 
     def share(self, tp: int) -> float:
         """The share of a layer's work on the device that has most of it over tp: heads and columns need not divide, and

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
+from plait.cost.experts import are_whole, fullest
 from plait.layout.decoder import decoder_parameters
 from plait.layout.mesh import Parallelism
 from plait.layout.params import Parameters
@@ -54,9 +55,21 @@ class LinearLayers:
     head: int = 1
     by_inputs: bool = False
     """Tensor parallelism cuts what they read, else what they give."""
+    passed: float | None = None
+    """Of experts: how many of them a token passes. None: all."""
+    shape: ModelShape | None = None
+    """Of the model, of experts that ranks have whole."""
+
+    @property
+    def products(self) -> float:
+        """Those that a token passes."""
+        return self.count if self.passed is None else self.passed
 
     def cut(self, tp: int) -> LinearLayers:
         """Those of the rank of `tp` that has most of them."""
+        if self.shape is not None and self.passed is not None:
+            blocks, share = self.shape.expert_layers, fullest(self.shape, tp)
+            return replace(self, count=blocks * -(-self.shape.experts // tp), passed=self.passed * share)
         part = lambda size: -(-size // self.head // tp) * self.head
         if self.by_inputs:
             return replace(self, inputs=part(self.inputs))
@@ -70,8 +83,10 @@ def adapted_layers(shape: ModelShape, lora: LoraSettings) -> dict[str, LinearLay
     if lora.rank == 0:
         return {}
     named = {name: name.removeprefix(MIXER) for name in layers}
-    takes_all = targets == "all-linear" or set(targets) - {*named.values()}
-    return {name: of for name, of in layers.items() if of.count and (takes_all or named[name] in targets)}
+    linear = () if targets == "all-linear" else {name for name in targets if "." not in name}
+    takes_all = targets == "all-linear" or set(linear) - {*named.values()}
+    experts = {} if targets == "all-linear" else {name: of for name, of in _experts(shape).items() if name in targets}
+    return experts | {name: of for name, of in layers.items() if of.count and (takes_all or named[name] in linear)}
 
 
 def adapter_parameters(shape: ModelShape, lora: LoraSettings, tp: int = 1) -> int:
@@ -89,7 +104,13 @@ def adapter_by_stage(shape: ModelShape, lora: LoraSettings, sizes: Parallelism) 
 
 def adapter_inputs(shape: ModelShape, lora: LoraSettings) -> int:
     """What A of all adapters makes of one token: numbers that are kept for the backward of B."""
-    return lora.rank * sum(layer.count for layer in adapted_layers(shape, lora).values())
+    return int(lora.rank * sum(layer.products for layer in adapted_layers(shape, lora).values()))
+
+
+def adapter_products(shape: ModelShape, lora: LoraSettings, tp: int = 1) -> float:
+    """Numbers of a model's adapter that a token passes, on the rank of `tp` that has most."""
+    layers = [layer.cut(tp) for layer in adapted_layers(shape, lora).values()]
+    return sum(layer.products * lora.rank * (layer.inputs + layer.outputs) for layer in layers)
 
 
 def packed_adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
@@ -115,9 +136,23 @@ def _mixer_layers(shape: ModelShape) -> dict[str, LinearLayers]:
     return layers
 
 
+def _experts(shape: ModelShape) -> dict[str, LinearLayers]:
+    """Routed experts by the names of their parameters (`models.lora_targets`): of each there is one in a layer."""
+    hidden, inner, count = shape.hidden, shape.expert_intermediate, shape.expert_layers * shape.experts
+    if not count:
+        return {}
+    enters = "experts.gate_up_proj" if shape.mlp_matrices == 3 else "experts.up_proj"
+    of = {"passed": shape.expert_layers * shape.experts_per_token, "shape": shape if are_whole(shape) else None}
+    return {
+        enters: LinearLayers(count, hidden, (shape.mlp_matrices - 1) * inner, **of),
+        "experts.down_proj": LinearLayers(count, inner, hidden, by_inputs=True, **of),
+    }
+
+
 def _linear_layers(shape: ModelShape) -> dict[str, LinearLayers]:
-    """That may have adapters: no MLP of a mixture of experts has any, and where it has an expert that all tokens pass,
-    dense MLPs, whose layers have the names of that one's, have none either (`models.lora`)."""
+    """That may have adapters, but for routed experts: no MLP of a mixture of experts has any, and where it has an
+    expert that all tokens pass, dense MLPs, whose layers have the names of that one's, have none either
+    (`models.lora_targets`)."""
     hidden, query, kv = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     blocks, inner = shape.attending, shape.intermediate
     dense = 0 if shape.shared_intermediate else shape.dense_layers

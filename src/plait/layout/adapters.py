@@ -20,16 +20,24 @@ def parameters_of_adapter(
 
     Args:
         targets: names of layers; `all-linear`: all in the decoder layers, in a mixture of experts but for its MLPs. So
-            it is where they name others: of a model that is known by its shape, these may be called otherwise.
+            it is where they name others: of a model that is known by its shape, these may be called otherwise. Names
+            with a dot are of experts.
     """
     layers = [param for param in parameters.params if param.layer is not None and _is_linear(param)]
     mixtures = tuple({_before_experts(param.name) for param in parameters.params if ".experts." in param.name})
     left_out = EXPERTS | {_leaf(param) for param in layers if param.name.startswith(mixtures)} if mixtures else set()
     names = {_leaf(param) for param in layers}
+    of_experts = () if targets == "all-linear" else tuple(f".{name}" for name in targets if "." in name)
+    targets = targets if targets == "all-linear" else tuple(name for name in targets if "." not in name)
     if targets != "all-linear" and (names | left_out).issuperset(targets):
         names = set(targets)
-    adapted = [param for param in layers if _leaf(param) in names - left_out]
-    params = [part for param in adapted for part in low_rank(param.name.removesuffix(".weight"), param, rank)]
+    adapted = {param.name for param in layers if _leaf(param) in names - left_out}
+    params: list[Param] = []
+    for param in parameters.params:
+        if param.name in adapted:
+            params += low_rank(param.name.removesuffix(".weight"), param, rank)
+        elif _is_stacked(param, of_experts):
+            params += low_rank_of_experts(param, rank)
     heads = (param for param in parameters.params if param.name == HEAD)
     return Parameters((*params, *heads), layers=parameters.num_layers)
 
@@ -52,8 +60,33 @@ def low_rank(at: str, weight: Param, rank: int, *, is_transposed: bool = False) 
     return replace(weight, name=name_a, shape=shape_a), plain_b
 
 
+def low_rank_of_experts(weight: Param, rank: int, *, by_columns: bool = False) -> tuple[Param, Param]:
+    """A [E, rank, in] and B [E, out, rank] of a parameter of E experts. Tensor parallelism cuts both between experts
+    where it cuts the parameter so, B where it cuts outputs, A where it cuts inputs.
+
+    Args:
+        weight: [E, out, in], or [E, in, out] if `by_columns`.
+    """
+    (num_experts, *sizes), of_outputs = weight.shape, 2 if by_columns else 1
+    num_out, num_in = reversed(sizes) if by_columns else sizes
+    a = replace(weight, name=f"{weight.name}.lora_A.weight", shape=(num_experts, rank, num_in))
+    b = replace(weight, name=f"{weight.name}.lora_B.weight", shape=(num_experts, num_out, rank))
+    whole = {"cut": None, "sections": 1}
+    if weight.cut == of_outputs:
+        return replace(a, **whole), replace(b, cut=1)
+    if weight.cut == 3 - of_outputs:
+        return replace(a, cut=2), replace(b, **whole)
+    return a, b
+
+
 def _is_linear(param: Param) -> bool:
     return len(param.shape) == 2 and param.name.endswith(".weight")
+
+
+def _is_stacked(param: Param, names: tuple[str, ...]) -> bool:
+    """Whether it is a parameter of experts by one of the names; of a model that is known by its shape, what enters
+    experts is `gate_up_proj`."""
+    return len(param.shape) == 3 and (param.name.endswith(names) or param.name.replace("gate_up", "up").endswith(names))
 
 
 def _leaf(param: Param) -> str:

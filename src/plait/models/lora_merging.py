@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from plait.layout.decoder import HEAD
 from plait.layout.params import Block
+from plait.models.expert_adapters import low_rank, stacked_parameters
 from plait.models.files.adapter_folder import AdapterFolder
 from plait.models.files.checkpoint_files import CheckpointFiles, stores_finer
 from plait.models.files.hub import resolve
 from plait.models.files.pretrained import reading
-from plait.models.files.saving import low_rank
 from plait.models.flat_weights import cut_block
 from plait.models.lora_files import StoredAdapter, stored_adapter
 from plait.models.model import Model
@@ -27,7 +27,7 @@ from plait.models.model import Model
 class Merging:
     """What an adapter in files makes of the weights of a model.
 
-    transposed: layers that keep their weights as [in, out]
+    transposed: layers, and parameters of experts, that keep their weights as [..., in, out]
     wide:       dtype of the sums
     """
 
@@ -46,8 +46,8 @@ class Merging:
         """
         stored = stored_adapter(model, folder)
         layers = {name.removesuffix(".lora_A.weight") for name in stored.tensors if ".lora_A." in name}
-        kinds = {at: type(model.module.get_submodule(at)).__name__ for at in layers}
-        transposed = frozenset(at for at, kind in kinds.items() if kind == "Conv1D")
+        experts = stacked_parameters(model.module)
+        transposed = frozenset(at for at in layers if _is_transposed(experts.get(at) or model.module.get_submodule(at)))
         return cls(stored, transposed, torch.promote_types(model.dtype, torch.float32))
 
     def changes(self, name: str) -> bool:
@@ -70,8 +70,12 @@ class Merging:
         if (a := tensors.get(f"{at}.lora_A.weight")) is None:
             return weight
         added = low_rank(a, tensors[f"{at}.lora_B.weight"], self.stored.settings.scaling, self.wide)
-        part = cut_block(added.t() if at in self.transposed else added, block)
+        part = cut_block(added.mT if at in self.transposed else added, block)
         return weight.to(self.wide) + part.to(weight.device)
+
+
+def _is_transposed(layer: nn.Module) -> bool:
+    return type(layer).__name__ == "Conv1D" or getattr(layer, "is_transposed", False) is True
 
 
 @torch.no_grad()

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from plait.settings import Settings
+
+
+def target_of(name: str) -> str:
+    """What a recipe calls a parameter of experts: peft's `mlp.experts.down_proj` is `experts.down_proj`. A name without
+    a dot, as linear layers have, is itself."""
+    return ".".join(name.split(".")[-2:])
 
 
 class LoraSettings(Settings):
@@ -21,8 +27,14 @@ class LoraSettings(Settings):
     )
     target_modules: tuple[str, ...] | Literal["all-linear"] = Field(
         default="all-linear",
-        description="names of the adapted linear layers, such as q_proj; all-linear: every one of the decoder layers",
+        description="names of the adapted linear layers, such as q_proj, and of experts, such as experts.down_proj; "
+        "all-linear: every linear layer of the decoder layers, no experts",
     )
+
+    @field_validator("target_modules")
+    @classmethod
+    def _name_experts(cls, stated: tuple[str, ...] | str) -> tuple[str, ...] | str:
+        return stated if isinstance(stated, str) else tuple(map(target_of, stated))
 
     def check_read(self) -> None:
         self._check_switch("rank", "`lora.rank` above 0", "alpha", "target_modules")

@@ -66,12 +66,13 @@ def adapter_of(name: str) -> AdapterFolder | None:
 
 
 def _settings(config: Mapping[str, Any]) -> LoraSettings:
-    targets = config.get("target_modules")
+    targets, experts = config.get("target_modules"), config.get("target_parameters")
+    named = [*(targets if isinstance(targets, list) else ()), *(experts if isinstance(experts, list) else ())]
     try:
         return LoraSettings(
             rank=config["r"],
             alpha=config["lora_alpha"],
-            target_modules=tuple(targets) if isinstance(targets, list) else "all-linear",
+            target_modules=tuple(named) if isinstance(targets, list) else "all-linear",
         )
     except (KeyError, ValidationError):
         return NO_LORA
