@@ -55,17 +55,17 @@ def adapted(family: str = "qwen3_moe", dtype: torch.dtype = torch.float64, **opt
 
 
 def sum_of(*, by_columns: bool, rank: int = 2, dtype: torch.dtype = torch.float64) -> tuple[LowRankSum, Tensor]:
-    """Three experts of 8 inputs and 12 outputs, and what they are when it is written out, [E, O, I]."""
+    """Three experts of 8 inputs and 16 outputs, and what they are when it is written out, [E, O, I]."""
     draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
     generator = torch.Generator().manual_seed(0)
-    weight, a, b = draw(3, 12, 8), draw(3, rank, 8), draw(3, 12, rank)
+    weight, a, b = draw(3, 16, 8), draw(3, rank, 8), draw(3, 16, rank)
     whole = weight + 0.5 * torch.stack([b_e @ a_e for a_e, b_e in zip(a, b, strict=True)])
     return LowRankSum(weight.mT.contiguous() if by_columns else weight, a, b, 0.5, by_columns=by_columns), whole
 
 
 def test_each_product_is_that_of_the_sum() -> None:
     rows, columns = sum_of(by_columns=False), sum_of(by_columns=True)
-    x, bias = torch.randn(5, 8, dtype=torch.float64), torch.randn(12, dtype=torch.float64)
+    x, bias = torch.randn(5, 8, dtype=torch.float64), torch.randn(16, dtype=torch.float64)
     near: Any = lambda found, expected: torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     one = torch.tensor(1)
     near(F.linear(x, rows[0][one], bias), x @ rows[1][1].T + bias)
@@ -84,7 +84,7 @@ def test_products_of_groups_take_any_rank(rank: int, dtype: torch.dtype) -> None
     x = torch.randn(6, 8, dtype=dtype)
     found = F.grouped_mm(x, experts, offs=torch.tensor([2, 2, 6], dtype=torch.int32))
     expected = torch.cat([x[:2] @ whole[0].T, x[2:] @ whole[2].T])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.15)
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=1e-5 if dtype == torch.float32 else 0.15)
 
 
 def test_another_product_is_refused() -> None:

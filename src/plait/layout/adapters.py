@@ -69,14 +69,18 @@ def low_rank_of_experts(weight: Param, rank: int, *, by_columns: bool = False) -
     """
     (num_experts, *sizes), of_outputs = weight.shape, 2 if by_columns else 1
     num_out, num_in = reversed(sizes) if by_columns else sizes
-    a = replace(weight, name=f"{weight.name}.lora_A.weight", shape=(num_experts, rank, num_in))
-    b = replace(weight, name=f"{weight.name}.lora_B.weight", shape=(num_experts, num_out, rank))
-    whole = {"cut": None, "sections": 1}
+    (name_a, shape_a), (name_b, shape_b) = (
+        (f"{weight.name}.lora_A.weight", (num_experts, rank, num_in)),
+        (f"{weight.name}.lora_B.weight", (num_experts, num_out, rank)),
+    )
+    plain_a, plain_b = Param(name_a, shape_a, weight.layer), Param(name_b, shape_b, weight.layer)
+    if weight.cut is None:
+        return plain_a, plain_b
     if weight.cut == of_outputs:
-        return replace(a, **whole), replace(b, cut=1)
+        return plain_a, replace(weight, name=name_b, shape=shape_b, cut=1)
     if weight.cut == 3 - of_outputs:
-        return replace(a, cut=2), replace(b, **whole)
-    return a, b
+        return replace(weight, name=name_a, shape=shape_a, cut=2), plain_b
+    return replace(weight, name=name_a, shape=shape_a), replace(weight, name=name_b, shape=shape_b)
 
 
 def _is_linear(param: Param) -> bool:
