@@ -469,6 +469,7 @@ ADAPTED = [
 
 
 EXPERTS = {"targets": ("q_proj", "experts.gate_up_proj", "experts.down_proj")}
+IN_LAYER = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
 LATENT = {"targets": ("q_b_proj", "experts.gate_up_proj", "experts.down_proj")}
 ADAPTED += [
     pytest.param("qwen3_moe", sizes(tp=3), EXPERTS | UNEVEN_EXPERTS, id="whole experts"),
@@ -481,7 +482,7 @@ ADAPTED += [
     pytest.param("qwen3_moe", sizes(tp=2) | PARTED, EXPERTS | {"copied": True}, id="parted", marks=pytest.mark.slow),
     pytest.param("qwen3_next", sizes(tp=2), EXPERTS, id="states, experts", marks=pytest.mark.slow),
     pytest.param("nemotron_h", sizes(tp=2), {"targets": ("experts.up_proj",)}, id="no gate", marks=pytest.mark.slow),
-    pytest.param("gemma4_text", sizes(tp=2), EXPERTS, id="experts in the layer", marks=pytest.mark.slow),
+    pytest.param("gemma4_text", sizes(tp=2), EXPERTS | IN_LAYER, id="experts in the layer", marks=pytest.mark.slow),
 ]
 
 
