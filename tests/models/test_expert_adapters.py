@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -27,7 +29,7 @@ from plait.models.lora import add_lora, without_lora
 from plait.models.lora_files import load_adapter, save_adapter
 from plait.models.lora_merging import merge
 from plait.models.lora_settings import LoraSettings
-from plait.models.lora_targets import check_names
+from plait.models.lora_targets import check_names, targets_of
 from tests.cases import slow_but
 from tests.models.oracle import RAGGED, eager_logprobs, gradients, wide_softmax
 from tests.models.test_lora import logprobs_of, stirred
@@ -143,9 +145,8 @@ def test_numbers_and_gradients_are_pefts(family: str) -> None:
     module = tiny(family)
     module.set_experts_implementation("eager")
     model = peft.get_peft_model(module, config, autocast_adapter_dtype=False).eval()
-    names = names_in_peft(
-        {n: None for n in (n.partition(".lora_")[0] for n in view.own.parameters) if ".experts." in n}
-    )
+    hosts = dict.fromkeys(name.partition(".lora_")[0] for name in view.own.parameters)
+    names = names_in_peft(name for name in hosts if ".experts." in name)
 
     def in_peft(name: str) -> str:
         at, _, rest = name.partition(".lora_")
@@ -186,7 +187,7 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and out._base is None and not func.is_view:
+        if isinstance(out, Tensor) and not func.is_view:
             self.found = max(self.found, out.numel())
         return out
 
@@ -203,7 +204,7 @@ def test_nothing_as_large_as_the_experts_is_made() -> None:
         out = experts(x, torch.tensor([[1, 5], [5, 60]]), torch.ones(2, 2))
         out.sum().backward()
     assert all(param.grad is not None for name, param in view.own.parameters.items() if "layers.0.mlp" in name)
-    assert experts._parameters["down_proj"].numel() == 64 * 32 * 48
+    assert experts.down_proj.numel() == 64 * 32 * 48
     assert largest.found <= 64 * 96 * 4, "B, of a rank that grouped products take"
 
 
@@ -231,12 +232,39 @@ def test_views_interleave_and_copies_see_through() -> None:
 def test_names_of_peft_are_taken() -> None:
     stated = LoraSettings(rank=1, target_modules=("q_proj", "mlp.experts.gate_up_proj"))
     assert stated.target_modules == ("q_proj", "experts.gate_up_proj")
-    named = {"a.experts.gate_up_proj": 0, "a.experts.down_proj": 0, "b.experts.down_proj": 0}
-    assert names_in_peft(named) == {
+    assert (stated.linear, stated.experts) == (("q_proj",), ("experts.gate_up_proj",))
+    assert names_in_peft(["a.experts.gate_up_proj", "a.experts.down_proj", "b.experts.down_proj"]) == {
         "a.experts.gate_up_proj": "a.experts.base_layer",
         "a.experts.down_proj": "a.experts",
         "b.experts.down_proj": "b.experts",
     }
+
+
+def test_all_linear_layers_and_experts_are_adapted() -> None:
+    both = LoraSettings(rank=1, target_modules=("all-linear", "experts.down_proj"))
+    assert (both.linear, both.experts) == ("all-linear", ("experts.down_proj",))
+    assert LoraSettings(rank=1, target_modules=("all-linear",)).target_modules == "all-linear"
+    found = targets_of(both, tiny("qwen3_moe").model)
+    assert {target.stated for target in found.values()} == {"q_proj", "k_proj", "v_proj", "o_proj", "experts.down_proj"}
+    assert {at for at, target in found.items() if target.is_stacked} == {
+        "layers.0.mlp.experts.down_proj",
+        "layers.1.mlp.experts.down_proj",
+    }
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (
+            ("7.mlp.experts.down_proj",),
+            r"without a number, .*found 7\.mlp\.experts\.down_proj; write exp.*_proj",
+        ),
+        (("all-linear", "q_proj"), "all-linear with names of experts alone, found q_proj"),
+    ],
+)
+def test_names_that_say_too_much_are_refused(names: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        LoraSettings(rank=1, target_modules=names)
 
 
 def test_unknown_names_are_refused_with_those_that_are_known() -> None:
@@ -269,11 +297,11 @@ def test_two_experts_as_peft_lays_them_out() -> None:
 
 @pytest.mark.parametrize("family", slow_but(FAMILIES[:2], FAMILIES))
 def test_a_saved_adapter_is_the_same_in_peft_merged_and_read_again(family: str, tmp_path: Path) -> None:
-    view = adapted(family, torch.float32, weight_scale=0.05)
+    save_pretrained(tiny_model(family, dtype=torch.float32, weight_scale=0.05), tmp_path / "base")
+    base = load_model(str(tmp_path / "base"), dtype="float32")
+    view = stirred(add_lora(base, settings_of(family), name="actor", seed=1))
     expected = logprobs_of(view)
-    assert (expected - logprobs_of(without_lora(view))).abs().max() > 1e-3
-    save_pretrained(without_lora(view), tmp_path / "base")
-    view.module.config._name_or_path = str(tmp_path / "base")
+    assert (expected - logprobs_of(base)).abs().max() > 1e-3
     save_adapter(view, tmp_path / "adapter")
     save_pretrained(view, tmp_path / "whole")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager")
@@ -292,18 +320,23 @@ def test_a_saved_adapter_is_the_same_in_peft_merged_and_read_again(family: str, 
     near(logprobs_of(base))
 
 
-def test_what_peft_writes_is_read(tmp_path: Path) -> None:
-    """With `target_parameters` by another end of the names, and one of the two alone."""
-    config = peft.LoraConfig(r=3, lora_alpha=5, target_modules=["o_proj"], target_parameters=["down_proj"])
+@pytest.mark.parametrize(("linear", "stated"), [(["o_proj"], ("experts.down_proj", "o_proj")), ([], BOTH[1:])])
+def test_what_peft_writes_is_read(linear: list[str], stated: tuple[str, ...], tmp_path: Path) -> None:
+    """With `target_parameters` by another end of the names, of one of the two alone."""
+    config = peft.LoraConfig(r=3, lora_alpha=5, target_modules=linear, target_parameters=["down_proj"])
     theirs = peft.get_peft_model(tiny("qwen3_moe", dtype=torch.float32, weight_scale=0.05), config)
     for name, param in theirs.named_parameters():
         if ".lora_" in name:
             nn.init.normal_(param, std=0.1)
     theirs.save_pretrained(tmp_path)
     view = load_adapter(tiny_model("qwen3_moe", dtype=torch.float32, weight_scale=0.05), tmp_path, name="x")
-    assert view.own.settings.target_modules == ("experts.down_proj", "o_proj")
+    assert view.own.settings.target_modules == stated
     with torch.no_grad():
-        torch.testing.assert_close(logprobs_of(view), eager_logprobs(theirs.eval(), RAGGED)[0], rtol=0, atol=1e-4)
+        expected = eager_logprobs(theirs.eval(), RAGGED)[0]
+    torch.testing.assert_close(logprobs_of(view), expected, rtol=0, atol=1e-4)
+    save_adapter(view, tmp_path / "again")
+    before, after = (load_file(tmp_path / at / "adapter_model.safetensors") for at in (".", "again"))
+    assert all(torch.equal(after[key], value) for key, value in before.items())
 
 
 def test_other_forms_of_files_are_refused(tmp_path: Path) -> None:
@@ -318,3 +351,30 @@ def test_other_forms_of_files_are_refused(tmp_path: Path) -> None:
     save_file({key.replace("experts.base_layer", "experts.0.gate_proj"): value for key, value in tensors.items()}, file)
     with pytest.raises(ModelError, match=r"each expert for itself, such as .*experts\.0\.gate_proj; load it in peft"):
         load_adapter(view, tmp_path, name="x")
+
+
+@pytest.mark.parametrize("stated", ["experts.down_proj", {"down_proj": 1}, [3]], ids=str)
+def test_parameters_that_are_no_list_of_names_are_refused(stated: Any, tmp_path: Path) -> None:
+    view = adapted(dtype=torch.float32)
+    save_adapter(view, tmp_path)
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"target_parameters": stated}))
+    with pytest.raises(ModelError, match=r"should state `target_parameters` as a list of names, found"):
+        load_adapter(view, tmp_path, name="x")
+
+
+@pytest.mark.parametrize(
+    ("linear", "named"),
+    [
+        (None, ("experts.down_proj",)),
+        ([], ("experts.down_proj",)),
+        (".*_proj", ("all-linear", "experts.down_proj")),
+        ("all-linear", ("all-linear", "experts.down_proj")),
+    ],
+)
+def test_what_a_folder_adapts_is_known_before_its_weights_are_read(
+    linear: Any, named: tuple[str, ...], tmp_path: Path
+) -> None:
+    config = {"r": 2, "lora_alpha": 4, "target_modules": linear, "target_parameters": ["mlp.experts.down_proj"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "base"}))
+    assert adapter_of(str(tmp_path)).settings.target_modules == named

@@ -11,7 +11,7 @@ from plait.layout.decoder import decoder_parameters
 from plait.layout.mesh import Parallelism
 from plait.layout.params import Parameters
 from plait.layout.shards import stage_bounds
-from plait.models.lora_settings import LoraSettings
+from plait.models.lora_settings import ALL_LINEAR, LoraSettings
 from plait.models.shape import ModelShape
 
 PRODUCTS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
@@ -56,9 +56,9 @@ class LinearLayers:
     by_inputs: bool = False
     """Tensor parallelism cuts what they read, else what they give."""
     passed: float | None = None
-    """Of experts: how many of them a token passes. None: all."""
+    """How many of them a token passes, where they are experts. None: all."""
     shape: ModelShape | None = None
-    """Of the model, of experts that ranks have whole."""
+    """The model's, where they are experts that ranks have whole."""
 
     @property
     def products(self) -> float:
@@ -79,13 +79,12 @@ class LinearLayers:
 def adapted_layers(shape: ModelShape, lora: LoraSettings) -> dict[str, LinearLayers]:
     """Those of one model that have an adapter, by name, as far as its shape says: where a setting names others, of a
     family whose layers are called otherwise, all."""
-    layers, targets = _linear_layers(shape), lora.target_modules
     if lora.rank == 0:
         return {}
+    layers, linear = _linear_layers(shape), lora.linear
     named = {name: name.removeprefix(MIXER) for name in layers}
-    linear = () if targets == "all-linear" else {name for name in targets if "." not in name}
-    takes_all = targets == "all-linear" or set(linear) - {*named.values()}
-    experts = {} if targets == "all-linear" else {name: of for name, of in _experts(shape).items() if name in targets}
+    takes_all = linear == ALL_LINEAR or {*linear} - {*named.values()}
+    experts = {name: of for name, of in _experts(shape).items() if name in lora.experts}
     return experts | {name: of for name, of in layers.items() if of.count and (takes_all or named[name] in linear)}
 
 
@@ -137,14 +136,15 @@ def _mixer_layers(shape: ModelShape) -> dict[str, LinearLayers]:
 
 
 def _experts(shape: ModelShape) -> dict[str, LinearLayers]:
-    """Routed experts by the names of their parameters (`models.lora_targets`): of each there is one in a layer."""
+    """Routed experts by the names of their parameters (`models.lora_targets`). Where gate and up are one product, ranks
+    have equally many columns of both."""
     hidden, inner, count = shape.hidden, shape.expert_intermediate, shape.expert_layers * shape.experts
     if not count:
         return {}
     enters = "experts.gate_up_proj" if shape.mlp_matrices == 3 else "experts.up_proj"
     of = {"passed": shape.expert_layers * shape.experts_per_token, "shape": shape if are_whole(shape) else None}
     return {
-        enters: LinearLayers(count, hidden, (shape.mlp_matrices - 1) * inner, **of),
+        enters: LinearLayers(count, hidden, (shape.mlp_matrices - 1) * inner, shape.mlp_matrices - 1, **of),
         "experts.down_proj": LinearLayers(count, inner, hidden, by_inputs=True, **of),
     }
 

@@ -59,8 +59,8 @@ class AdaptedExperts:
 
     @torch.no_grad()
     def merged(self, name: str, adapter: str) -> Tensor:
-        """A parameter of the module with this adapter's part, where it has one: as it lies, float32 or wider, rounded
-        only once."""
+        """A parameter of the module, [E, O, I] or transposed as it lies, with this adapter's part: where it has one,
+        float32 or wider, so that it is rounded only once."""
         weight: Tensor = self.layer._parameters[name]
         if (pair := self.pairs.get(adapter, {}).get(name)) is None:
             return weight
@@ -167,7 +167,7 @@ class LowRankSum:
         return product(*args, **(kwargs or {}))
 
     def added(self, whole: Tensor, low: Tensor) -> Tensor:
-        """Both products of one input."""
+        """Both products of one input, [..., O], together."""
         return torch.add(whole, low, alpha=self.scaling)
 
 

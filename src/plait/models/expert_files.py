@@ -9,19 +9,19 @@ one has the module's own name, and each before it one `base_layer` more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from torch import Tensor
 
 
-def names_in_peft(targets: Mapping[str, object]) -> dict[str, str]:
+def names_in_peft(experts: Iterable[str]) -> dict[str, str]:
     """Name of a parameter of experts → what its adapter goes by in a file.
 
     Args:
-        targets: the parameters that have adapters, in the order in which each module has them; the values are not read.
+        experts: the parameters that have adapters, in the order in which each module has them.
     """
     of_module: dict[str, list[str]] = {}
-    for name in targets:
+    for name in experts:
         of_module.setdefault(name.rpartition(".")[0], []).append(name)
     return {
         name: f"{module}{'.base_layer' * outside}"
@@ -31,7 +31,7 @@ def names_in_peft(targets: Mapping[str, object]) -> dict[str, str]:
 
 
 def shape_in_peft(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of A [E, rank, in] or B [E, out, rank]; of any other tensor its own.
+    """The shape in a file of A [E, rank, in] or B [E, out, rank]; of any other tensor its own.
 
     Args:
         name: ends in `.lora_A.weight` or `.lora_B.weight`.
@@ -43,7 +43,7 @@ def shape_in_peft(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def to_peft(name: str, tensor: Tensor) -> Tensor:
-    """See `shape_in_peft`."""
+    """A tensor as a file has it: [E · rank, in] of A [E, rank, in], [out, rank · E] of B [E, out, rank], or itself."""
     if tensor.ndim != 3:
         return tensor
     if ".lora_A." in name:

@@ -21,18 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError
-from plait.layout.adapters import low_rank, low_rank_of_experts
+from plait.layout.adapters import low_rank
 from plait.layout.params import Param, Parameters
 from plait.models.compute import cpu_linear, widened
 from plait.models.draws import generator
 from plait.models.expert_adapters import Pair, adapt, adapted_experts
 from plait.models.lora_settings import LoraSettings
-from plait.models.lora_targets import (
-    expert_targets_of,
-    targets_of,
-    unreached_layers,
-    without_weights,
-)
+from plait.models.lora_targets import targets_of, unreached_layers, without_weights
 from plait.models.model import AnyModel, Model
 from plait.models.parallel.adapters import dress, partials_of
 from plait.models.parallel.part import Part
@@ -89,7 +84,7 @@ def add_lora(
     for at, layer in layers.items():
         layer.lora_A[name].weight = adapter.parameters[f"{prefix}.{at}.lora_A.weight"]
         layer.lora_B[name].weight = adapter.parameters[f"{prefix}.{at}.lora_B.weight"]
-    _adapt_experts(base, settings, name, adapter.parameters)
+    _adapt_experts(base, whole, adapter)
     base.backbone.adapted(adapted_layers(decoder).values(), adapted_experts(decoder).values())
     if widened.takes(base.weights):
         cpu_linear.install(decoder)  # thin products of bfloat16 by torch take 20 times as long
@@ -116,33 +111,36 @@ def _inject(decoder: Any, fields: Mapping[str, Any], name: str) -> None:
         peft.inject_adapter_in_model(config, decoder, adapter_name=name, low_cpu_mem_usage=True)
 
 
-def _adapt_experts(base: Model, settings: LoraSettings, name: str, own: Mapping[str, nn.Parameter]) -> None:
+def _adapt_experts(base: Model, whole: Any, adapter: OwnPart) -> None:
     """Give the experts of this rank's layers their A and B.
 
     Args:
-        own: parameters of the adapter, by their names.
+        whole: the decoder with all layers.
     """
-    decoder, prefix = base.module.base_model, base.module.base_model_prefix
+    settings, name = adapter.settings, adapter.adapter
+    assert settings is not None, "an adapter has settings"
+    assert name is not None, "an adapter has a name"
+    decoder, prefix, own = base.module.base_model, base.module.base_model_prefix, adapter.parameters
     pairs: dict[str, dict[str, Pair]] = {}
-    for at in expert_targets_of(settings, _with_all_layers(base)):
-        full, (module, _, leaf) = f"{prefix}.{at}", at.rpartition(".")
-        if (a := own.get(f"{full}.lora_A.weight")) is not None:
-            pairs.setdefault(module, {})[leaf] = Pair(a, own[f"{full}.lora_B.weight"], settings.scaling)
+    for at, target in targets_of(settings, whole).items():
+        if target.is_stacked and (a := own.get(f"{prefix}.{at}.lora_A.weight")) is not None:
+            pair = Pair(a, own[f"{prefix}.{at}.lora_B.weight"], settings.scaling)
+            pairs.setdefault(at.rpartition(".")[0], {})[target.leaf] = pair
     for module, of_module in pairs.items():
         adapt(decoder.get_submodule(module), name, of_module)
 
 
 def peft_fields(settings: LoraSettings, decoder: Any) -> dict[str, Any]:
     alpha = settings.effective_alpha
-    targets = targets_of(settings, decoder)
-    names = sorted({at.rpartition(".")[2] for at in targets})
+    linear = [target for target in targets_of(settings, decoder).values() if not target.is_stacked]
+    names = sorted({target.stated for target in linear})
     alike = sorted(at for at in unreached_layers(decoder) if at.rpartition(".")[2] in names)
     return {
         "r": settings.rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "target_modules": names,
         "exclude_modules": alike or None,
-        "fan_in_fan_out": any(type(layer).__name__ == "Conv1D" for layer in targets.values()),
+        "fan_in_fan_out": any(target.is_transposed for target in linear),
         "bias": "none",
         "lora_dropout": 0.0,
     }
@@ -166,20 +164,13 @@ def _part_of(base: Model, decoder: Any, settings: LoraSettings) -> Part:
     Args:
         decoder: with all layers.
     """
-    targets, experts = targets_of(settings, decoder), expert_targets_of(settings, decoder)
     parameters, hosts = base.parameters, []
     weights = {param.name: param for param in parameters.params}
-    for at, module in decoder.named_modules():
-        for name in (f"{at}.{leaf}" for leaf, _ in module.named_parameters(recurse=False)):
-            if name in experts:
-                full = f"{base.module.base_model_prefix}.{name}"
-                by_columns = experts[name].is_transposed
-                hosts.append((weights[full], *low_rank_of_experts(weights[full], settings.rank, by_columns=by_columns)))
-        if at in targets:
-            full = f"{base.module.base_model_prefix}.{at}"
-            host = weights[parameters.aliases.get(f"{full}.weight", f"{full}.weight")]
-            is_transposed = type(targets[at]).__name__ == "Conv1D"
-            hosts.append((host, *low_rank(full, host, settings.rank, is_transposed=is_transposed)))
+    for at, target in targets_of(settings, decoder).items():
+        full = f"{base.module.base_model_prefix}.{at}"
+        name = full if target.is_stacked else f"{full}.weight"
+        host = weights[parameters.aliases.get(name, name)]
+        hosts.append((host, *low_rank(full, host, settings.rank, is_transposed=target.is_transposed)))
     params = [param for _, *own in hosts for param in own]
     heads = {param.name: param for param in base.trained.parameters.params}
     params += [heads[name] for name in base.parameters_of_views()]

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from plait.errors import ConfigError, ModelError
-from plait.layout.adapters import low_rank_of_experts
+from plait.layout.adapters import low_rank
 from plait.layout.params import Param
 from plait.models.expert_files import from_peft, names_in_peft, shape_in_peft, to_peft
 from plait.models.files.adapter_folder import CONFIG, adapter_of
@@ -24,9 +24,9 @@ from plait.models.flat_weights import cut_block
 from plait.models.lora import add_lora, own_adapter, peft_fields, peft_library, whole_decoder
 from plait.models.lora_settings import LoraSettings, target_of
 from plait.models.lora_targets import (
+    Target,
     check_targets,
     decoder_without_weights,
-    expert_targets_of,
     parameters_named,
     targets_of,
     unreached_layers,
@@ -77,16 +77,16 @@ def save_adapter(model: Model, folder: str | Path, *, marker: Mapping[str, Any] 
     assert own.settings is not None, "an adapter has settings"
     heads = sorted(name.rpartition(".")[0] for name in model.parameters_of_views())
     decoder, prefix = model.module.base_model, model.module.base_model_prefix
-    experts = expert_targets_of(own.settings, decoder)
+    targets = targets_of(own.settings, decoder)
     config = peft_library().LoraConfig(
         **peft_fields(own.settings, decoder),
-        target_parameters=sorted(set(map(target_of, experts))) or None,
+        target_parameters=sorted({target.stated for target in targets.values() if target.is_stacked}) or None,
         task_type=model.peft_task,
         modules_to_save=heads or None,
         base_model_name_or_path=_base_of(model),
         inference_mode=True,
     )
-    in_file = _names_in_file(prefix, experts)
+    in_file = _names_in_file(prefix, targets)
     tensors = {
         f"{_PREFIX}{in_file.get(name, name)}": to_peft(name, param.detach().cpu().clone())
         for name, param in own.parameters.items()
@@ -160,10 +160,10 @@ def stored_adapter(model: Model, folder: str | Path) -> StoredAdapter:
     beside = _beside(decoder, prefix)
     tensors = {name: opened.get_tensor(key) for key, name in names.items() if not name.startswith(beside)}
     try:
-        in_file = _names_in_file(prefix, expert_targets_of(settings, decoder))
-        expected = _shapes(model, decoder, settings)
+        targets = targets_of(settings, decoder)
     except ModelError as error:  # it adapts layers that are never adapted here
         raise ModelError(f"adapter: {str(folder)!r} does not fit this model: {error}") from None
+    in_file, expected = _names_in_file(prefix, targets), _shapes(model, targets, settings.rank)
     if config.get("task_type") != model.peft_task:  # of a language model: a head is new
         expected = {key: shape for key, shape in expected.items() if key in tensors or ".lora_" in key}
     shapes = {in_file.get(name, name): shape_in_peft(name, shape) for name, shape in expected.items()}
@@ -190,8 +190,7 @@ def check_trained(settings: LoraSettings, models: Mapping[str, str]) -> None:
         decoder = decoder_without_weights(name)
         config, opened = _read(adapter.folder)
         own = _settings(config, opened.keys(), decoder, decoder.base_model_prefix, adapter.folder)
-        targets = {at.rpartition(".")[2] for at in targets_of(settings, decoder)}
-        targets |= set(map(target_of, expert_targets_of(settings, decoder)))
+        targets = {target.stated for target in targets_of(settings, decoder).values()}
         for what, found, wanted in (
             ("rank", own.rank, settings.rank),
             ("alpha", f"{own.effective_alpha:g}", f"{settings.effective_alpha:g}"),
@@ -236,7 +235,13 @@ def _settings(config: Mapping[str, Any], keys: Iterable[str], decoder: Any, pref
             f"adapter: {str(folder)!r}: expected adapters of experts as peft's `target_parameters` has them, found "
             f"those of each expert for itself, such as {apart}; load it in peft and save it again"
         )
-    experts = parameters_named(config.get("target_parameters") or (), decoder)
+    stated = config.get("target_parameters") or []
+    if not (isinstance(stated, list) and all(isinstance(name, str) for name in stated)):
+        raise ModelError(
+            f"adapter: {str(folder)!r}: adapter_config.json should state `target_parameters` as a list of names, found "
+            f"{stated!r:.80}"
+        )
+    experts = parameters_named(stated, decoder)
     of_experts = {f"{prefix}.{at}" for at in names_in_peft(experts).values()}
     linear = {at.rpartition(".")[2] for at in names if not f"{at}.lora_".startswith(beside) and at not in of_experts}
     targets = sorted(linear | set(map(target_of, experts)))
@@ -249,12 +254,9 @@ def _settings(config: Mapping[str, Any], keys: Iterable[str], decoder: Any, pref
         ) from error
 
 
-def _names_in_file(prefix: str, experts: Mapping[str, Any]) -> dict[str, str]:
-    """Names of A and B of experts → those in a file, whose names of other layers are as here.
-
-    Args:
-        experts: parameters of a decoder that have adapters, by name.
-    """
+def _names_in_file(prefix: str, targets: Mapping[str, Target]) -> dict[str, str]:
+    """Names of A and B of experts → those in a file, whose names of other layers are as here."""
+    experts = [at for at, target in targets.items() if target.is_stacked]
     return {
         f"{prefix}.{name}.lora_{low}.weight": f"{prefix}.{stored}.lora_{low}.weight"
         for name, stored in names_in_peft(experts).items()
@@ -262,20 +264,12 @@ def _names_in_file(prefix: str, experts: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _shapes(model: Model, decoder: Any, settings: LoraSettings) -> dict[str, tuple[int, ...]]:
-    """What `add_lora` with these settings would hold."""
+def _shapes(model: Model, targets: Mapping[str, Target], rank: int) -> dict[str, tuple[int, ...]]:
+    """What `add_lora` would hold."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for at, layer in targets_of(settings, decoder).items():
+    for at, target in targets.items():
         full = f"{model.module.base_model_prefix}.{at}"
-        rows, columns = layer.weight.shape
-        if type(layer).__name__ == "Conv1D":
-            rows, columns = columns, rows
-        shapes[f"{full}.lora_A.weight"] = (settings.rank, columns)
-        shapes[f"{full}.lora_B.weight"] = (rows, settings.rank)
-    for at, experts in expert_targets_of(settings, decoder).items():
-        shape = tuple(experts._parameters[at.rpartition(".")[2]].shape)
-        host = Param(f"{model.module.base_model_prefix}.{at}", shape)
-        own = low_rank_of_experts(host, settings.rank, by_columns=experts.is_transposed)
+        own = low_rank(full, Param(full, tuple(target.weight.shape)), rank, is_transposed=target.is_transposed)
         shapes |= {param.name: param.shape for param in own}
     heads = model.parameters_of_views()
     return shapes | {param.name: param.shape for param in model.trained.parameters.params if param.name in heads}

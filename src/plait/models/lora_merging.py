@@ -9,17 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from plait.layout.decoder import HEAD
 from plait.layout.params import Block
-from plait.models.expert_adapters import low_rank, stacked_parameters
+from plait.models.expert_adapters import low_rank
 from plait.models.files.adapter_folder import AdapterFolder
 from plait.models.files.checkpoint_files import CheckpointFiles, stores_finer
 from plait.models.files.hub import resolve
 from plait.models.files.pretrained import reading
 from plait.models.flat_weights import cut_block
+from plait.models.lora import whole_decoder
 from plait.models.lora_files import StoredAdapter, stored_adapter
+from plait.models.lora_targets import targets_of
 from plait.models.model import Model
 
 
@@ -45,10 +47,9 @@ class Merging:
             ModelError: see `lora_files.load_adapter`.
         """
         stored = stored_adapter(model, folder)
-        layers = {name.removesuffix(".lora_A.weight") for name in stored.tensors if ".lora_A." in name}
-        experts = stacked_parameters(model.module)
-        transposed = frozenset(at for at in layers if _is_transposed(experts.get(at) or model.module.get_submodule(at)))
-        return cls(stored, transposed, torch.promote_types(model.dtype, torch.float32))
+        targets = targets_of(stored.settings, whole_decoder(model)).items()
+        transposed = (f"{model.module.base_model_prefix}.{at}" for at, target in targets if target.is_transposed)
+        return cls(stored, frozenset(transposed), torch.promote_types(model.dtype, torch.float32))
 
     def changes(self, name: str) -> bool:
         """Whether the adapter has a part for a parameter."""
@@ -72,10 +73,6 @@ class Merging:
         added = low_rank(a, tensors[f"{at}.lora_B.weight"], self.stored.settings.scaling, self.wide)
         part = cut_block(added.mT if at in self.transposed else added, block)
         return weight.to(self.wide) + part.to(weight.device)
-
-
-def _is_transposed(layer: nn.Module) -> bool:
-    return type(layer).__name__ == "Conv1D" or getattr(layer, "is_transposed", False) is True
 
 
 @torch.no_grad()

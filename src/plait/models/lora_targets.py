@@ -7,24 +7,25 @@ Experts are stacked in parameters, `….experts.gate_up_proj` [E, …]. Their na
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from plait.errors import ModelError
 from plait.layout.adapters import EXPERTS
 from plait.models.expert_adapters import stacked_parameters
 from plait.models.files.hub import read_config
 from plait.models.files.pretrained import new_module
-from plait.models.lora_settings import LoraSettings, target_of
+from plait.models.lora_settings import ALL_LINEAR, LoraSettings, target_of
 from plait.models.reach import text_modules
 from plait.models.working_weights import adapted_layers, layer_of
 
 
 def check_targets(settings: LoraSettings, models: Iterable[str]) -> None:
     """Raises ModelError where the settings name a layer that a model has not, by its configuration alone."""
-    for name in () if settings.target_modules == "all-linear" else dict.fromkeys(models):
+    for name in () if settings.target_modules == ALL_LINEAR else dict.fromkeys(models):
         check_names(settings, decoder_without_weights(name))
 
 
@@ -41,32 +42,61 @@ def without_weights(config: Any) -> Any:
         return new_module(config, decoder_only=True)
 
 
+@dataclass(frozen=True)
+class Target:
+    """What gets an adapter: a linear layer, or a parameter [E, …] of the E experts of a mixture.
+
+    module: the layer; the module of the experts
+    leaf:   the weight's name in the module
+    stated: what a recipe calls it
+    """
+
+    module: Any
+    leaf: str
+    stated: str
+
+    @property
+    def is_stacked(self) -> bool:
+        return self.weight.ndim == 3
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in] or [E, out, in]; [..., in, out] if `is_transposed`."""
+        weight: Tensor = self.module.get_parameter(self.leaf)
+        return weight
+
+    @property
+    def is_transposed(self) -> bool:
+        return type(self.module).__name__ == "Conv1D" or getattr(self.module, "is_transposed", False) is True
+
+
 def check_names(settings: LoraSettings, decoder: Any) -> None:
     """
     Raises:
         ModelError: a name of the settings is none of a layer, or of experts, that can be adapted; or there is none.
     """
-    if settings.target_modules == "all-linear":
+    if settings.target_modules == ALL_LINEAR:
         return
-    names, stacked, targets = _linear_names(decoder), _stacked(decoder), set(settings.target_modules)
-    experts = {target_of(name) for name in stacked}
+    names, targets = _linear_names(decoder), {*settings.target_modules} - {ALL_LINEAR}
+    experts = {target_of(name) for name in _stacked(decoder)}
     unknown = sorted(targets - names - experts)
-    if unknown and (others := {target_of(name) for name in _mixtures(decoder)} - experts) & set(unknown):
+    if others := sorted({target_of(name) for name in _mixtures(decoder)} & {*unknown}):
         raise ModelError(
             f"lora.target_modules: expected names of layers of {type(decoder).__name__} that can have adapters, found "
-            f"{', '.join(sorted(others))}, of experts that compute in a way of their family alone; leave them out"
+            f"{', '.join(others)}, of experts that compute in a way of their family alone; leave them out"
         )
     if unknown:
         raise ModelError(
-            f"lora.target_modules: expected all-linear alone, or names among {', '.join(sorted(names | experts))}, "
-            f"found {', '.join(unknown)}"
+            f"lora.target_modules: expected all-linear, or names among {', '.join(sorted(names | experts))}, found "
+            f"{', '.join(unknown)}"
         )
-    if not targets:
+    if not settings.target_modules:
         raise ModelError("lora.target_modules: expected at least one name, found none")
 
 
-def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
-    """The linear layers that get an adapter, by name: of those that texts reach (`models.reach`).
+def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, Target]:
+    """What gets an adapter, by the name of the layer or of the experts' parameter, in the decoder's order: of what
+    texts reach (`models.reach`).
 
     Peft reads the names of an MLP's layers, in a model with a mixture of experts, as those of the experts, which are
     no linear layers in Transformers: of such a model no MLP's are adapted, those of dense layers neither. It also takes
@@ -77,19 +107,15 @@ def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
         ModelError: see `check_names`.
     """
     check_names(settings, decoder)
-    stated = settings.target_modules
-    targets = _linear_names(decoder) if stated == "all-linear" else set(stated)
-    return {at: layer for at, layer in _linear_layers(decoder).items() if at.rpartition(".")[2] in targets}
-
-
-def expert_targets_of(settings: LoraSettings, decoder: Any) -> dict[str, Any]:
-    """The parameters of experts that get an adapter, by name, with the module of each.
-
-    Raises:
-        ModelError: see `check_names`.
-    """
-    check_names(settings, decoder)
-    return {name: layer for name, layer in _stacked(decoder).items() if target_of(name) in settings.target_modules}
+    linear = _linear_names(decoder) if settings.linear == ALL_LINEAR else {*settings.linear}
+    layers, stacked, targets = _linear_layers(decoder), _stacked(decoder), {}
+    for at, module in decoder.named_modules():
+        if at in layers and (name := at.rpartition(".")[2]) in linear:
+            targets[at] = Target(layers[at], "weight", name)
+        for leaf, _ in module.named_parameters(recurse=False):
+            if (of_experts := f"{at}.{leaf}") in stacked and (name := target_of(of_experts)) in settings.experts:
+                targets[of_experts] = Target(module, leaf, name)
+    return targets
 
 
 def parameters_named(ends: Iterable[str], decoder: Any) -> dict[str, Any]:
@@ -113,7 +139,7 @@ def _mixtures(decoder: Any) -> list[str]:
 
 
 def _linear_names(decoder: Any) -> set[str]:
-    """Of the linear layers that can be adapted."""
+    """What a recipe calls the linear layers that can be adapted."""
     layers = _linear_layers(decoder)
     mixtures = tuple(set(map(_mixture_of, _mixtures(decoder))))
     left_out = {at.rpartition(".")[2] for at in layers if at.startswith(mixtures)} | EXPERTS if mixtures else set()
