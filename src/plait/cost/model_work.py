@@ -72,7 +72,8 @@ class ModelWork:
     def adapter_s(
         self, tokens: Tokens, tp: int, flops_per_s: float, bytes_per_s: float, *, backward: bool = False
     ) -> Tokens:
-        """Seconds of a layer's adapters as plain layers compute them, on the rank of `tp` that has most.
+        """Seconds of a layer's adapters as plain layers compute them, on the rank of `tp` that has most; those of
+        experts for each pair of a token and an expert.
 
         Their products, or what reading them takes; and what passes memory, as the products are too thin to hide it.
         Forward: A reads its input; what B gives is written, read, scaled and written, and read with what the weights
@@ -80,19 +81,15 @@ class ModelWork:
         for B's own and for that of what A gave; the input is read for A's own; its gradient is written, and read with
         that by the weights to write their sum.
         """
-        layers = [whole.cut(tp) for whole in adapted_layers(self.shape, self.lora).values()]
-        passed = adapter_products(self.shape, self.lora, tp) / self.shape.layers
-        read: Any = sum(
-            np.minimum(layer.count, layer.products * tokens if layer.passed is not None else layer.count)
-            * (self.lora.rank * (layer.inputs + layer.outputs) / self.shape.layers)
-            for layer in layers
-        )
+        layers, each = [whole.cut(tp) for whole in adapted_layers(self.shape, self.lora).values()], self.shape.layers
+        passed = adapter_products(self.shape, self.lora, tp) / each
+        read: Any = sum(self.lora.rank * (one.inputs + one.outputs) * one.reached(tokens) for one in layers) / each
         products: Any = np.maximum(2 * passed / flops_per_s * tokens, read * self.width / bytes_per_s)
         numbers = sum(
-            layer.products * (4 * layer.outputs + 5 * layer.inputs if backward else 6 * layer.outputs + layer.inputs)
-            for layer in layers
+            one.products * (4 * one.outputs + 5 * one.inputs if backward else 6 * one.outputs + one.inputs)
+            for one in layers
         )
-        moved = self.width * numbers / self.shape.layers / bytes_per_s * tokens
+        moved = self.width * numbers / each / bytes_per_s * tokens
         return (1 + backward) * products + moved
 
     def share(self, tp: int) -> float:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
-from plait.cost.experts import are_whole, fullest
+import numpy as np
+
+from plait.cost.experts import Tokens, are_whole, fullest
+from plait.layout.adapters import GROUPED_BYTES
 from plait.layout.decoder import decoder_parameters
 from plait.layout.mesh import Parallelism
 from plait.layout.params import Parameters
@@ -65,6 +69,11 @@ class LinearLayers:
         """Those that a token passes."""
         return self.count if self.passed is None else self.passed
 
+    def reached(self, tokens: Tokens) -> Tokens:
+        """Those that so many tokens read."""
+        least: Any = self.count if self.passed is None else np.minimum(self.count, self.passed * tokens)
+        return least
+
     def cut(self, tp: int) -> LinearLayers:
         """Those of the rank of `tp` that has most of them."""
         if self.shape is not None and self.passed is not None:
@@ -104,6 +113,18 @@ def adapter_by_stage(shape: ModelShape, lora: LoraSettings, sizes: Parallelism) 
 def adapter_inputs(shape: ModelShape, lora: LoraSettings) -> int:
     """What A of all adapters makes of one token: numbers that are kept for the backward of B."""
     return int(lora.rank * sum(layer.products for layer in adapted_layers(shape, lora).values()))
+
+
+def adapter_copies(shape: ModelShape, lora: LoraSettings, width: int, tp: int = 1) -> int:
+    """Numbers of A and B of experts that a forward copies, and keeps for its backward, on the rank of `tp` that has
+    most: none where the rank is one that grouped products take as it is (`models.expert_adapters`).
+
+    Args:
+        width: bytes of a number.
+    """
+    beyond = -lora.rank % max(1, GROUPED_BYTES // width)
+    layers = [layer.cut(tp) for layer in adapted_layers(shape, lora).values() if layer.passed is not None]
+    return sum(layer.count * (lora.rank + beyond) * (layer.inputs + layer.outputs) for layer in layers) if beyond else 0
 
 
 def adapter_products(shape: ModelShape, lora: LoraSettings, tp: int = 1) -> float:

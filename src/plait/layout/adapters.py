@@ -12,6 +12,10 @@ EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w
 """Names that peft takes for those of routers and experts, wherever a family has any."""
 
 
+GROUPED_BYTES = 16
+"""What torch's grouped matrix products want every stride to be a multiple of."""
+
+
 def parameters_of_adapter(
     parameters: Parameters, rank: int, targets: tuple[str, ...] | Literal["all-linear"], experts: tuple[str, ...] = ()
 ) -> Parameters:

@@ -23,9 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from plait.errors import ModelError
-
-GROUPED_BYTES = 16
-"""What torch's grouped matrix products want every stride to be a multiple of."""
+from plait.layout.adapters import GROUPED_BYTES
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,11 +189,11 @@ def _grouped(x_PI: Tensor, experts: LowRankSum, *, offs: Tensor, **rest: None) -
     """[P, O] of rows that lie by experts, up to `offs` [E]."""
     assert experts.by_columns, "rows go in"
     assert not any(value is not None for value in rest.values()), "products of groups alone"
-    unit = GROUPED_BYTES // x_PI.element_size()
-    beyond = -experts.a.shape[1] % unit  # of ranks that no grouped product takes
-    a_EIR, b_ERO = F.pad(experts.a, (0, 0, 0, beyond)).mT, F.pad(experts.b, (0, beyond)).mT
-    low_PR = F.grouped_mm(x_PI, a_EIR, offs=offs)
-    return experts.added(F.grouped_mm(x_PI, experts.weight, offs=offs), F.grouped_mm(low_PR, b_ERO, offs=offs))
+    a_ERI, b_EOR = experts.a, experts.b
+    if beyond := -a_ERI.shape[1] % (GROUPED_BYTES // x_PI.element_size()):  # a rank that no grouped product takes
+        a_ERI, b_EOR = F.pad(a_ERI, (0, 0, 0, beyond)), F.pad(b_EOR, (0, beyond))
+    low_PR = F.grouped_mm(x_PI, a_ERI.mT, offs=offs)
+    return experts.added(F.grouped_mm(x_PI, experts.weight, offs=offs), F.grouped_mm(low_PR, b_EOR.mT, offs=offs))
 
 
 _PRODUCTS: Mapping[Any, Callable[..., Tensor]] = {

@@ -14,10 +14,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from plait.layout.adapters import GROUPED_BYTES
 from plait.layout.params import Block
 from plait.layout.shards import check, shard
 from plait.models.backbone import Backbone
-from plait.models.expert_adapters import GROUPED_BYTES, adapted_experts
+from plait.models.expert_adapters import adapted_experts
 from plait.models.flat_weights import FlatWeights, cut_block
 from plait.models.model import AnyModel, Model
 from plait.models.parallel.mixers import tp_plan
