@@ -11,9 +11,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from plait.errors import UserError
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from plait.runtime.folder.export import export_whole
+from plait.runtime.prepare import prepare
 from tests.cases import slow_but
 from tests.models.tiny import save_tiny
 from tests.runs.placed_runs import GRPO, where
@@ -75,7 +78,8 @@ def logprobs(model: Any) -> torch.Tensor:
 def test_adapters_of_experts_are_trained_and_go_on_to_the_bit(
     family: str, folders: Callable[[str], Path], place: Path, placed: MakeRecipe, reference: Callable[..., Path]
 ) -> None:
-    """What is drawn is what is trained; both A and B learn; peft loads the folder."""
+    """What is drawn is what is trained; both A and B learn; peft computes with the folder what Transformers does with
+    the model that is exported."""
     keys = OF_GRPO | {"model": str(folders(family))}
     whole = reference("grpo", **keys)
     rows = [row for row in read_rows(whole / "metrics.jsonl") if "actor/loss" in row]
@@ -92,7 +96,40 @@ def test_adapters_of_experts_are_trained_and_go_on_to_the_bit(
     base = AutoModelForCausalLM.from_pretrained(folders(family), dtype=torch.float64)
     base.set_experts_implementation("eager")
     before = logprobs(base)
-    assert (logprobs(peft.PeftModel.from_pretrained(base, whole / "final")) - before).abs().max() > 1e-4
+    after = logprobs(peft.PeftModel.from_pretrained(base, whole / "final"))
+    assert (after - before).abs().max() > 1e-4
+    export_whole(whole, out := place / f"exported-{family}")
+    merged = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float64)
+    merged.set_experts_implementation("eager")
+    torch.testing.assert_close(logprobs(merged), after, rtol=0, atol=1e-9)
+
+
+def test_a_run_begins_as_an_adapter_of_experts(
+    folders: Callable[[str], Path], placed: MakeRecipe, reference: Callable[..., Path]
+) -> None:
+    """The reference is the base with a frozen copy of it. A run of other experts than it has is refused."""
+    begun = reference("grpo", **OF_GRPO, model=str(folders("qwen3_moe"))) / "final"
+    keys = OF_GRPO | {"model": str(begun), "steps": 1, "options": {"kl_coef": 0.05}}
+    recipe = placed("grpo", "goes on", **keys)
+    assert run(recipe).finished
+    (row,) = (row for row in read_rows(recipe.run_dir / "metrics.jsonl") if "actor/loss" in row)
+    assert row["training/rollout_logprobs_diff_max"] < 1e-9
+    assert row["kl"] == pytest.approx(0, abs=1e-9)
+    own, before = (load_file(at / "adapter_model.safetensors") for at in (recipe.run_dir / "final", begun))
+    assert own.keys() == before.keys()
+    assert any(not torch.equal(own[name], before[name]) for name in own if ".experts." in name)
+    fewer = {"lora": LORA | {"target_modules": ["q_proj", "experts.down_proj"]}}
+    said = r"has `lora.target_modules` \[experts.down_proj, experts.gate_up_proj, q_proj\], but the recipe has \[exp"
+    with pytest.raises(UserError, match=said):
+        prepare(placed("grpo", "of fewer", **keys | fewer))
+
+
+def test_a_model_without_such_experts_is_refused(placed: MakeRecipe, folders: Callable[[str], Path]) -> None:
+    with pytest.raises(UserError, match=r"^lora\.target_modules: .*names among .*q_proj.*, found experts\.down_proj"):
+        prepare(placed("grpo", "dense", lora={"rank": 2, "target_modules": ["experts.down_proj"]}))
+    wrong = {"model": str(folders("mixtral")), "lora": {"rank": 2, "target_modules": ["experts.w1"]}}
+    with pytest.raises(UserError, match=r"names among experts\.down_proj, experts\.gate_up_proj, .*found experts\.w1"):
+        prepare(placed("grpo", "unknown", **wrong))
 
 
 @pytest.mark.parametrize("name", slow_but(["columns"], PLANS))
