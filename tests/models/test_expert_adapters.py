@@ -204,6 +204,9 @@ def test_nothing_as_large_as_the_experts_is_made() -> None:
         out = experts(x, torch.tensor([[1, 5], [5, 60]]), torch.ones(2, 2))
         out.sum().backward()
     assert all(param.grad is not None for name, param in view.own.parameters.items() if "layers.0.mlp" in name)
+    for name in ("layers.0.mlp.experts.gate_up_proj.lora_B", "layers.0.mlp.experts.down_proj.lora_B"):
+        (grad,) = (param.grad for at, param in view.own.parameters.items() if at.startswith(f"model.{name}"))
+        assert grad.flatten(1).any(1).nonzero().flatten().tolist() == [1, 5, 60], "no other expert has a token"
     assert experts.down_proj.numel() == 64 * 32 * 48
     assert largest.found <= 64 * 96 * 4, "B, of a rank that grouped products take"
 

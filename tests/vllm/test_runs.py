@@ -39,6 +39,7 @@ def samples(recipe: Recipe, step: int) -> str:
     return (recipe.run_dir / f"samples/step-{step:06d}.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_adapters_of_experts_are_merged_on_the_way(
     make_recipe: MakeRecipe,  # noqa: F811
     tmp_path: Path,
