@@ -46,7 +46,8 @@ class AdaptedExperts:
         self.pairs: dict[str, Mapping[str, Pair]] = {}
         """Adapter → parameter's name in the module → what it is adapted by."""
         self._inner: Callable[..., Tensor] = layer.forward
-        self._active_adapter: list[str] = []  # see `Backbone.activate`
+        self.active: list[str] = []
+        """The adapter that is on, if any (`Backbone.activate`)."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Tensor]:
         return copy.deepcopy(self._inner, memo)
@@ -72,7 +73,7 @@ class AdaptedExperts:
         layer, attributes = self.layer, vars(self.layer)
         sums = {
             name: LowRankSum(layer._parameters[name], pair.a, pair.b, pair.scaling, by_columns=layer.is_transposed)
-            for adapter in self._active_adapter
+            for adapter in self.active
             for name, pair in self.pairs[adapter].items()
         }
         attributes.update(sums)  # found before what torch has among its parameters
@@ -176,7 +177,7 @@ def _linear(x: Tensor, experts: LowRankSum, bias: Tensor | None = None) -> Tenso
 
 
 def _matmul(left: Tensor | LowRankSum, right: LowRankSum | Tensor) -> Tensor:
-    """Of rows from the left, or of columns from the right."""
+    """The product [..., O] of rows from the left, or of columns from the right."""
     if isinstance(right, LowRankSum):
         assert right.by_columns, "rows go in"
         return right.added(left @ right.weight, left @ right.a.mT @ right.b.mT)
