@@ -74,7 +74,7 @@ class Backbone:
         self._kernels = LayerKernels(module)
         self.routers = Routers(module)
         self._adapted: tuple[tuple[dict[str, Any], str, frozenset[str]], ...] = ()
-        """Each layer, or experts, with adapters: attributes, which of them says what is on, the names of the adapters."""
+        """Layers and experts with adapters: attributes, which of them says what is on, the names of the adapters."""
         self._active: str | None = None
         self._view = stage_view(module)
         self.last_mlp = None if self._view is not None and self._view.has_output else _last_mlp(module)
