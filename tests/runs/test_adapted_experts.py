@@ -104,6 +104,7 @@ def test_adapters_of_experts_are_trained_and_go_on_to_the_bit(
     torch.testing.assert_close(logprobs(merged), after, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_run_begins_as_an_adapter_of_experts(
     folders: Callable[[str], Path], placed: MakeRecipe, reference: Callable[..., Path]
 ) -> None:
