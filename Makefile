@@ -15,7 +15,7 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 help:
 	@echo "make demo [STEPS=2]   train SmolLM2-135M-Instruct with GRPO; before/after table (8 minutes with AMX, 20 to 25 with AVX2)"
 	@echo "make quick            the tests that need neither processes nor a real model (about a minute)"
-	@echo "make test             lint, types, floors and the default tests (5 to 6 minutes on 2 cores with AVX-512)"
+	@echo "make test             lint, types, floors and the default tests (about 10 minutes on 2 cores with AVX-512)"
 	@echo "make test-all         the slow suites as well"
 
 setup: $(VENV)/.ready

@@ -6,6 +6,8 @@ import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -186,9 +188,33 @@ def test_a_rank_has_the_one_that_shows_progress_say_that_it_compiles(capsys) -> 
     told: list[str] = []
     announcement = compiled.Announcement(told.append)
     for _ in range(2):
-        announcement.make(kept=True)
+        announcement.begins(kept=True)
     assert told == ["compiling kernels for this CPU, a minute or two in all (kept for later runs)"]
     assert capsys.readouterr().err == ""
+
+
+def test_compiling_that_takes_long_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the time that it takes, that of functions within others counted once, and not the time between."""
+    told: list[str] = []
+    clock_s = [0.0]
+    monkeypatch.setattr(compiled.time, "monotonic", lambda: clock_s[0])
+    announcement = compiled.Announcement(told.append)
+
+    def passed(seconds: float, call: Callable[[], None]) -> list[str]:
+        clock_s[0] += seconds
+        before = len(told)
+        call()
+        return told[before:]
+
+    begins = partial(announcement.begins, kept=True)
+    assert len(passed(0, begins)) == 1
+    assert passed(80, announcement.ends) == []
+    assert passed(1000, begins) == [], "nothing was compiled meanwhile"
+    assert passed(5, begins) == []
+    assert passed(35, announcement.ends) == ["still compiling kernels for this CPU, 2 min so far"]
+    assert passed(100, announcement.ends) == []
+    assert passed(0, begins) == []
+    assert passed(20, announcement.ends) == ["still compiling kernels for this CPU, 4 min so far"]
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 
-from plait.stop_signals import STOP_SIGNALS, heeded, interrupt, signals_to
+from plait.stop_signals import STOP_SIGNALS, heeded, interrupt, interrupts_kept, raise_lost, signals_to
 
 
 @pytest.fixture(autouse=True)
 def handling() -> Iterator[None]:
-    """That of SIGHUP is as before when a test ends."""
-    before = signal.getsignal(signal.SIGHUP)
+    """Those are as before when a test ends, and no interrupt is left."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with interrupts_kept():
+        pass
     yield
-    signal.signal(signal.SIGHUP, before)
+    with interrupts_kept():
+        pass
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_a_terminal_that_closes_asks_once_and_is_never_the_second_to_ask() -> None:
@@ -46,3 +53,24 @@ def test_what_a_command_takes_back_no_terminal_that_closes_interrupts(*, inside:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGHUP)
     signal.raise_signal(signal.SIGHUP)
+
+
+class Signals:
+    """Ctrl-C comes while it is destroyed, where Python drops what is raised."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_python_drops_is_not_lost() -> None:
+    with interrupts_kept():
+        raise_lost()
+        Signals()
+        with pytest.raises(KeyboardInterrupt):
+            raise_lost()
+    raise_lost()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt), interrupts_kept():
+        os.kill(os.getpid(), signal.SIGINT)
+    raise_lost()

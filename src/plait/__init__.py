@@ -21,7 +21,8 @@ __all__ = ["__version__", "train"]
 
 def __dir__() -> list[str]:
     """What `help(plait)` and the completion of names show: also `train`, which is not loaded yet."""
-    return sorted({*globals(), *__all__})
+    imported = {"Any", "TYPE_CHECKING", "annotations", "sys"}
+    return sorted({*globals(), *__all__} - imported)
 
 
 def __getattr__(name: str) -> Any:

@@ -40,6 +40,8 @@ except ImportError:
     AVAILABLE = False
 
 
+AGAIN_S = 90.0
+"""Compiling that has taken so long is told once more."""
 LOCK_S = 10.0
 """How long a process waits to write what it has compiled: writing takes milliseconds."""
 
@@ -123,7 +125,8 @@ def _root_of(path: Path) -> Path:
 
 
 class Announcement:
-    """Says once that compiling begins, which takes long enough to wonder.
+    """Says that compiling begins, which takes long enough to wonder; and on a busy machine that it still goes on, after
+    AGAIN_S of it, and each time that it has taken twice as long as was said.
 
     Args:
         tell: is told it, where nobody looks at what this process prints; None: it is printed.
@@ -132,19 +135,39 @@ class Announcement:
     def __init__(self, tell: Callable[[str], None] | None = None) -> None:
         self.tell = tell
         self._made = False
+        self._open, self._since_s, self._taken_s, self._next_s = 0, 0.0, 0.0, AGAIN_S
 
-    def make(self, *, kept: bool) -> None:
-        """Say it, if that was not done yet.
+    def begins(self, *, kept: bool) -> None:
+        """A function is compiled from now on, perhaps within another one.
 
         Args:
             kept: whether what is compiled is kept for other processes.
         """
+        self._passed()
+        self._open += 1
         if self._made:
             return
         self._made = True
         until = "kept for later runs" if kept else "in every process, for no folder to keep them can be written"
         remedy = "" if kept else "; set NUMBA_CACHE_DIR to one that can"
-        text = f"compiling kernels for this CPU, a minute or two in all ({until}{remedy})"
+        self._say(f"compiling kernels for this CPU, a minute or two in all ({until}{remedy})")
+
+    def ends(self) -> None:
+        """It is compiled."""
+        self._passed()
+        self._open -= 1
+
+    def _passed(self) -> None:
+        """Count the time since the last of these calls, if something was being compiled in it."""
+        now_s = time.monotonic()
+        if self._open:
+            self._taken_s += now_s - self._since_s
+        self._since_s = now_s
+        if self._taken_s >= self._next_s:
+            self._next_s = 2 * self._taken_s
+            self._say(f"still compiling kernels for this CPU, {self._taken_s / 60:.0f} min so far")
+
+    def _say(self, text: str) -> None:
         if self.tell is None:
             print(f"plait: {text}", file=sys.stderr, flush=True)
         else:
@@ -212,18 +235,22 @@ if AVAILABLE:
         def load_overload(self, sig: Any, target_context: Any) -> Any:
             overload = super().load_overload(sig, target_context)
             if overload is None:
-                ANNOUNCEMENT.make(kept=True)
+                ANNOUNCEMENT.begins(kept=True)
             return overload
 
         def save_overload(self, sig: Any, data: Any) -> None:
             """numba reads the index, adds to it and writes it: two processes at once would give one number to two."""
+            ANNOUNCEMENT.ends()
             with lock_of(Path(self.cache_path)) as is_alone:
                 if is_alone:
                     super().save_overload(sig, data)
 
     class _NoCache(caching.NullCache):
         def load_overload(self, sig: Any, target_context: Any) -> None:
-            ANNOUNCEMENT.make(kept=False)
+            ANNOUNCEMENT.begins(kept=False)
+
+        def save_overload(self, sig: Any, data: Any) -> None:
+            ANNOUNCEMENT.ends()
 
     class _OpenedLate:
         """A function's cache, opened when it is first used: stamps take half a second, and most processes that import

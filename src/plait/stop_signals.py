@@ -30,7 +30,35 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     begun is taken back to the end."""
     if signal.getsignal(signal.SIGHUP) is interrupt:
         signal.signal(signal.SIGHUP, let_be)
+    _interrupts.append(number)
     raise KeyboardInterrupt
+
+
+_interrupts: list[int] = []
+"""Signals for which `interrupt` has raised."""
+
+
+@contextlib.contextmanager
+def interrupts_kept() -> Iterator[None]:
+    """While inside, Ctrl-C goes to `interrupt` where it would go to Python's own handler, so that `raise_lost` knows of
+    it."""
+    is_pythons = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    takes_place = is_pythons and threading.current_thread() is threading.main_thread()
+    if takes_place:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        _interrupts.clear()
+        if takes_place and signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def raise_lost() -> None:
+    """Raises KeyboardInterrupt where `interrupt` has, and nothing ended: Python drops what is raised in a destructor or
+    in the callback of a weak reference, of which loading a model has many."""
+    if _interrupts:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

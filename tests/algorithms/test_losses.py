@@ -33,7 +33,7 @@ from plait.algorithms.safe_rlhf import SafeRLHFOptions, safe_rlhf
 from plait.errors import RunError
 from plait.models.outputs import Outputs as ModelOutputs
 from plait.training.loss_batch import MicroBatchLoss, Responses
-from plait.training.loss_share import loss_share
+from plait.training.mini_batch import loss_share
 from plait.training.token_means import MiniBatchTotals, TokenMeans
 from tests.algorithms import oracle
 from tests.algorithms.batches import Outputs, leaf, run_loss

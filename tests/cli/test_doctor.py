@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from plait.observe.doctor import Doctor
+from plait.runtime.folder.run_lock import Lock
 from tests.cli.printed import run
 
 
@@ -96,6 +98,15 @@ def test_a_folder_without_a_doctor(tmp_path: Path, capsys: pytest.CaptureFixture
         assert (code, err) == (2, f"error: WHAT: `{tmp_path}` has no doctor.jsonl; {remedy}\n")
     code, _, err = run(capsys, "doctor", tmp_path / "nothere")
     assert (code, err.split("; ")[0]) == (2, f"error: WHAT: `{tmp_path}/nothere` does not exist")
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    lock = Lock(taken)
+    code, _, err = run(capsys, "doctor", taken)
+    assert (code, f"holds no run: process {os.getpid()} on " in err, "is still loading" in err) == (2, True, True)
+    lock.release()
+    code, _, err = run(capsys, "doctor", taken)
+    ended = "the command that took it ended while it was loading; give it again, without --resume"
+    assert (code, err) == (2, f"error: WHAT: `{taken}` holds no run: {ended}\n")
     (tmp_path / "doctor.jsonl").write_text('{"step": 1, "rule": "truncation"}\n')
     code, _, err = run(capsys, "doctor", tmp_path)
     assert (code, "doctor.jsonl is damaged: KeyError('severity')" in err) == (2, True)

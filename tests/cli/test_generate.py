@@ -289,6 +289,22 @@ def test_wrong_prompts_are_told_in_the_words_of_the_command_before_torch_is_impo
     assert is_one_error(error)
 
 
+def test_a_folder_that_is_no_model_is_told_before_torch_is_imported(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And before anything is written."""
+    monkeypatch.setitem(sys.modules, "plait.runtime.evaluating.generate", None)  # an import fails
+    folder = tmp_path / "run"
+    (folder / "final").mkdir(parents=True)
+    for file in ("run.lock", "recipe.yaml"):
+        (folder / file).touch()
+    given[given.index("--model") + 1] = str(folder)
+    assert main(given) == 2
+    error = capsys.readouterr().err
+    assert f"it is that of a run; its model is `{folder / 'final'}`" in error
+    assert is_one_error(error)
+
+
 @pytest.mark.parametrize("option", ["--prompts", "--lengths"])
 def test_a_device_is_no_file(given: list[str], capsys: pytest.CaptureFixture[str], option: str) -> None:
     given[given.index(option) + 1] = "/dev/null"
@@ -343,7 +359,7 @@ def test_several_processes_draw_the_same(
         patch.setattr("plait.runtime.evaluating.generate.Engine", Broken)
         patch.setattr(Broken, "steps", 0)
         assert main(given) not in (0, 2)
-    assert main([*given, "--devices", "3", "--resume"]) == 0
+    assert main([*given, "--devices", "2", "--resume"]) == 0
     assert capsys.readouterr().out.startswith("2 samples")
     assert rows(tmp_path) == alike(alone)
 

@@ -77,6 +77,14 @@ def test_help_fits_80_columns(
     }
 
 
+@pytest.mark.parametrize("group", [[], ["trace"]])
+def test_of_several_commands_all_help_is_the_help(group: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*group, "--help"]) == 0
+    listed = capsys.readouterr().out
+    assert main([*group, "--help-all"]) == 0
+    assert capsys.readouterr().out == listed
+
+
 def test_help_needs_no_torch() -> None:
     code = (
         "import sys\n"

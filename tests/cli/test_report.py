@@ -126,3 +126,24 @@ def test_how_to_go_on_with_a_stopped_run_stands_last(tmp_path, capsys) -> None:
             "stopped after step 2 of 3; every step done is saved"
         )
         assert words.endswith(f"Continue with the same command and --resume (run_dir {tmp_path})")
+
+
+def test_what_cannot_be_compared_has_no_error(tmp_path, capsys) -> None:
+    """A step that has what was not predicted, which is named; what only a first step measured is said to be that."""
+    recipe = recipe_of({"model": "m", "data": {"source": "d.jsonl"}, "steps": 3, "run_dir": str(tmp_path)})
+    calls = [Beside("actor.train", 0.5, 1.0), Beside("reward.score", None, 3.0), Beside("step", 0.5, 4.0)]
+    for forecast, error, ends in (
+        (Forecast("auto", "a profile", calls, [], []), "-", "step also has reward.score, which was not predicted"),
+        (Forecast("auto", "a profile", [calls[0], calls[2]], [], []), "-88%", "predicted by a profile"),
+        (
+            Forecast("auto", "a profile", calls[:1], [], [], cold=True),
+            "",
+            "first step alone, which also loads and compiles",
+        ),
+    ):
+        (tmp_path / "forecast.json").write_text(forecast.to_json())
+        print_outcome(recipe, Outcome(True, 3, {}, steps=3))
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert ["actor.train", "0.5", "1", "-50%"] in lines
+        assert (["step", "0.5", "4", error] in lines) == bool(error)
+        assert " ".join(lines[-1]).endswith(ends)

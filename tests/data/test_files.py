@@ -13,7 +13,7 @@ import pytest
 
 from plait.data.formats import RowKind
 from plait.data.settings import DataSettings
-from plait.data.sources import open_splits, read_jsonl, read_rows
+from plait.data.sources import open_splits, read_prompts, read_rows
 from plait.errors import DataError
 
 datasets = pytest.importorskip("datasets")
@@ -116,7 +116,11 @@ def test_values_of_tables_are_those_that_json_has(tmp_path):
         ("many", "has no split `train`"),
         ("hf:one:test", "holds one data set without splits; leave out `:test`"),
         ("torn", "cannot be read by `datasets`"),
-        ("empty", r"`empty` is a folder that `datasets` did not save.*; give a JSONL or Parquet file, .*hf:NAME"),
+        (
+            "empty",
+            r"`empty` is a folder that `datasets` did not save.*; give a JSONL, .* or Parquet file, .*hf:NAME",
+        ),
+        ("fetched", r"did not save \(it holds `fetched/data/train-0\.parquet`, and 1 more\); give a JSONL"),
         ("hf:", "expected hf:ORG/NAME, "),
         ("hf:a/b/c/d", "found `hf:a/b/c/d`"),
         ("hf:../x", "the folder of a saved data set"),
@@ -132,6 +136,9 @@ def test_wrong_sources_are_named(tmp_path, monkeypatch, name, said):
         Path(folder).mkdir()
     Path("torn/dataset_info.json").write_text("{")
     Path("broken.parquet").write_bytes(b"PAR1 no")
+    Path("fetched/data").mkdir(parents=True)
+    for part in range(2):
+        Path(f"fetched/data/train-{part}.parquet").touch()
     parquet(Path("empty.parquet"), [{"prompt": "a"}][:0] or [{}][:0])
     with pytest.raises(DataError, match=said):
         read_rows(name)
@@ -196,7 +203,7 @@ def test_a_table_that_is_no_text_is_told_how_it_becomes_rows(tmp_path, monkeypat
     rows = [{"prompt": [{"role": "user", "content": "\u00e4"}], "answer": "5"}] * 2
     write_table(datasets.Dataset.from_list(rows), tmp_path / name)
     with pytest.raises(DataError, match=r"is not UTF-8 .*; `data\.source` takes JSONL, .*: of a table") as caught:
-        read_jsonl(tmp_path / name)
+        read_prompts(tmp_path / name)
     said = str(caught.value).partition("make such a file by ")[2]
     eval(said, {"datasets": datasets, "pandas": pandas})
-    assert [row.columns for row in read_jsonl(tmp_path / "rows.jsonl")] == rows
+    assert [row.columns for row in read_prompts(tmp_path / "rows.jsonl")] == rows

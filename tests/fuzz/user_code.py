@@ -19,7 +19,7 @@ from plait.errors import PlaitError
 from plait.models.outputs import Outputs
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.training.loss_batch import MicroBatchLoss, Responses
-from plait.training.loss_share import loss_share
+from plait.training.mini_batch import loss_share
 from plait.training.token_means import MiniBatchTotals, TokenMeans
 
 ROLES = ("actor", "ref", "reward", "critic")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,25 +40,19 @@ def sent(make_recipe: MakeRecipe, tmp_path: Path) -> Path:
     return recipe.run_dir
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        lambda path: main(["train", path, "--resume", "--steps", "2"]),
-        lambda path: main(["train", path, "--dry-run", "--resume"]),
-        lambda path: main(["eval", path, "--evaluation.items", "2"]),
-    ],
-    ids=["resume", "dry run", "eval"],
-)
 @pytest.mark.process
-def test_a_recipe_in_a_run_names_no_code(
-    sent: Path, command: Callable[[str], int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command(str(sent / "recipe.yaml")) == 2
-    said = capsys.readouterr().err
-    options = "--trust-run-code", "trust_run_code=True"
-    for word in ("lies in the folder of a run", "`algorithm`: ", "`reward.functions`: ", *options):
-        assert word in said
-    assert not (sent.parent / "imported").exists()
+def test_a_recipe_in_a_run_names_no_code(sent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command, *options in (
+        ("train", "--resume", "--steps", "2"),
+        ("train", "--dry-run", "--resume"),
+        ("eval", "--evaluation.items", "2"),
+    ):
+        assert main([command, str(sent / "recipe.yaml"), *options]) == 2
+        said = capsys.readouterr().err
+        ways_out = "--trust-run-code", "trust_run_code=True"
+        for word in ("lies in the folder of a run", "`algorithm`: ", "`reward.functions`: ", *ways_out):
+            assert word in said, command
+        assert not (sent.parent / "imported").exists(), command
 
 
 @pytest.mark.process

@@ -377,11 +377,43 @@ def test_a_signal_in_an_evaluation_leaves_it(
     assert (outcome.finished, outcome.step, outcome.after) == (False, 1, None)
     assert "leaving the last evaluation" in capsys.readouterr().err
     assert checkpoints_of(recipe) == {"step-1"}
+    said = said_of_end(recipe.run_dir)
+    assert said == f"the run was stopped after step 1, as was asked; go on with {RESUME}", "its weights are not written"
     outcome = run(recipe, resume=True)
     assert outcome.finished
+    assert said_of_end(recipe.run_dir) == "the run finished after step 1"
     assert outcome.after is not None
     assert steps_of(recipe) == [1]
     assert steps_of(recipe, "evaluations") == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_in_a_destructor_while_a_run_is_loading_takes_it_back(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python drops what is raised there, and the run went on to its end."""
+
+    class Signals:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def prepare(*arguments: Any, **keys: Any) -> Any:
+        Signals()
+        return prepared_as_ever(*arguments, **keys)
+
+    prepared_as_ever = api.prepare
+    monkeypatch.setattr(api, "prepare", prepare)
+    recipe = make_recipe(run_dir=str(tmp_path / "new" / "run"))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not (tmp_path / "new").exists()
+    monkeypatch.undo()
+    assert run(recipe).finished, "none is left for the next run"
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ PLANS: dict[str, str | dict[str, str]] = {
     ("name", "on_update"), slow_but([("apart", "keep")], [(n, how) for how in ("keep", "recompute") for n in PLANS])
 )
 def test_all_plans_train_alike_along_a_record(name: str, on_update: str, place: Path, placed: Placed) -> None:
-    keys = keys_of(place, 0.05, max_staleness=2, on_update=on_update, **{"checkpoint.every": 2})
+    keys = keys_of(place, 0.02, max_staleness=2, on_update=on_update, **{"checkpoint.every": 2})
     keys = GRPO[1] | keys | {"options": GRPO[1]["options"] | DYNAMIC, "sampling.exact": False}
     recipe = placed("grpo", f"again-{name}-{on_update}", **keys, **where(place, f"again-{name}", PLANS[name]))
     assert run(recipe).finished
@@ -120,7 +120,7 @@ def test_a_killed_run_ends_as_its_record_says(
 ) -> None:
     """A checkpoint has the rounds of batches that are not whole, and groups are judged again."""
     keys = {"max_staleness": 2, "on_update": on_update, "checkpoint.every": 1}
-    recipe = make_recipe(**keys_of(tmp_path, 0.05, **keys))
+    recipe = make_recipe(**keys_of(tmp_path, 0.02, **keys))
     kill_in_step(recipe, step)
     assert run(recipe, resume=True).finished
     check(recipe.run_dir, 2)

@@ -19,7 +19,7 @@ from plait.models.files.tensor_file import write_tensor_file
 from plait.observe.run_log import RunLog
 from plait.runtime import api
 from plait.runtime.api import run
-from plait.runtime.folder import weights_folder
+from plait.runtime.folder import export
 from plait.runtime.prediction.disk_room import KeptFiles
 from plait.runtime.prepare import prepare
 from plait.runtime.session import Session
@@ -61,7 +61,7 @@ def full_export(name: str, error: Exception) -> Callable[[pytest.MonkeyPatch, li
                 raise error
             save_pretrained(model, folder, **marked)
 
-        patch.setattr(weights_folder, "save_pretrained", saving)
+        patch.setattr(export, "save_pretrained", saving)
 
     return inject
 

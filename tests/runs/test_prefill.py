@@ -87,7 +87,7 @@ PLANS: dict[str, tuple[Flow, dict[str, str]]] = {
         },
     ),
 }
-STEPS = 3
+STEPS = 2
 
 
 @pytest.mark.slow

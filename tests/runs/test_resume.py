@@ -178,7 +178,7 @@ def test_killed_runs_resume_exactly_100(make_recipe: MakeRecipe, tmp_path: Path)
     kill_and_resume(make_recipe, tmp_path, points=range(100), seed=1)
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.process)])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_resumed_run_goes_on_with_another_learning_rate(
     make_recipe: MakeRecipe, tmp_path: Path, devices: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

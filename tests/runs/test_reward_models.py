@@ -32,6 +32,7 @@ from plait.runtime.inputs.tokenizers import load_tokenizer
 from plait.runtime.prepare import prepare
 from plait.runtime.steps.scorer import ModelScorer, translator_for
 from plait.workers.loading import build_models
+from tests.cases import slow_but
 from tests.models.tiny import tiny_tokenizer
 from tests.runs.test_flows import MakeRecipe, data, recipe_of
 from tests.runs.test_resume import kill_in_step, result_of
@@ -229,7 +230,7 @@ def test_a_reward_model_reads_what_others_said_up_to_where_it_was_trained(tiny_f
         assert (*read.prompt.token_ids, *read.token_ids) == whole
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", slow_but([1], [0, 1]))
 def test_a_reward_model_that_decides_which_groups_stay_scores_each_sample_once(
     make_recipe: MakeRecipe, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staleness: int
 ) -> None:

@@ -131,7 +131,7 @@ def test_fusion_changes_nothing(make_recipe: Callable[..., Recipe], tmp_path: Pa
 THREE = {"actor.generate": "0 | 1,2 tp2", "actor.train": "0,1,2 dp3", "ref.logprobs": "0,1,2 dp3"}
 
 
-@pytest.mark.parametrize("fusion", [0.25, "auto"])
+@pytest.mark.parametrize("fusion", slow_but(["auto"], [0.25, "auto"]))
 @pytest.mark.parametrize(("name", "most"), slow_but([("dp2", 1)], [("dp2", 1), ("dp2", 2), ("three", 1)]))
 def test_batches_that_are_drawn_ahead_are_scored_as_they_end(
     make_recipe: Callable[..., Recipe], tmp_path: Path, name: str, most: int, fusion: float | str

@@ -16,10 +16,11 @@ import yaml
 import plait
 from plait.cli import main
 from plait.errors import ConfigError
+from plait.launch.nodes.place import Attached
 from plait.observe.run_log import read_rows
 from plait.recipes.keys import parse_overrides
 from plait.recipes.stages import load_stages
-from plait.runtime import prepare
+from plait.runtime import prepare, stage_runs
 from plait.runtime.prediction.choosing import auto_plan
 from plait.runtime.session import Session
 from plait.schedule.plan import Plan
@@ -148,6 +149,30 @@ def test_resume_skips_stages_that_are_done(recipe: Path, tmp_path: Path, capsys:
     assert (tmp_path / "run" / "sft" / "metrics.jsonl").read_bytes() == before
     assert len(read_rows(tmp_path / "run" / "policy" / "metrics.jsonl")) == 4
     assert main(["train", str(recipe)]) == 2, "a run is there already"
+
+
+def test_a_stage_that_is_done_needs_neither_its_data_nor_its_plan(
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor can its ranks be too few or many for the nodes that are there now. Of one that takes epochs, the data say
+    whether it is done."""
+    examples = trained.with_name("examples.jsonl")
+    examples.rename(away := trained.with_name("away.jsonl"))
+    try:
+        assert main(["train", str(trained), "--resume", "--dry-run", "--sft.plan", "gone.json"]) == 0
+        assert capsys.readouterr().out.count("done before: ") == 2
+    finally:
+        away.rename(examples)
+
+    def joined(*_: object) -> None:
+        raise LookupError
+
+    monkeypatch.setattr(stage_runs, "commands_joined", joined)
+    attached = Attached(0, 2, 0, ("127.0.0.1", 0), None, "the test")
+    for stage, expected in (("sft", LookupError), ("reward_model", ConfigError)):
+        stages = load_stages(trained, parse_overrides([f"--{stage}.devices", "3"], stages=("sft", "reward_model")))
+        with pytest.raises(expected), stage_runs.nodes_of_stages(stages, attached, resume=True):
+            pass
 
 
 @pytest.mark.parametrize(

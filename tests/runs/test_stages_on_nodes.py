@@ -141,8 +141,10 @@ def test_commands_of_several_nodes_have_one_launcher(recipe: Path, monkeypatch: 
 
 
 def test_a_folder_that_is_taken_is_refused_before_anybody_is_waited_for(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But to be told so."""
+    monkeypatch.setattr("plait.launch.nodes.refusing.TELLS_S", 0.2)
     tree = yaml.safe_load(recipe.read_text()) | {"run_dir": str(tmp_path / "taken")}
     path = tmp_path / "taken.yaml"
     path.write_text(yaml.safe_dump(tree, sort_keys=False))

@@ -40,7 +40,7 @@ def reply(messages, answer=None, **columns):
     return several if len(said) % 2 else several[0]
 
 def slow_reply(messages, **columns):
-    time.sleep(len(messages[-1]["content"]) % 5 / 50)
+    time.sleep(len(messages[-1]["content"]) % 5 / 200)
     return reply(messages, **columns)
 
 def one_turn(messages, **columns):

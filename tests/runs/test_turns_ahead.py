@@ -34,7 +34,7 @@ def ahead(folder: Path, on_update: str, function: str = "reply", **keys: Any) ->
     return keys_of(folder, function, **(places | keys))
 
 
-@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+@pytest.mark.parametrize("on_update", slow_but(["keep"], ["keep", "recompute"]))
 def test_samples_go_on_within_turns_and_between_them(make_recipe: MakeRecipe, tmp_path: Path, on_update: str) -> None:
     recipe = make_recipe(**ahead(tmp_path, on_update, steps=STEPS, max_staleness=2))
     assert run(recipe).finished
@@ -51,6 +51,7 @@ def test_samples_go_on_within_turns_and_between_them(make_recipe: MakeRecipe, tm
     assert (again / "moments.jsonl").read_text() == (recipe.run_dir / "moments.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_with_wait_nothing_depends_on_how_long_replies_take(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     folders = []
     for function in ("reply", "slow_reply"):
@@ -70,7 +71,8 @@ def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path) -> 
     assert min(row["turns/mean"] for row in rows) > 1.3
 
 
-@pytest.mark.parametrize("on_update", slow_but(["keep"], ["keep", "recompute"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("on_update", ["keep", "recompute"])
 def test_a_killed_run_ends_as_its_record_says(make_recipe: MakeRecipe, tmp_path: Path, on_update: str) -> None:
     keys = ahead(tmp_path, on_update, "slow_reply", steps=STEPS, max_staleness=2, **{"checkpoint.every": 1})
     recipe = make_recipe(**keys)

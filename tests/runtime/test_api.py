@@ -19,6 +19,8 @@ from plait.models.lora_settings import LoraSettings
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime import api
+from plait.runtime.controller import Outcome
+from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.inputs.keys_from_python import overrides_of, path_of
 
 
@@ -38,11 +40,27 @@ def sevens(completions: list[str], **_: Any) -> list[float]:
 def test_train_is_found_by_who_looks_for_it_before_its_first_use() -> None:
     """By `help(plait)` and by the completion of names, which ask `dir`."""
     code = (
-        "import plait, pydoc, sys; print('train' in dir(plait), 'torch' in sys.modules); print(pydoc.render_doc(plait))"
+        "import plait, pydoc, sys; print('train' in dir(plait), 'sys' in dir(plait), 'torch' in sys.modules); "
+        "print(pydoc.render_doc(plait))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout
-    assert said.startswith("True False\n")
+    assert said.startswith("True False False\n")
     assert "Train as `plait train RECIPE --key value` does." in said
+
+
+def test_what_a_notebook_shows_of_an_outcome() -> None:
+    """A line for each that there is, and none of the sixty metrics of a step but the few that tell how it went."""
+    metrics = {"reward": -0.505, "actor/loss": 0.25, "timing_s/step": 3.0, "kl": 0.0125}
+    assert repr(Outcome(False, 2, metrics, steps=3)).splitlines() == [
+        "Outcome",
+        "  stopped after step 2 of 3",
+        "  last step: reward -0.505, actor/loss 0.25, kl 0.0125",
+        "  (4 metrics of the last step are in `metrics`)",
+    ]
+    before, after = (Evaluation((), (), None, logged={"actor/loss": loss}, num_given=2) for loss in (0.5, 0.25))
+    shown = repr(Outcome(True, 3, metrics, before, after, steps=3)).splitlines()
+    assert shown[1:3] == ["  finished after step 3 of 3", "  before: eval/actor/loss 0.5"]
+    assert shown[4] == "  after: eval/actor/loss 0.25"
 
 
 def test_functions_go_by_their_files() -> None:

@@ -14,7 +14,7 @@ from plait.data.rows import Rows
 from plait.errors import RunError
 from plait.models.outputs import Outputs
 from plait.training.loss_batch import MicroBatchLoss, Responses
-from plait.training.loss_share import loss_share
+from plait.training.mini_batch import loss_share
 from plait.training.token_means import MiniBatchTotals, TokenMeans
 from tests.algorithms.batches import leaf
 

@@ -223,7 +223,7 @@ DIVIDED = [
 
 @pytest.mark.parametrize(
     ("sizes", "case", "model", "run_elements"),
-    slow_but([DIVIDED[0], DIVIDED[3], DIVIDED[4], DIVIDED[16]], DIVIDED),
+    slow_but([DIVIDED[3], DIVIDED[4], DIVIDED[16]], DIVIDED),
     ids=str,
 )
 def test_gradients_that_are_divided(four, alone, sizes, case, model, run_elements):

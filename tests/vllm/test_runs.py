@@ -14,6 +14,7 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.api import evaluate_model, run
 from plait.runtime.prepare import prepare
 from plait.vllm.environment import VARIABLE
+from tests.cases import slow_but
 from tests.models.tiny import save_tiny
 from tests.runs.conftest import make_recipe, tiny_folder  # noqa: F401
 from tests.runs.test_reply_errors import dropping
@@ -59,7 +60,7 @@ def test_adapters_of_experts_are_merged_on_the_way(
         assert theirs == pytest.approx(mine, abs=1e-4)
 
 
-@pytest.mark.parametrize("turns", [False, True], ids=["one turn", "several turns"])
+@pytest.mark.parametrize("turns", slow_but([True], [False, True]), ids=["one turn", "several turns"])
 def test_a_run_is_the_run_of_our_own_engine(
     make_recipe: MakeRecipe,  # noqa: F811
     tmp_path: Path,

@@ -20,7 +20,7 @@ from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.schedule.placements import RolePlacement
-from plait.training.row_shares import shares_of
+from plait.training.micro_batches import shares_of
 from plait.workers.commands import command_of
 from plait.workers.messages import Message
 from plait.workers.row_stubs import pack_shares, unpack_share

@@ -97,7 +97,8 @@ def _dispatch(argv: list[str]) -> int:
             print_help(asked[0], everything=asked[1])
             return 0
         working_folder()
-        result = app(argv, exit_on_error=False, print_error=False, result_action="return_value")
+        groups = ["--help" if word == "--help-all" else word for word in argv]  # of several commands, which list these
+        result = app(groups, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         from plait.cli.usage import explain
 

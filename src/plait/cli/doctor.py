@@ -64,9 +64,19 @@ def _why_silent(files: RunFiles) -> str:
     return _NO_STEP if had_doctor(files.recipe) else "its doctor was off (`doctor.enabled`)"
 
 
+def _why_not_begun(folder: Path) -> str:
+    """Why the folder that a command took for a run holds none."""
+    from plait.runtime.folder.run_lock import worker_at
+
+    if (worker := worker_at(folder)) is not None:
+        return f"{worker} is still loading what it will run; ask again when it has begun"
+    return "the command that took it ended while it was loading; give it again, without --resume"
+
+
 def _say_ends(folder: Path) -> None:
     """How each of the runs in a folder ended. Raises ConfigError: there is none."""
     from plait.errors import ConfigError
+    from plait.output import RUN_LOCK
     from plait.runtime.folder.ending import ends_below
     from plait.runtime.folder.run_files import DOCTOR, RunFiles
 
@@ -80,6 +90,8 @@ def _say_ends(folder: Path) -> None:
     remedy = f"give one of {runs}" if runs else "give the folder of a run, or the word engines"
     if not folder.exists():
         raise ConfigError(f"WHAT: `{folder}` does not exist; {remedy}")
+    if os.path.isfile(folder / RUN_LOCK) and not os.path.isfile(RunFiles(folder).recipe):
+        raise ConfigError(f"WHAT: `{folder}` holds no run: {_why_not_begun(folder)}")
     remedy = _why_silent(files) if os.path.isfile((files := RunFiles(folder)).recipe) else remedy
     raise ConfigError(f"WHAT: `{folder}` has no {DOCTOR}; {remedy}")
 

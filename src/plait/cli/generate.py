@@ -39,6 +39,7 @@ def generate(options: Options) -> int:
 
 def _generate(options: Options) -> int:
     from plait.cli.kept import Kept
+    from plait.models.files.hub import check_config_of
     from plait.observe.run_log import write_rows
 
     check_numbers(options)
@@ -47,6 +48,9 @@ def _generate(options: Options) -> int:
     sampling, source, lengths = _sampling(options), *_files(options)
     history = _history(options)
     _engine(options)
+    for model in (options.model, options.draft_model):
+        if model is not None:
+            check_config_of(model)
     check_out(options)
     with (
         Kept(options.out, asked_of(options), resume=options.resume, overwrite=options.overwrite) as kept,
@@ -106,9 +110,9 @@ def _files(options: Options) -> tuple[Source, list[list[int]] | None]:
     Raises:
         DataError: a file is missing or malformed, or they are not of as many prompts.
     """
-    from plait.data.sources import Source, read_jsonl
+    from plait.data.sources import Source, read_prompts
 
-    source = Source(str(options.prompts), tuple(read_jsonl(options.prompts, key="--prompts")))
+    source = Source(str(options.prompts), tuple(read_prompts(options.prompts, key="--prompts")))
     lengths = read_lengths(options.lengths, options.n) if options.lengths else None
     if lengths is not None and len(lengths) != len(source):
         raise DataError(

@@ -30,7 +30,7 @@ class Options:
     model: str
     """smollm2-135m-instruct, a local folder, or a hub id."""
     prompts: Place
-    """JSONL, Parquet or a saved data set, with a column `prompt`: text or messages."""
+    """JSONL, JSON, CSV, Parquet or a saved data set, with a column `prompt`: text or messages."""
     out: Place
     """JSONL to write: the data's columns, row number, response, token ids, log-probs."""
     resume: bool = False

@@ -15,7 +15,7 @@ from plait.cost.estimate import human_bytes
 from plait.observe.console import SafeConsole
 from plait.output import write_file
 from plait.runtime.folder.run_files import SUMMARY
-from plait.runtime.prediction.forecast import STEP, Beside, Forecast, read_forecast
+from plait.runtime.prediction.forecast import STEP, WORTH_SAYING, Beside, Forecast, read_forecast
 
 if TYPE_CHECKING:
     from plait.recipes.recipe import Recipe
@@ -62,8 +62,9 @@ def _print_stopped(console: SafeConsole, recipe: Recipe, outcome: Outcome) -> No
 def _print_forecast(console: SafeConsole, forecast: Forecast) -> None:
     """What was predicted of calls, kinds of actions and ranks, and what the run measured."""
     table = Table("seconds of a step", "predicted", "measured", "error", box=None, pad_edge=False, header_style="bold")
+    unknown = forecast.not_predicted
     for beside in _worth_a_row(forecast.calls, forecast):
-        _add_beside(table, beside.name, beside, _seconds)
+        _add_beside(table, beside.name, beside, _seconds, comparable=beside.name != STEP or not unknown)
     table.add_section()
     for beside in _worth_a_row(forecast.kinds, forecast):
         _add_beside(table, f"all {beside.name}", beside, _seconds)
@@ -73,12 +74,15 @@ def _print_forecast(console: SafeConsole, forecast: Forecast) -> None:
     console.print()
     console.print(table)
     console.print(f"predicted by {with_carried(forecast.source, forecast.carried)}", soft_wrap=True)
+    if unknown:
+        console.print(f"the measured step also has {', '.join(unknown)}, which was not predicted", soft_wrap=True)
+    if forecast.cold:
+        console.print("measured in a first step alone, which also loads and compiles", soft_wrap=True)
 
 
 def _worth_a_row(rows: Sequence[Beside], forecast: Forecast) -> list[Beside]:
-    """What was predicted, and what else took more than a hundredth of a step."""
-    least_s = 0.01 * next((call.measured or 0.0 for call in forecast.calls if call.name == STEP), 0.0)
-    return [row for row in rows if row.predicted is not None or (row.measured or 0.0) > least_s]
+    """What was predicted, the step, and what else took long."""
+    return [row for row in rows if row.predicted is not None or row.name == STEP or forecast.took(row, WORTH_SAYING)]
 
 
 def _farthest(ranks: Sequence[Beside]) -> list[Beside]:
@@ -87,9 +91,11 @@ def _farthest(ranks: Sequence[Beside]) -> list[Beside]:
     return [rank for rank in ranks if rank in far]
 
 
-def _add_beside(table: Table, title: str, beside: Beside, text_of: Callable[[float], str]) -> None:
+def _add_beside(
+    table: Table, title: str, beside: Beside, text_of: Callable[[float], str], *, comparable: bool = True
+) -> None:
     numbers = ("-" if value is None else text_of(value) for value in (beside.predicted, beside.measured))
-    table.add_row(title, *numbers, "-" if beside.error is None else f"{beside.error:+.0%}")
+    table.add_row(title, *numbers, "-" if beside.error is None or not comparable else f"{beside.error:+.0%}")
 
 
 def _seconds(seconds: float) -> str:

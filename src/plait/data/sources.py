@@ -236,8 +236,8 @@ def read_rows(
     return [replace(row, columns={column: row.columns.get(column) for column in names}) for row in rows]
 
 
-def read_jsonl(path: Path, *, key: str = "data.source") -> list[Row]:
-    """`read_rows` of prompts in the column `prompt` of a JSONL file.
+def read_prompts(path: Path, *, key: str = "data.source") -> list[Row]:
+    """`read_rows` of prompts in the column `prompt` of a file.
 
     Raises:
         DataError: as `read_rows`.

@@ -198,6 +198,13 @@ def _place(qkv_N, norms_2D, eps, sizes, rope, cos_D, sin_D, query_N, key_pool, v
         out_D[:] = qkv_N[first : first + size]
 
 
+@njit(nogil=True, error_model="numpy", forceinline=True)
+def _meet(threads):
+    """Wait until all threads are here."""
+    if threads[1] > 1:
+        barrier(threads[2], threads[1])
+
+
 @njit(nogil=True, error_model="numpy")
 def project(x_CK, weight, adapter_3, scale, widths, out_CN, room, num_rows, matrix, threads):
     """out [rows, N] = W x + bias, and with adapters + scale · B (A x), rounded where the plain layers round.
@@ -206,14 +213,13 @@ def project(x_CK, weight, adapter_3, scale, widths, out_CN, room, num_rows, matr
         weight: address; adapter_3: as of `Weights.adapters_L43`; widths: K, N.
         threads: number of this one, of all, address of their state.
     """
-    part, parts, state = threads
+    part, parts, _ = threads
     product(x_CK, x_CK, weight, widths, out_CN, num_rows, part, parts, matrix)
     num_low = adapter_3[2]
     if num_low == 0:
         return
     product(x_CK, x_CK, adapter_3[0], (widths[0], num_low), room.low_CA, num_rows, part, parts, matrix)
-    if parts > 1:
-        barrier(state, parts)
+    _meet(threads)
     added_CN = room.adapted_CN
     product(x_CK, room.low_CA, adapter_3[1], (num_low, widths[1]), added_CN, num_rows, part, parts, matrix)
     num_panels = (widths[1] + TILE_COLUMNS - 1) // TILE_COLUMNS
@@ -238,6 +244,7 @@ def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, par
     width = x_TH.itemsize
     matrix = sizes.matrix == 1
     threads = (part, parts, state.ctypes.data)
+    scale = weights.adapter_scale
     attention = (sizes.num_heads, sizes.num_key_heads, sizes.head_size, sizes.head_size)
     attended, all_heads = (
         sizes.num_heads * sizes.head_size,
@@ -249,135 +256,73 @@ def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, par
         stop = min(start + CHUNK_ROWS, num_rows)
         count = stop - start
         for layer in range(num_layers):
-            norms_N = weights.norms_LN[layer]
-            for row in range(count * part // parts, count * (part + 1) // parts):
+            norms_N, packed_4, adapters_43 = (
+                weights.norms_LN[layer],
+                weights.packed_L4[layer],
+                weights.adapters_L43[layer],
+            )
+            first, behind = count * part // parts, count * (part + 1) // parts
+            for row in range(first, behind):
                 if layer:
                     _add(x_TH[start + row], room.delta_CN[row, :hidden], weights.residual)
                 _normalise(x_TH[start + row], norms_N[:hidden], weights.eps, sizes.norm, room.normed_CH[row])
-            if parts > 1:
-                barrier(state.ctypes.data, parts)
+            _meet(threads)
             project(
-                room.normed_CH,
-                weights.packed_L4[layer, 0],
-                weights.adapters_L43[layer, 0],
-                weights.adapter_scale,
-                widths[0],
-                room.qkv_CN,
-                room,
-                count,
-                matrix,
-                threads,
-            )
-            if parts > 1:
-                barrier(state.ctypes.data, parts)
+                room.normed_CH, packed_4[0], adapters_43[0], scale, widths[0], room.qkv_CN, room, count, matrix, threads
+            )  # fmt: skip
+            _meet(threads)
             rope, window = weights.settings_L2[layer, 0], weights.settings_L2[layer, 1]
-            for row in range(count * part // parts, count * (part + 1) // parts):
+            for row in range(first, behind):
                 position = step.positions_T[start + row]
                 _place(
-                    room.qkv_CN[row],
-                    norms_N[2 * hidden :],
-                    weights.eps,
-                    sizes,
-                    rope,
-                    weights.cos_PD[position],
-                    weights.sin_PD[position],
-                    room.query_CN[row],
-                    pools_L2[layer, 0],
-                    pools_L2[layer, 1],
+                    room.qkv_CN[row], norms_N[2 * hidden :], weights.eps, sizes, rope, weights.cos_PD[position],
+                    weights.sin_PD[position], room.query_CN[row], pools_L2[layer, 0], pools_L2[layer, 1],
                     step.places_T[start + row],
-                )
-            if parts > 1:
-                barrier(state.ctypes.data, parts)
-            first, behind = count * part // parts, count * (part + 1) // parts
+                )  # fmt: skip
+            _meet(threads)
             attend(
                 x_TH,
-                room.query_CN.ctypes.data + first * room.query_CN.shape[1] * width,
-                room.query_CN.shape[1] * width,
+                room.query_CN.ctypes.data + first * room.query_CN.shape[1] * width, room.query_CN.shape[1] * width,
                 room.attended_CN.ctypes.data + first * room.attended_CN.shape[1] * width,
                 room.attended_CN.shape[1] * width,
-                pools_L2[layer, 0],
-                pools_L2[layer, 1],
-                attention,
-                sizes.vectors == 1,
-                step.tables_SM,
-                step.starts_S1,
-                step.held_S,
-                step.seen_TK,
-                step.depths_T,
-                start + first,
-                start + behind,
-                weights.scales_L[layer],
-                window,
-                _ZERO,
-                weights.scales_L[:0],
-                room.scores_QGK[part],
-                room.probs_QGK[part],
-                room.turned_QX[part],
-            )
-            if parts > 1:
-                barrier(state.ctypes.data, parts)
+                pools_L2[layer, 0], pools_L2[layer, 1], attention, sizes.vectors == 1,
+                step.tables_SM, step.starts_S1, step.held_S, step.seen_TK, step.depths_T, start + first, start + behind,
+                weights.scales_L[layer], window, _ZERO, weights.scales_L[:0],
+                room.scores_QGK[part], room.probs_QGK[part], room.turned_QX[part],
+            )  # fmt: skip
+            _meet(threads)
             if layer == num_layers - 1:
                 count = _keep_read(x_TH, room.attended_CN, step.read_R, done, start, stop, part)
-                if parts > 1:
-                    barrier(state.ctypes.data, parts)
+                first, behind = count * part // parts, count * (part + 1) // parts
+                _meet(threads)
             project(
-                room.attended_CN,
-                weights.packed_L4[layer, 1],
-                weights.adapters_L43[layer, 1],
-                weights.adapter_scale,
-                widths[1],
-                room.delta_CN,
-                room,
-                count,
-                matrix,
+                room.attended_CN, packed_4[1], adapters_43[1], scale, widths[1], room.delta_CN, room, count, matrix,
                 threads,
-            )
-            if parts > 1:
-                barrier(state.ctypes.data, parts)
-            for row in range(count * part // parts, count * (part + 1) // parts):
+            )  # fmt: skip
+            _meet(threads)
+            for row in range(first, behind):
                 _add(x_TH[start + row], room.delta_CN[row, :hidden], weights.residual)
                 weight_H = norms_N[hidden : 2 * hidden]
                 _normalise(x_TH[start + row], weight_H, weights.eps, sizes.norm, room.normed_CH[row])
-            if parts > 1:
-                barrier(state.ctypes.data, parts)
+            _meet(threads)
             project(
-                room.normed_CH,
-                weights.packed_L4[layer, 2],
-                weights.adapters_L43[layer, 2],
-                weights.adapter_scale,
-                widths[2],
-                room.gate_up_CN,
-                room,
-                count,
-                matrix,
+                room.normed_CH, packed_4[2], adapters_43[2], scale, widths[2], room.gate_up_CN, room, count, matrix,
                 threads,
-            )
-            if parts > 1:
-                barrier(state.ctypes.data, parts)
-            for row in range(count * part // parts, count * (part + 1) // parts):
+            )  # fmt: skip
+            _meet(threads)
+            for row in range(first, behind):
                 _gated(room.gate_up_CN[row], sizes.activation, room.gated_CI[row, : sizes.intermediate])
-            if parts > 1:
-                barrier(state.ctypes.data, parts)
+            _meet(threads)
             project(
-                room.gated_CI,
-                weights.packed_L4[layer, 3],
-                weights.adapters_L43[layer, 3],
-                weights.adapter_scale,
-                widths[3],
-                room.delta_CN,
-                room,
-                count,
-                matrix,
+                room.gated_CI, packed_4[3], adapters_43[3], scale, widths[3], room.delta_CN, room, count, matrix,
                 threads,
-            )
-            if parts > 1:
-                barrier(state.ctypes.data, parts)
+            )  # fmt: skip
+            _meet(threads)
         for row in range(count * part // parts, count * (part + 1) // parts):
             _add(x_TH[start + row], room.delta_CN[row, :hidden], weights.residual)
             _normalise(x_TH[start + row], weights.last_norm_H, weights.eps, sizes.norm, out_RH[done + row])
         done += count
-        if parts > 1:
-            barrier(state.ctypes.data, parts)
+        _meet(threads)
 
 
 @njit(nogil=True, error_model="numpy")

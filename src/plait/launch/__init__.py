@@ -7,7 +7,7 @@
 * `group`: running workers, and the handles of what they were asked.
 * `worker_context`: what a worker knows: its rank, its place, the rendezvous.
 * `local`: one process per rank on this machine; `process` is one of them, `worker` its other side, `wire` between them.
-* `watch`: when a rank counts as lost, by which `monitor` looks after a group; `stall`: which ranks stand still.
+* `watch`: when a rank counts as lost, and which stand still; `monitor` looks after a group by it.
 * `keys`: the rendezvous of `torch.distributed`, which the controller keeps; `store` is how a worker asks for it.
 * `failures`: the one error that a rank's death, freeze, exception or lateness becomes.
 

@@ -17,6 +17,7 @@ from plait.errors import LayoutError
 from plait.launch.group import Group
 from plait.launch.machine import usable_cores, visible_devices
 from plait.launch.node import Began, Node, Order
+from plait.launch.nodes.interfaces import interface_variables
 from plait.launch.process import WorkerProcess
 from plait.launch.watch import Watch
 from plait.launch.watched_rank import Rank
@@ -26,7 +27,6 @@ from plait.launch.worker_context import Place
 
 START_DEADLINE_S = 180.0
 """For all workers of a group to import what they need and be constructed."""
-_LOOPBACK_INTERFACE = "lo" if sys.platform == "linux" else "lo0"
 _GROUPS = itertools.count()
 
 
@@ -55,8 +55,7 @@ class LocalNode:
         self.own_devices = own_devices
         self.cores = usable_cores()
         self.devices = visible_devices()
-        variables = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-        self._interfaces = dict(interfaces or dict.fromkeys(variables, _LOOPBACK_INTERFACE))
+        self._interfaces = dict(interfaces or interface_variables(address, {}))
         self._host = socket.gethostname()
         self.name = f"node {self.node} ({self._host})"
 

@@ -12,8 +12,7 @@ from dataclasses import replace
 from plait.launch.bell import Bell
 from plait.launch.failures import Ended, Failure, PeerState, as_said
 from plait.launch.keys import Keys
-from plait.launch.stall import stalled_of
-from plait.launch.watch import Watch
+from plait.launch.watch import Watch, stalled_of
 from plait.launch.watched_rank import Held, Pending, Rank
 from plait.launch.wire import Ask, Beat, Forged, Raised, Remark, Reply, Seen, StoreAnswer
 

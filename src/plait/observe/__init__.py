@@ -4,8 +4,7 @@
 * `progress`: the live display on a terminal; one plain line per step elsewhere.
 * `trackers`: TensorBoard and Weights & Biases, off unless asked for.
 * `trace`: the Chrome trace file of a timeline.
-* `doctor`: rules over what a step says of itself (`doctor_rules`, `doctor_agreement`, `doctor_training`,
-  `doctor_left_out`).
+* `doctor`: rules over what a step says of itself (`doctor_rules`, `doctor_agreement`, `doctor_training`).
 * `console`, `screen`: what is printed, and text made safe for it; `loading`: what a command waits for at its start.
 
 Enters: names and plain numbers. Leaves: files and lines on stderr. Imports `output`, `file_writes`, `settings`,

@@ -35,6 +35,12 @@ def plan_file(name: str, words: Sequence[str] = (AUTO, *NAMES)) -> Plan:
     return Plan.load(path)
 
 
+def check_plan(name: str) -> None:
+    """See that a run can read its plan. Raises as `plan_file` does."""
+    if name not in (AUTO, *NAMES):
+        plan_file(name)
+
+
 def ranks_of(name: str) -> int:
     """Ranks of a plan file; 0 for a named plan. Raises as `plan_file` does."""
     return 0 if name in EVERY_NAME else plan_file(name, EVERY_NAME).num_ranks

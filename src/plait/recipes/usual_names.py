@@ -8,7 +8,7 @@ _PLACED = (
     "`plan` states `{}` of each call (docs/plans.md)"
 )
 _WHOLE = "{}; `--devices N` finds a plan, with `dp`, `tp` and `pp` of each call (docs/plans.md)"
-_DEVICES = "; did you mean `devices`?"
+_DEVICES = "; did you mean `devices`? `--devices N` runs on N devices, by a plan that is found for them (docs/plans.md)"
 _TRACKERS = "; did you mean `trackers`? They are `tensorboard` and `wandb`; `metrics.jsonl` is always written"
 _TO_THE_END = (
     "; no run ends by itself before its last step: Ctrl-C saves and ends it, and the weights of the best evaluation "

@@ -27,9 +27,9 @@ from plait.runtime.folder.history import Origin
 from plait.runtime.folder.stored_recipe import as_begun
 from plait.runtime.inputs.keys_from_python import overrides_of
 from plait.runtime.inputs.prepared import Prepared
-from plait.runtime.prediction.conclusion import conclude
 from plait.runtime.prediction.disk_room import check_disk
 from plait.runtime.prediction.kept_plans import kept_for
+from plait.runtime.prediction.refinement import conclude
 from plait.runtime.prediction.room import warn_of_room
 from plait.runtime.prediction.run_planning import with_prediction
 from plait.runtime.prediction.spending import is_searched
@@ -41,6 +41,7 @@ from plait.runtime.processes.measured import for_measuring, measured, of_asked
 from plait.runtime.processes.nodes import Gathering, gathered_nodes, placed_on, said_of_kinds
 from plait.runtime.session import Session
 from plait.schedule.plan import Plan
+from plait.stop_signals import interrupts_kept, raise_lost
 from plait.user_code import refuse_while_importing
 
 
@@ -116,6 +117,7 @@ def run(
     origin = Origin.here(recipe_file)
     with (
         as_in_new_process(recipe.threads),
+        interrupts_kept(),
         claim(recipe, resume=resume) as directory,
         gathering(recipe, directory.path, loading) as nodes,
     ):
@@ -148,6 +150,7 @@ def _run_claimed(
     prepared = begun_on(recipe, prepared_for, nodes)
     check_disk(prepared, directory.files, resume=resume)
     warn_of_room(prepared, prepared.plan, prepared.lengths, {} if nodes is None else nodes.joined_bytes)
+    raise_lost()
     if prepared.plan.num_ranks > 1 or nodes is not None or recipe.restarts > 0:
         from plait.runtime.processes.restarting import supervised
         from plait.runtime.processes.supervisor import supervise
@@ -155,6 +158,7 @@ def _run_claimed(
         of_run = partial(supervise, directory=directory, nodes=nodes)
         return supervised(of_run, prepared, directory, prepared_for, resume=resume, origin=origin, nodes=nodes)
     with Session(prepared, directory, resume=resume, leading=Alone(prepared), origin=origin) as session:
+        raise_lost()
         outcome = train_session(session)
     conclude(prepared, directory.path)
     return outcome

@@ -17,9 +17,9 @@ from plait.runtime.stopping import Stop, saying_how_to_resume, stop_signals
 from plait.stop_signals import STOP_SIGNALS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outcome:
-    """How a run ended."""
+    """How a run ended. A notebook shows it in a few lines; `metrics`, `before` and `after` have all numbers."""
 
     finished: bool
     """False if the run was stopped before its last step was done and evaluated."""
@@ -37,6 +37,16 @@ class Outcome:
     """Steps of the whole run."""
     asked_to_stop: bool = False
     """Whether a signal asked for it, even if nothing was left to stop: later stages of the recipe do not begin then."""
+
+    def __repr__(self) -> str:
+        main = {name: value for name, value in self.metrics.items() if "/" not in name or name.endswith("/loss")}
+        numbers = {"before": self.before and self.before.metrics(), "last step": main}
+        numbers["after"] = self.after and self.after.metrics()
+        lines = [f"{'finished' if self.finished else 'stopped'} after step {self.step} of {self.steps}"]
+        for when, found in numbers.items():
+            if found:
+                lines.append(f"{when}: {', '.join(f'{name} {value:.4g}' for name, value in found.items())}")
+        return "\n  ".join(["Outcome", *lines, f"({len(self.metrics)} metrics of the last step are in `metrics`)"])
 
 
 def train(session: Session, stopped_by: Sequence[Signals] = STOP_SIGNALS) -> Outcome:

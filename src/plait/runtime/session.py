@@ -20,11 +20,11 @@ from plait.runtime.evaluating.engine_gate import check_engines
 from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.evaluating.measure import measure
 from plait.runtime.folder.directory import RunDirectory
+from plait.runtime.folder.export import marker_of, write_weights
 from plait.runtime.folder.history import FINISHED, STOPPED, History, Origin
 from plait.runtime.folder.moments import Moments
 from plait.runtime.folder.progressed import Progressed, check_not_gone, check_steps, resumed_from
 from plait.runtime.folder.stored_recipe import changed_keys, check_left, recipe_text
-from plait.runtime.folder.weights_folder import marker_of, write_weights
 from plait.runtime.health.doctor import RunDoctor
 from plait.runtime.health.patient import Patient
 from plait.runtime.inputs.prepared import Prepared
@@ -65,7 +65,7 @@ class Session:
         self.directory = directory
         self.saved: int | None = None
         """Step of the newest checkpoint."""
-        self._save_failed = False
+        self._save_failed = self._is_over = False
         self._stack = contextlib.ExitStack()
         self._resume = resume
 
@@ -80,8 +80,7 @@ class Session:
         self._stack.close()
 
     def _note_end(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
-        finished = self.done.step >= self.recipe.steps
-        ended = f"{kind.__name__}: {error}" if kind is not None else FINISHED if finished else STOPPED
+        ended = f"{kind.__name__}: {error}" if kind is not None else FINISHED if self._is_over else STOPPED
         self.history.end(ended, self.done.step)
 
     def _open(self, stack: contextlib.ExitStack) -> None:
@@ -265,8 +264,9 @@ class Session:
         return self.how_to_resume
 
     def export_final(self) -> None:
-        """Raises RunError when the disk is full."""
+        """With which a run is over. Raises RunError when the disk is full."""
         self._export("the final weights", self.directory.files.final)
+        self._is_over = True
 
     def _export(self, what: str, folder: Path) -> None:
         role = main_role(self.prepared.models).role

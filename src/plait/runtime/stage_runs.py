@@ -63,7 +63,8 @@ def nodes_of_stages(stages: Stages, attached: Attached | None, *, resume: bool) 
             for name in stages.recipes:  # held while the others come: no other command takes one
                 with in_stage(name):
                     recipe = stages.resolved(name)
-                    check_divided(recipe, attached.num_nodes, attached.tasks)
+                    if not (resume and _is_done_anyway(recipe)):
+                        check_divided(recipe, attached.num_nodes, attached.tasks)
                     waiting.enter_context(claim(recipe, resume=resume and _has_begun(recipe)))
         nodes = stack.enter_context(commands_joined(stages.recipes, attached, folder, loading))
         waiting.close()
@@ -91,23 +92,26 @@ UNJOINED: Placing = partial(placed_on, nodes=None)
 
 @dataclass(frozen=True)
 class Checked:
-    """What a stage was found to do before the first one begins: how many steps, and by which plan."""
+    """What a stage was found to do before the first one begins: how many steps, and by which plan; None: it is done."""
 
     steps: int
-    plan: Plan
+    plan: Plan | None
 
 
 def checked_stages(stages: Stages, *, resume: bool, placing: Placing = UNJOINED) -> dict[str, Checked]:
     """By name, all stages as they were found to be able to run; see `check_stages`."""
     return {
-        name: Checked(prepared.recipe.steps, prepared.plan)
+        name: Checked(stages.recipes[name].steps, None)
+        if prepared is None
+        else Checked(prepared.recipe.steps, prepared.plan)
         for name, prepared in check_stages(stages, resume=resume, placing=placing)
     }
 
 
-def check_stages(stages: Stages, *, resume: bool, placing: Placing = UNJOINED) -> Iterator[tuple[str, Prepared]]:
+def check_stages(stages: Stages, *, resume: bool, placing: Placing = UNJOINED) -> Iterator[tuple[str, Prepared | None]]:
     """Check the stages one by one as a run of each would, each (name, what it will do). Their models need not be there
-    yet, and nothing is left behind. A stage that has begun has the plan that it began with.
+    yet, and nothing is left behind. A stage that has begun has the plan that it began with. One that is done (None)
+    need only be that of the recipe: its data, its devices and what its functions import may be gone.
 
     Raises:
         UserError: a stage cannot be run, or with `resume` was begun with another recipe; its name is given.
@@ -121,6 +125,11 @@ def check_stages(stages: Stages, *, resume: bool, placing: Placing = UNJOINED) -
             if begun is not None:
                 _check_sources(stages, name, steps)
             claim(recipe, resume=begun is not None).close()
+            if begun is not None and _is_done_anyway(recipe):
+                check_left(begun.recipe, recipe, lambda: True)
+                steps[name] = recipe.steps
+                yield name, None
+                continue
             if begun is not None:
                 foreseen = as_begun(begun.recipe, foreseen)
             foreseen, machines = placing(foreseen)
@@ -221,6 +230,11 @@ def _check_sources(stages: Stages, name: str, steps: Mapping[str, int]) -> None:
                 f"to step {steps[source]}; leave `steps` of `{source}` as they were, or begin again in another "
                 "`run_dir`"
             )
+
+
+def _is_done_anyway(recipe: Recipe) -> bool:
+    """Whether a stage is done whatever its data hold, which say how many steps epochs take."""
+    return recipe.epochs is None and _is_done(recipe, recipe.steps)
 
 
 def _is_done(recipe: Recipe, steps: int) -> bool:

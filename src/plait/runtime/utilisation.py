@@ -22,8 +22,8 @@ from plait.runtime.prediction.machine import machine_of
 from plait.runtime.steps.calls import Calls
 from plait.runtime.steps.step import StepState
 from plait.schedule.named_plans import MODE_OF
+from plait.training.micro_batches import drawn_batches
 from plait.training.mini_batch import mask_of
-from plait.training.row_shares import drawn_batches
 
 JOINED = "+"
 """Between the names of calls that train together, whose seconds cannot be told apart."""

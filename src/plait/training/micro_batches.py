@@ -1,4 +1,5 @@
-"""The split of a mini-batch over data-parallel ranks, and of each rank's share into micro-batches. Imports no torch.
+"""The split of a mini-batch over data-parallel ranks, and of each rank's share into micro-batches; and which rows a
+rank must be sent for a call. Imports no torch.
 
 Like every split it changes the time, never the result. Ranks take about equal loads: packed tokens, or, where it is
 said what a pair of a query and a key takes, about equal times, with the squares of the lengths in them. A group stays
@@ -7,10 +8,11 @@ on one rank while that keeps them balanced, and is cut, its prompt paid again, w
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from plait.policy.packing import MicroBatch, SampleSize, split_micro_batches
+from plait.data.rows import Rows, sizes_of
+from plait.policy.packing import MicroBatch, SampleSize, draw_mini_batches, split_micro_batches
 
 PIECES_OF_A_SHARE = (1, 2, 4)
 """How finely groups are cut, if need be: into pieces of at most one share, a half, a quarter."""
@@ -149,3 +151,40 @@ def _micro_batch(samples: Sequence[SampleSize], part: Sequence[int]) -> MicroBat
 
 def _renumbered(micro: MicroBatch, numbers: Sequence[int]) -> MicroBatch:
     return replace(micro, groups=tuple(tuple(numbers[i] for i in group) for group in micro.groups))
+
+
+def drawn_batches(
+    rows: Rows, mini_batches: int, *, epochs: int, seed: int, step: int, whole_groups: bool
+) -> Iterator[tuple[int, ...]]:
+    """The mini-batches of all epochs in turn: positions in `rows`, which are ordered (`Rows.ordered`)."""
+    ids = [(sample.prompt.uid, sample.index) for sample in rows.samples]
+    for epoch in range(epochs):
+        yield from draw_mini_batches(ids, mini_batches, seed=seed, step=step, epoch=epoch, whole_groups=whole_groups)
+
+
+def shares_of(
+    rows: Rows,
+    batches: Iterable[Sequence[int]],
+    ways: int,
+    *,
+    whole_groups: bool = False,
+    pair_tokens: float = 0.0,
+) -> tuple[tuple[int, ...], ...]:
+    """The rows of each of `ways` ranks in any of these batches.
+
+    Args:
+        rows: ordered.
+        batches: positions of the rows of each, which are divided by themselves.
+        whole_groups, pair_tokens: as of `micro_batches.shares_over`.
+
+    Returns:
+        Positions, ascending. A row of several batches (epochs) may be several ranks'.
+    """
+    sizes = sizes_of(rows)
+    of_ranks: list[set[int]] = [set() for _ in range(ways)]
+    for members in batches:
+        mine = [sizes[i] for i in members]
+        shares = shares_over(mine, ways, whole_groups=whole_groups, pair_tokens=pair_tokens)
+        for of_rank, share in zip(of_ranks, shares, strict=True):
+            of_rank.update(members[i] for i in share)
+    return tuple(tuple(sorted(mine)) for mine in of_ranks)

@@ -1,4 +1,5 @@
-"""From rows to what a loss sees: the model's outputs of one micro-batch, beside the columns of its mini-batch.
+"""From rows to what a loss sees, the model's outputs of one micro-batch beside the columns of its mini-batch, and the
+call of the loss, which may be the user's.
 
 Shapes: R response tokens of a micro-batch, N its samples, in row order.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +22,9 @@ from plait.errors import RunError
 from plait.models.outputs import Outputs
 from plait.policy.packing import MicroBatch
 from plait.training.loss_batch import MicroBatchLoss, Responses
-from plait.training.loss_share import loss_share
 from plait.training.token_means import MiniBatchTotals, TokenMeans
 from plait.training.trainer_settings import SampleSettings
-from plait.user_code import UserCode, is_users, title_of
+from plait.user_code import CALL_LIMIT_S, UserCode, is_users, saying_where, title_of
 from plait.user_draws import drawing
 
 
@@ -168,3 +169,37 @@ def mask_of(rows: Rows, mask: Column | None, role: str) -> FloatArray | None:
             f"{mask}; weigh tokens in the loss instead"
         )
     return values_R
+
+
+def loss_share(
+    loss: Callable[..., Tensor], batch: MicroBatchLoss, columns: Mapping[str, Tensor], *, needs_gradient: bool = True
+) -> Tensor:
+    """Call the loss and check what it returns, a scalar.
+
+    Args:
+        columns: TOKEN and SAMPLE columns [R], BATCH columns in the shape of their value; all in the loss's dtype.
+
+    Raises:
+        RunError: it raises; or what it returns is not a scalar tensor of real numbers that (where a gradient is needed)
+            depends on what the model computed.
+    """
+    title = title_of(loss)
+    with UserCode(f"the loss `{title}`", RunError, users=is_users(loss), limit_s=CALL_LIMIT_S):
+        share = loss(batch, **columns)
+    if wrong := _wrong(share, title, needs_gradient):
+        raise saying_where(RunError(wrong), loss)
+    return share
+
+
+def _wrong(share: Any, title: str, needs_gradient: bool) -> str | None:
+    expected = f"the loss `{title}` must return a scalar tensor of real numbers (see batch.aggregate)"
+    if not isinstance(share, Tensor):
+        return f"{expected}, found {type(share).__name__} {share!r:.80}"
+    if share.shape != () or not share.dtype.is_floating_point:
+        return f"{expected}, found one of shape {tuple(share.shape)} and dtype {share.dtype}"
+    if needs_gradient and not share.requires_grad:
+        return (
+            f"the loss `{title}` has no gradient: it depends neither on batch.logprobs, batch.entropies or "
+            "batch.logprobs_at (a language model) nor on batch.values or batch.scores (a scalar model)"
+        )
+    return None

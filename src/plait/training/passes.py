@@ -1,4 +1,5 @@
-"""Passes over the micro-batches of this rank: forwards alone, or forwards and backwards of an open mini-batch.
+"""Passes over the micro-batches of this rank: forwards alone, the loss over rows as they are, or forwards and backwards
+of an open mini-batch.
 
 If the model is cut into stages they run by a pipeline schedule, otherwise one after the other.
 """
@@ -8,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from plait.models.outputs import Outputs
 from plait.policy.packing import MicroBatch
 from plait.schedule.pipeline import Pipeline, Workload
 from plait.schedule.validate import validate
 from plait.schedule.work import Done, Work
+from plait.training.mini_batch import MiniBatch
 from plait.training.pipeline import Stage, execute, forwards_only, pipeline_of
-from plait.training.stages import ScoringStage, TrainingStage
+from plait.training.results import counted
+from plait.training.stages import ModelPart, ScoringStage, TrainingStage
 from plait.training.tally import Tally
 from plait.training.trainer_settings import Rule
 
@@ -96,3 +100,29 @@ def _pipelined(
     stages: dict[tuple[str, int], Stage] = {key: stage}
     of_models = {} if names is None else {key[0]: names}
     yield from execute(schedule, stages, peers, name=name, names=of_models, in_order=peers.in_order)
+
+
+def loss_over(
+    part: ModelPart, batch: MiniBatch, micros: Sequence[MicroBatch], role: str, name: str
+) -> Work[dict[str, float]]:
+    """Forward over one mini-batch, one micro-batch per `next()`.
+
+    Args:
+        micros: of this dp rank.
+        name: prefix of the action ids.
+
+    Returns:
+        `{role}/loss`, `{role}/entropy` and what the loss logs, as one step of `Trainer.train` would say them.
+
+    Raises:
+        RunError: the loss returns what is not a loss.
+    """
+    tally = Tally(batch)
+
+    def take(micro: MicroBatch, outputs: Outputs) -> None:
+        tally.add(micro, outputs, batch.share(micro, outputs, needs_gradient=False))
+
+    stage = ScoringStage(part, batch.rows, micros, batch.temperature, take)
+    yield from counted(forwards(stage, role, name), part.team)
+    totals = tally.over(part.team, part.model.device)
+    return {f"{role}/loss": totals.loss, **totals.means}

@@ -21,14 +21,13 @@ from plait.models.outputs import Said
 from plait.models.parallel.team import Team
 from plait.policy.packing import NO_SAMPLES, MicroBatch
 from plait.schedule.work import Done, Work
-from plait.training.evaluation import loss_over
+from plait.training.micro_batches import drawn_batches
 from plait.training.mini_batch import LossCall, LossTerm, MiniBatch, mask_of
 from plait.training.optimizer import MasterOptimizer
-from plait.training.passes import OpenMiniBatch, forwards
+from plait.training.passes import OpenMiniBatch, forwards, loss_over
 from plait.training.results import MiniBatchResult, TermResult, counted, train_metrics
 from plait.training.rollout_check import coverage, rollout_comparison
 from plait.training.router_balance import RouterBalance
-from plait.training.row_shares import drawn_batches
 from plait.training.scored_rows import ScoredRows, output_of
 from plait.training.stages import ModelPart, ScoringStage, TrainingStage
 from plait.training.tally import Tally, summed

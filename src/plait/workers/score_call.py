@@ -12,7 +12,7 @@ from plait.layout.mesh import Layout
 from plait.policy.turns import Turn
 from plait.schedule.plan import Mode
 from plait.schedule.work import Work
-from plait.training.row_shares import shares_of
+from plait.training.micro_batches import shares_of
 from plait.workers.messages import RESULT, Message
 from plait.workers.offload_manager import Need
 from plait.workers.rank_state import RankState

@@ -16,8 +16,8 @@ from plait.layout.mesh import Layout
 from plait.policy.turns import ALONE, Turn
 from plait.schedule.fused import FusedOrder
 from plait.schedule.work import Work
+from plait.training.micro_batches import drawn_batches, shares_of
 from plait.training.mini_batch import LossCall, LossTerm, mask_of
-from plait.training.row_shares import drawn_batches, shares_of
 from plait.training.together import train_together
 from plait.training.trainer import Trainer
 from plait.workers.messages import RESULT, Message

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from plait.engines import GroupEngine
 from plait.observe.progress import ProgressSink
@@ -18,7 +21,8 @@ from plait.workers.checkpoint_parts import CheckpointParts
 from plait.workers.clock import RunClock
 from plait.workers.commands import End
 from plait.workers.guess_knowledge import GuessKnowledge
-from plait.workers.leader_weights import LeaderWeights
+from plait.workers.offload_manager import Need
+from plait.workers.ranks import LEADER
 from plait.workers.remote_engine import RemoteEngine
 from plait.workers.remote_trainer import RemoteTrainer
 from plait.workers.upkeep import Gather, Recorded, Spans
@@ -157,3 +161,33 @@ class WorkerGroup:
     def end_engines(self) -> None:
         """End the processes that engines have for themselves, however the run ended."""
         self._ends.close()
+
+
+class LeaderWeights:
+    """`runtime.workers.LeaderWeights`."""
+
+    def __init__(self, announcer: Announcer) -> None:
+        self._announcer = announcer
+        self._state = announcer.rank_state
+
+    def now(self, role: str, weights: Tensor) -> Tensor | None:
+        """The values of weights [elements, flat] that the leader has of a role, wherever they are; None: not as they
+        are by now."""
+        is_home = LEADER in self._state.places[role].home.mesh.ranks
+        if not is_home and any(
+            (role, number) in self._announcer.fresh.stale for number in range(len(self._state.copies[role]))
+        ):
+            return None
+        return self._state.offloads.now(weights)
+
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[bool]:
+        """Within it the leader's models can be computed with, one after another; whether all of them can."""
+        copies = [self._state.copies[role][number] for role, number in self._announcer.fresh.stale]
+        gone = [rank for copy in copies if copy.after != "keep" for rank, _ in copy.parts]
+        if LEADER in gone:
+            yield False
+            return
+        needs: list[Need] = [(role, what) for role in self._state.roles for what in ("home", "score", "decode")]
+        with self._state.offloads.holding(*needs) as all_fit:
+            yield all_fit

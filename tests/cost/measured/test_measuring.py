@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from plait.cost.measured import measuring
+from plait.cost.measured import measuring, stopwatch
+from plait.cost.measured.sizes import Sizes
+from plait.models.files.known_shapes import KNOWN
 
 
 def test_a_copy_is_measured_into_memory_that_was_touched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,3 +65,16 @@ def test_of_a_model_of_images_the_part_for_texts_is_measured(monkeypatch: pytest
         with pytest.raises(InterruptedError):
             measuring.measure("m", config, "bfloat16", "cpu", 1)
     assert found == [{"num_hidden_layers": 4}] * 2
+
+
+def test_each_kind_of_measurement_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they call, they call as it is: all of them once, of two tiny models."""
+    monkeypatch.setattr(stopwatch, "MOST_REPEATS", 1)
+    config = {**KNOWN["smollm2-135m"], "hidden_size": 64, "intermediate_size": 128, "vocab_size": 512}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    steps = ((1, 16),)
+    sizes = Sizes(rows=(16,), back=(16,), prompts=(16,), products=(16,), decoded=steps, by_layers=steps)
+    models = measuring.Models.of("tiny", config, "float32", "cpu", sizes.most_tokens)
+    for family, works in measuring._works(models, sizes).items():
+        for work in works.values():
+            assert all(map(math.isfinite, work())), family

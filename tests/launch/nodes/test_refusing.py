@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from plait.errors import ConfigError
+from plait.launch.nodes import refusing
 from plait.launch.nodes.joining import join
 from plait.launch.nodes.place import Attached
 from plait.launch.nodes.refusing import refusals_told
@@ -44,12 +45,15 @@ def test_a_node_that_waits_hears_why_there_is_no_run(tmp_path: Path, monkeypatch
     assert not folder.exists()
 
 
-def test_nobody_is_waited_for_longer_than_said(tmp_path: Path) -> None:
+def test_nobody_is_waited_for_longer_than_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusing, "TELLS_S", 0.2)
+    told: list[str] = []
     with (
         pytest.raises(ConfigError, match="no such data"),
-        refusals_told(attached(0, free_port()), tmp_path, lambda text: None, within_s=0.2),
+        refusals_told(attached(0, free_port()), tmp_path, told.append),
     ):
         raise ConfigError("no such data")
+    assert told == ["the run is refused; its other commands are told why, for 0.2 s at most"]
 
 
 def test_a_run_without_others_tells_nobody(tmp_path: Path) -> None:

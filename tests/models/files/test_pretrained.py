@@ -57,9 +57,10 @@ def test_a_tokenizer_that_needs_code_is_refused(folder: Path, tmp_path: Path, re
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gemma3_text"])
-def test_a_tokenizer_of_special_tokens_alone_is_refused(tmp_path: Path, family: str) -> None:
-    """What Transformers puts in place of missing files reads any text as nothing, or as one unknown token."""
+@pytest.mark.parametrize("family", ["qwen2", "gemma3_text", "llama"])
+def test_a_folder_without_a_vocabulary_is_told(tmp_path: Path, family: str) -> None:
+    """What Transformers puts in place of missing files reads any text as nothing, or as one unknown token. Of families
+    where it puts nothing, it says what it would have made a tokenizer of."""
     tiny(family).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"^key `reward.model`: `.*` has no tokenizer .* has no vocabulary"):
         load_tokenizer(str(tmp_path), "reward.model")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from plait.data.sources import Source, read_jsonl
+from plait.data.sources import Source, read_prompts
 from plait.errors import DataError
 from plait.generation.sampling import Sampling
 from plait.generation.settings import MIN_POOL_BYTES, SamplingSettings
@@ -58,7 +58,7 @@ def told(tiny_folder: Path, history: list[Path], monkeypatch: pytest.MonkeyPatch
     prompts.write_text('{"prompt": "what is 7?"}\n')
     job = generate_job.Job(
         str(tiny_folder),
-        Source("prompts", tuple(read_jsonl(prompts))),
+        Source("prompts", tuple(read_prompts(prompts))),
         Sampling(max_tokens=2),
         engine=SamplingSettings(speculation=2, draft_pool_bytes=MIN_POOL_BYTES),
         dtype="float32",
@@ -75,11 +75,11 @@ def test_the_rows_of_one_file_are_held_at_a_time(
 
     def reading(path: Path, *, key: str) -> list[Any]:
         assert not any(rows() for rows in read), "those of another file are still there"
-        rows = RowsOfFile(read_jsonl(path, key=key))
+        rows = RowsOfFile(read_prompts(path, key=key))
         read.append(weakref.ref(rows))
         return rows
 
-    monkeypatch.setattr(generate_job, "read_jsonl", reading)
+    monkeypatch.setattr(generate_job, "read_prompts", reading)
     heard = told(tiny_folder, files(tmp_path, 2, 3, 1), monkeypatch)
     assert len(read) == 3
     assert heard == [
@@ -131,7 +131,7 @@ def test_one_process_has_the_threads_that_the_environment_names(
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "what is 7?"}\n')
     job = generate_job.Job(
-        str(tiny_folder), Source("prompts", tuple(read_jsonl(prompts))), Sampling(max_tokens=2), devices=devices
+        str(tiny_folder), Source("prompts", tuple(read_prompts(prompts))), Sampling(max_tokens=2), devices=devices
     )
     threads = torch.get_num_threads()
     try:

@@ -73,6 +73,10 @@ def test_beside_by_hand() -> None:
         Beside("STEP", None, 0.25),
     ]
     assert found.memory == [Beside("0", 150, 100), Beside("1", 120, None)]
+    assert (found.not_predicted, found.cold) == ([], False), "half a second of five is not more than a tenth"
+    longer = {**row, "timing_s/score": 0.6}
+    assert forecast_of(Plan("p", 2, predicted=timeline), "a profile", {}, [first, longer]).not_predicted == ["score"]
+    assert forecast_of(Plan("p", 2, predicted=timeline), "a profile", {}, [first]).cold
 
 
 def test_kinds_that_gpus_do_not_tell_apart_are_one() -> None:
@@ -90,7 +94,8 @@ def test_what_was_not_predicted_is_measured_all_the_same(tmp_path: Path) -> None
     """And comes back from its file; of a GPU its own memory counts."""
     row = {"timing_s/step": 5.0, "perf/peak_bytes/rank_0": 100, "perf/device_peak_bytes/rank_0": 40}
     found = forecast_of(Plan("p", 1), "a profile", {0: 50}, [row])
-    assert found == Forecast("p", "a profile", [Beside(STEP, None, 5.0)], [], [Beside("0", 50, 40)])
+    assert found == Forecast("p", "a profile", [Beside(STEP, None, 5.0)], [], [Beside("0", 50, 40)], cold=True)
+    assert found.not_predicted == []
     (tmp_path / "forecast.json").write_text(found.to_json())
     assert Forecast.load(tmp_path / "forecast.json") == found
     assert json.loads(found.to_json())["memory"] == [
@@ -106,9 +111,10 @@ def test_what_was_carried_to_the_ranks_of_a_run_stands_in_its_forecast(tmp_path:
     record = json.loads(found.to_json())
     assert record["carried"] == {"train on 2": {"of": "train on 1", "steps": 3, "factor": 1.2}}
     assert Forecast.load(tmp_path / "forecast.json") == found
-    del record["carried"]
+    del record["carried"], record["cold"]
     (tmp_path / "forecast.json").write_text(json.dumps(record))
-    assert Forecast.load(tmp_path / "forecast.json").carried == {}, "of a run before it was kept"
+    before = Forecast.load(tmp_path / "forecast.json")
+    assert (before.carried, before.cold) == ({}, False), "of a run before it was kept"
 
 
 @pytest.fixture

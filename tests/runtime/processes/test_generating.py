@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from plait.data.sources import Source, read_jsonl
+from plait.data.sources import Source, read_prompts
 from plait.generation.sampling import Sampling
 from plait.generation.settings import SamplingSettings
 from plait.launch import wire
@@ -28,7 +28,7 @@ def job_of(tiny_folder: Path, tmp_path: Path, *rows: str, **options: Any) -> Job
     prompts.write_text("".join(f"{row}\n" for row in rows))
     return Job(
         str(tiny_folder),
-        Source("prompts", tuple(read_jsonl(prompts))),
+        Source("prompts", tuple(read_prompts(prompts))),
         Sampling(max_tokens=2),
         engine=SamplingSettings(speculation="off", max_running=1),
         **{"dtype": "float64", "devices": 2, "threads": 1} | options,

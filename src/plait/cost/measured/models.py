@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 
 from plait.cost.measured.stopwatch import Seconds, Size
-from plait.cost.measured.work import layers_alone, mix_of, random_model
+from plait.cost.measured.work import Forward, layers_alone, mix_of, random_model
 from plait.cost.model_work import ModelWork
 from plait.cost.profile import Points, Steps
 from plait.models.language_model import LanguageModel
@@ -36,6 +36,12 @@ Layers = dict[Size, tuple[float, float]]
 """Size → seconds of a layer, of everything else."""
 
 
+class OfRow(Protocol):
+    """Measures the seconds of what passes T tokens of one packed row through a model."""
+
+    def __call__(self, model: LanguageModel, tokens: int, run: Forward = ...) -> float: ...
+
+
 @dataclass(frozen=True)
 class Pair:
     """Two models of one shape, of so many layers."""
@@ -45,7 +51,7 @@ class Pair:
     many: LanguageModel
     layers: int
 
-    def row(self, run_s: Callable[..., float], tokens: int) -> Seconds:
+    def row(self, run_s: OfRow, tokens: int) -> Seconds:
         """(a layer's, those of the few layers and all beside them)."""
         layer = self._layer(*(run_s(model, tokens, layers_alone) for model in (self.few, self.many)))
         return layer, run_s(self.few, tokens)

@@ -87,20 +87,27 @@ def row(tokens: int, model: LanguageModel) -> PackedBatch:
     return pack(groups, model.device)
 
 
+Forward = Callable[[LanguageModel, PackedBatch], Tensor]
+"""A model's forward of a batch, of which the sum has a backward."""
+
+
 def _logprobs(model: LanguageModel, batch: PackedBatch) -> Tensor:
     return model.logprobs(batch, 1.0)[0]
 
 
-def forward_s(model: LanguageModel, tokens: int) -> float:
-    """Seconds of a forward to log-probs, without gradients, of T tokens in one packed row."""
+def forward_s(model: LanguageModel, tokens: int, run: Forward = _logprobs) -> float:
+    """Seconds of a forward without gradients.
+
+    Args:
+        tokens: T, all of them in one packed row.
+        run: the forward; by default to log-probs [R].
+    """
     batch = row(tokens, model)
     with torch.no_grad():
-        return seconds_of(lambda: _logprobs(model, batch), model.device.type)
+        return seconds_of(lambda: run(model, batch), model.device.type)
 
 
-def backward_s(
-    model: LanguageModel, tokens: int, run: Callable[[LanguageModel, PackedBatch], Tensor] = _logprobs
-) -> float:
+def backward_s(model: LanguageModel, tokens: int, run: Forward = _logprobs) -> float:
     """Seconds of a backward whose gradients are added up as in training, after a forward that is not counted.
 
     Args:

@@ -1,49 +1,24 @@
-"""Addresses and network interfaces of this machine. Linux and macOS, by the C library's `getifaddrs`."""
+"""Addresses and network interfaces of this machine."""
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
 import socket
-import struct
 import sys
 from collections.abc import Iterator, Mapping
+
+import psutil
 
 from plait.errors import ConfigError
 
 LOOPBACK_INTERFACE = "lo" if sys.platform == "linux" else "lo0"
 
 
-class _Entry(ctypes.Structure):
-    """`struct ifaddrs`, as far as it is read."""
-
-
-_Entry._fields_ = [
-    ("next", ctypes.POINTER(_Entry)),
-    ("name", ctypes.c_char_p),
-    ("flags", ctypes.c_uint),
-    ("address", ctypes.c_void_p),
-]
-
-
 def addresses() -> Iterator[tuple[str, str]]:
     """(interface, IPv4 address) of each that this machine has."""
-    library = ctypes.CDLL(None, use_errno=True)
-    first = ctypes.POINTER(_Entry)()
-    if library.getifaddrs(ctypes.byref(first)) != 0:
-        return
-    try:
-        entry = first
-        while entry:
-            interface = entry.contents
-            if interface.address:
-                head = ctypes.string_at(interface.address, 8)
-                family = struct.unpack("=H", head[:2])[0] if sys.platform == "linux" else head[1]
-                if family == socket.AF_INET:
-                    yield interface.name.decode(), socket.inet_ntoa(head[4:8])
-            entry = interface.next
-    finally:
-        library.freeifaddrs(first)
+    for interface, of_interface in psutil.net_if_addrs().items():
+        for found in of_interface:
+            if found.family == socket.AF_INET:
+                yield interface, found.address
 
 
 def interface_of(address: str, option: str = "--address") -> str:

@@ -20,9 +20,7 @@ TELLS_S = 15.0
 
 
 @contextmanager
-def refusals_told(
-    attached: Attached | None, folder: Path, say: Callable[[str], None], *, within_s: float = TELLS_S
-) -> Iterator[None]:
+def refusals_told(attached: Attached | None, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """A UserError inside ends the other commands of the run as well, as far as they come.
 
     Args:
@@ -34,17 +32,17 @@ def refusals_told(
         yield
     except UserError as error:
         if attached is not None and attached.leads and attached.tasks > 1:
-            say(f"the run is refused; its other commands are told why, for {within_s:g} s at most")
+            say(f"the run is refused; its other commands are told why, for {TELLS_S:g} s at most")
             with suppress(UserError, OSError):  # what it is refused for is said all the same
-                _tell(attached, folder, error, within_s)
+                _tell(attached, folder, error)
         raise
 
 
-def _tell(attached: Attached, folder: Path, error: UserError, within_s: float) -> None:
+def _tell(attached: Attached, folder: Path, error: UserError) -> None:
     address = resolved(attached.leader[0])
     with listening(address, attached.leader[1]) as listener, _there(folder), leaders_key(folder, os.environ) as key:
         me = who(0, 0, address, own_devices=attached.own_devices)
-        NodeRendezvous(listener, key, range(1, attached.tasks), me).refuse(error, within_s)
+        NodeRendezvous(listener, key, range(1, attached.tasks), me).refuse(error, TELLS_S)
 
 
 @contextmanager

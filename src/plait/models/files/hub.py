@@ -135,6 +135,12 @@ def is_classifier(classes: Iterable[str]) -> bool:
     return any("Classification" in class_name for class_name in classes)
 
 
+def check_config_of(name: str) -> None:
+    """See that `read_config` can read a model's, where no hub need be asked for it. Raises as it does."""
+    if not is_hub_id(name) or os.path.lexists(at_home(name, "model")):
+        read_config(name)
+
+
 def read_config(name: str) -> dict[str, Any]:
     """Return the model's config.json without its weights; of an alias it is known before any download, of an adapter
     it is that of its base.

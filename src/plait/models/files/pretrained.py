@@ -16,6 +16,11 @@ from typing import Any
 from plait.errors import ModelError
 
 _DATA_ONLY = {"trust_remote_code": False}
+_VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json")
+_NO_VOCABULARY = (
+    "its folder has no vocabulary (`tokenizer.json` or the like), and without one no text can be read; copy the files "
+    "of the tokenizer into it"
+)
 
 
 def tokenizer_of(folder: Path, name: str) -> Any:
@@ -34,7 +39,9 @@ def tokenizer_of(folder: Path, name: str) -> Any:
             tokenizer = AutoTokenizer.from_pretrained(folder, **_DATA_ONLY)
             tokenizer("a")
             _check_vocabulary(tokenizer)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if not any(path for pattern in _VOCABULARIES for path in folder.glob(pattern)):
+                raise ValueError(_NO_VOCABULARY) from error  # Transformers says of what it would make one
             raise
         except Exception as error:  # of the library `tokenizers`, which raises no class of its own, and of Transformers
             raise ModelError(
@@ -52,10 +59,7 @@ def _check_vocabulary(tokenizer: Any) -> None:
         ValueError: that is so.
     """
     if set(tokenizer.get_vocab().values()) <= set(tokenizer.added_tokens_decoder):
-        raise ValueError(
-            "its folder has no vocabulary (`tokenizer.json` or the like), and without one no text can be read; copy "
-            "the files of the tokenizer into it"
-        )
+        raise ValueError(_NO_VOCABULARY)
 
 
 def config_of(folder: Path, name: str) -> Any:

@@ -14,7 +14,7 @@ from plait.data.formats import Row
 from plait.data.prompts import PromptEncoder
 from plait.data.records import Prompt, logprobs_with, replies_in, with_replies
 from plait.data.settings import DataSettings
-from plait.data.sources import Source, read_jsonl
+from plait.data.sources import Source, read_prompts
 from plait.errors import ConfigError, DataError, ModelError
 from plait.generation.checks import check_guesses
 from plait.generation.request import Request
@@ -148,7 +148,7 @@ def _history(job: Job, encoder: PromptEncoder, vocabulary: int) -> list[Earlier]
     prompts: dict[tuple[int, ...], tuple[int, ...]] = {}
     room = most_entries(job.engine.draft_pool_bytes)
     for file in reversed(job.history):
-        samples = [_earlier(row, encoder, vocabulary) for row in read_jsonl(file, key="--history")]
+        samples = [_earlier(row, encoder, vocabulary) for row in read_prompts(file, key="--history")]
         while samples and room > 0:
             prompt_ids, token_ids, logprobs = samples.pop()
             room -= len(token_ids) + (0 if prompt_ids in prompts else len(prompt_ids))

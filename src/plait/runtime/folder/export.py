@@ -1,12 +1,14 @@
-"""A checkpoint of a run as a Hugging Face folder. Nothing of the run is executed: neither its flow nor its rewards."""
+"""Weights as a folder that Transformers or peft load: those of an open run, and those of a checkpoint. For the latter
+nothing of the run is executed, neither its flow nor its rewards."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -14,13 +16,14 @@ from safetensors import SafetensorError
 from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.data.files import why_no_file
 from plait.errors import ConfigError, ModelError, PlaitError, RunError
+from plait.file_writes import why_not_written
 from plait.models.files.saving import Exported, save_pretrained
+from plait.models.model import Model
 from plait.output import check_folder
 from plait.recipes.recipe import DType, Recipe
 from plait.recipes.recipe_file import load_recipe
 from plait.recipes.role_models import role_model
 from plait.runtime.folder.run_files import CHECKPOINTS, RECIPE
-from plait.runtime.folder.weights_folder import marker_of
 from plait.workers.loading import build_models
 from plait.workers.optimizer_state import read_masters
 
@@ -169,3 +172,34 @@ def _run_around(folder: Path) -> str:
     inside = sorted(folder.glob(f"*/{RECIPE}")) if os.path.isdir(folder) else ()
     stages = ", ".join(f"`{path.parent}`" for path in inside)
     return f"give one of {stages}" if stages else "give the folder of a run"
+
+
+def marker_of(run_dir: Path, step: int, role: str) -> dict[str, Any]:
+    """What is said in a folder of weights: whose they are."""
+    from plait import __version__
+
+    return {"run": run_dir.resolve().name, "step": step, "role": role, "plait": __version__}
+
+
+def write_weights(model: Model, folder: Path, what: str, marker: Mapping[str, Any], *, adapter: bool) -> None:
+    """A model with its weights as they are.
+
+    Args:
+        what: for the error.
+        marker: see `marker_of`.
+        adapter: its adapter alone, in peft's form.
+
+    Raises:
+        RunError: the weights are not finite, or the disk is full.
+    """
+    try:
+        if adapter:
+            from plait.models.lora_files import save_adapter
+
+            save_adapter(model, folder, marker=marker)
+        else:
+            save_pretrained(model, folder, marker=marker)
+    except OSError as error:
+        raise RunError(f"{what} cannot be written to {folder}: {why_not_written(folder, error)}") from error
+    except (SafetensorError, ModelError) as error:
+        raise RunError(f"{what} cannot be written to {folder}: {error}") from error

@@ -3,7 +3,6 @@ held out."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from itertools import product
@@ -24,11 +23,10 @@ from plait.dataflow.made_rows import source_of
 from plait.dataflow.prompt_call import of_data
 from plait.dataflow.unfit import nearest
 from plait.errors import DataError
-from plait.models.files.hub import is_hub_id, read_config
+from plait.models.files.hub import check_config_of
 from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
 from plait.observe.screen import say
-from plait.paths import at_home
 from plait.recipes.checks import prompt_limit
 from plait.recipes.recipe import Recipe
 from plait.recipes.trust import code_of
@@ -103,7 +101,9 @@ def _say_of_repeats(data: RunData, per_step: int) -> None:
     for rows in (*(() if data.train_set is None else (data.train_set,)), *data.given.values()):
         if per_step > len(rows):
             names = ", ".join(source.source.name for source in rows.sets)
-            count = f"{len(rows):,} rows are fewer than `prompts_per_step` ({per_step:,})"
+            count = (
+                f"{len(rows):,} row{'s are' if len(rows) > 1 else ' is'} fewer than `prompts_per_step` ({per_step:,})"
+            )
             say(f"{names}: {count}, so a batch is {per_step / len(rows):.3g} passes over them", file=sys.stderr)
 
 
@@ -201,8 +201,7 @@ def check_files(recipe: Recipe) -> None:
     if is_shape(recipe.model):
         return
     for name in recipe.models_named().values():
-        if not is_hub_id(name) or os.path.lexists(at_home(name, "model")):  # what a hub has is asked later
-            read_config(name)
+        check_config_of(name)
     for key, functions in code_of(recipe).items():
         for path in functions:
             check_defined(path, key=key)

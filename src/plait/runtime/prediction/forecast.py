@@ -23,6 +23,9 @@ from plait.schedule.timeline import Span, Timeline
 
 WARM_UP = 1
 """Steps at the beginning that are left out where there are more: what they load and compile, others do not."""
+WORTH_SAYING, WORTH_COUNTING = 0.01, 0.1
+"""The share of a step beyond which what took it is told, though it was not predicted; beyond which the step is then no
+longer what was predicted."""
 STEP = "step"
 ON_DEVICES = {"TRAIN": "TRAIN and STEP", "STEP": "TRAIN and STEP"}
 """Kinds whose seconds say something only together where GPUs compute: the host asks for a forward or backward and goes
@@ -54,7 +57,8 @@ class Beside:
 @dataclass(frozen=True)
 class Forecast:
     """A run's prediction beside its measurement. source: where predicted seconds come from, in words; `memory` is named
-    by ranks; carried: kind of calls → its correction, where that was measured on another number of ranks."""
+    by ranks; carried: kind of calls → its correction, where that was measured on another number of ranks; cold: what
+    was measured is a first step, which also loads and compiles."""
 
     plan: str
     source: str
@@ -62,6 +66,20 @@ class Forecast:
     kinds: Sequence[Beside]
     memory: Sequence[Beside]
     carried: Mapping[str, Correction] = field(default_factory=dict)
+    cold: bool = False
+
+    @property
+    def not_predicted(self) -> list[str]:
+        """Calls that took more than `WORTH_COUNTING` of a step, and that its prediction leaves out; none where there is
+        no prediction."""
+        if not any(call.predicted for call in self.calls):
+            return []
+        return [call.name for call in self.calls if call.predicted is None and self.took(call, WORTH_COUNTING)]
+
+    def took(self, beside: Beside, share: float) -> bool:
+        """Whether something, but the step itself, took more than this share of a step."""
+        step_s = next((call.measured or 0.0 for call in self.calls if call.name == STEP), 0.0)
+        return beside.name != STEP and (beside.measured or 0.0) > share * step_s
 
     def to_json(self) -> str:
         record = {
@@ -71,6 +89,7 @@ class Forecast:
             "kinds": [_record("kind", kind.name, kind, "s") for kind in self.kinds],
             "memory": [_record("rank", int(rank.name), rank, "bytes") for rank in self.memory],
             "carried": carried_record(self.carried),
+            "cold": self.cold,
         }
         return json.dumps(record, indent=1) + "\n"
 
@@ -86,7 +105,7 @@ class Forecast:
             kind: Correction(correction["factor"], correction["of"], correction["steps"], carried=True)
             for kind, correction in record.get("carried", {}).items()
         }
-        return cls(record["plan"], record["source"], *parts, carried)
+        return cls(record["plan"], record["source"], *parts, carried, record.get("cold", False))
 
 
 def _record(what: str, name: str | int, beside: Beside, unit: str) -> dict[str, str | int | float | None]:
@@ -130,6 +149,7 @@ def forecast_of(
         _beside(kinds, measured_kinds),
         _beside({str(rank): count for rank, count in held_bytes.items()}, peaks),
         carried or {},
+        cold=len(rows) <= WARM_UP,
     )
 
 

@@ -25,9 +25,10 @@ from plait.observe.screen import say
 from plait.paths import at_home
 from plait.recipes.role_models import function_names
 from plait.recipes.turn_checks import said_of_rounds
+from plait.runtime.folder.history import History
 from plait.runtime.folder.run_files import RunFiles, samples_of
 from plait.runtime.inputs.prepared import Prepared
-from plait.runtime.prediction.forecast import STEP, WARM_UP, predicted_seconds
+from plait.runtime.prediction.forecast import STEP, WARM_UP, predicted_seconds, write_forecast
 from plait.runtime.prediction.guesses import drafts_of
 from plait.runtime.prediction.lengths import recorded
 from plait.runtime.prediction.machine import machine_of
@@ -178,3 +179,11 @@ def _kept_with(profile: Profile, record: RunRecord) -> Profile:
         kept_profile = kept_profile.with_run(record)
         keep_profile(kept_profile)
     return kept_profile
+
+
+def conclude(prepared: Prepared, folder: Path) -> None:
+    """Leave the prediction beside what was measured in the run's folder, and correct the kept profile by it."""
+    history, steps = History(folder, resume=True), read_steps(RunFiles(folder).metrics)
+    with contextlib.suppress(OSError):  # a full disk has been said
+        write_forecast(prepared, folder, [row for row in steps if row["step"] > history.comparable_from])
+    refine(prepared, folder, steady_rows(steps, history.uncounted))

@@ -21,8 +21,8 @@ from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import Origin
 from plait.runtime.inputs.prepared import Kept
-from plait.runtime.prediction.conclusion import conclude
 from plait.runtime.prediction.network import Machines
+from plait.runtime.prediction.refinement import conclude
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
 from plait.runtime.processes.launching import LOADS

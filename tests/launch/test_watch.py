@@ -10,8 +10,7 @@ import pytest
 from plait.launch import monitor
 from plait.launch.failures import Ended, WorkerError
 from plait.launch.local import LocalProcesses
-from plait.launch.stall import Stillness, stalled_of
-from plait.launch.watch import Watch
+from plait.launch.watch import Stillness, Watch, stalled_of
 from tests.launch.workers import Echo, until_there, waiter
 
 LIMIT_S = 60.0
