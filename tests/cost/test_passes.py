@@ -182,6 +182,26 @@ def test_a_step_of_few_samples_reads_adapters() -> None:
     assert steps[0] - steps[1] == pytest.approx(4 * adapters)
 
 
+def test_adapters_of_experts_are_read_as_far_as_tokens_reach_them() -> None:
+    """Two of 16 experts for each token, of 32 to 64 in four layers: of three tokens six are read, of 100 all; forwards
+    pass memory six times with what B gives and once with what A reads, of each pair. Ranks share what all have."""
+    shape = replace(SHAPE, expert_layers=4, experts=16, experts_per_token=2, expert_intermediate=32)
+    work = ModelWork(shape, "bfloat16", 1000, LoraSettings(rank=2, target_modules=("experts.down_proj",)))
+    adapter, passing = 2 * (32 + 64), 6 * 64 + 32
+    for tokens, reached in ((3.0, 6), (100.0, 16)):
+        products_s = max(2 * tokens * 2 * adapter / 1e9, 2 * reached * adapter / 1e6)
+        expected = products_s + 2 * tokens * 2 * passing / 1e6
+        assert work.adapter_s(tokens, 1, 1e9, 1e6) == pytest.approx(expected)
+    assert work.adapter_s(np.array([3.0, 100.0]), 1, 1e9, 1e6) == pytest.approx(
+        [work.adapter_s(tokens, 1, 1e9, 1e6) for tokens in (3.0, 100.0)]
+    )
+    half, whole = (work.adapter_s(100.0, tp, 1e9, 1e6) for tp in (2, 1))
+    assert whole / 2 < half < whole
+    profile = PROFILE.model_copy(update={"shape": shape, "dtype": "bfloat16"})
+    step = LayerTimes(profile.cluster(), work, ONE, profile).decode_layer(3, 10)
+    assert step["adapters"] > 0, "a mixture has no compiled decoder"
+
+
 def test_a_measured_decoder_computes_adapters_as_so_many_weights_more() -> None:
     """A of 32 columns for each of four products, B of all their outputs; a GPU computes them by plain layers."""
     packed = 32 * (64 + 3 * 64 + 64 + 64 + 64 + 2 * 128 + 128 + 64)

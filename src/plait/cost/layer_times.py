@@ -197,8 +197,8 @@ class LayerTimes:
         return added(self.layer(rows, seen, read_bytes), self._adapters(rows))
 
     def generated(self, seconds: float, tokens: float, fixed_s: float | None = None) -> Terms:
-        """`_measured` of a layer that generates: on a CPU its adapters are compiled with it, and take as long as so
-        many weights more would.
+        """`_measured` of a layer that generates: on a CPU its adapters are compiled with it, where it is no mixture,
+        and take as long as so many weights more would.
 
         Args:
             fixed_s: see `Profile.fixed_s`, which it is where none is given.
@@ -207,7 +207,7 @@ class LayerTimes:
         terms, work = self._measured(seconds, tokens, fixed_s=fixed_s), self.work
         if not work.lora.rank:
             return terms
-        if self.profile.device != "cpu" or self.layout.parallelism.tp > 1:
+        if self.profile.device != "cpu" or self.layout.parallelism.tp > 1 or work.shape.expert_layers:
             return added(terms, self._adapters(tokens))
         return {**terms, "adapters": terms["layers"] * work.packed_adapter / (work.products(1) / 2)}
 

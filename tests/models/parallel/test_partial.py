@@ -475,6 +475,24 @@ ADAPTED = [
 ]
 
 
+EXPERTS = {"targets": ("q_proj", "experts.gate_up_proj", "experts.down_proj")}
+IN_LAYER = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
+LATENT = {"targets": ("q_b_proj", "experts.gate_up_proj", "experts.down_proj")}
+ADAPTED += [
+    pytest.param("qwen3_moe", sizes(tp=3), EXPERTS | UNEVEN_EXPERTS, id="whole experts"),
+    pytest.param("mixtral", sizes(tp=2) | PARTED, EXPERTS, id="columns of experts, parted"),
+    pytest.param("gpt_oss", sizes(tp=2, pp=2), EXPERTS | NARROW, id="transposed experts", marks=pytest.mark.slow),
+    pytest.param("gpt_oss", sizes(tp=2) | PARTED, EXPERTS, id="uncut experts, parted", marks=pytest.mark.slow),
+    pytest.param("mixtral", sizes(tp=3, pp=1), {"targets": ("experts.down_proj",)}, id="down", marks=pytest.mark.slow),
+    pytest.param("deepseek_v3", sizes(tp=2, pp=2), LATENT | UNEVEN_EXPERTS, id="shared", marks=pytest.mark.slow),
+    pytest.param("qwen3_moe", sizes(tp=4), EXPERTS | {"scalar": True}, id="experts, scalar", marks=pytest.mark.slow),
+    pytest.param("qwen3_moe", sizes(tp=2) | PARTED, EXPERTS | {"copied": True}, id="parted", marks=pytest.mark.slow),
+    pytest.param("qwen3_next", sizes(tp=2), EXPERTS, id="states, experts", marks=pytest.mark.slow),
+    pytest.param("nemotron_h", sizes(tp=2), {"targets": ("experts.up_proj",)}, id="no gate", marks=pytest.mark.slow),
+    pytest.param("gemma4_text", sizes(tp=2), EXPERTS | IN_LAYER, id="experts in the layer", marks=pytest.mark.slow),
+]
+
+
 @pytest.mark.parametrize(("family", "shape", "options"), ADAPTED)
 def test_adapters_on_parts(four: Workers, family: str, shape: dict[str, Any], options: dict[str, Any]) -> None:
     judge(four.ask("adapted", family, shape, **options), family, options.get("dtype", "float64"))
