@@ -109,6 +109,45 @@ def test_a_found_plan_is_a_file_that_is_predicted_alike(recipe: str, capsys: pyt
     assert "--overwrite" in err
 
 
+MIXTURE = {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 32000,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "moe_intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "max_position_embeddings": 4096,
+}
+
+
+def test_adapters_of_experts_take_their_time_and_memory(
+    recipe: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """All 32 experts of each layer, of 1,024 to 1,024 and of 512 to 1,024, with rank 8: 7.3 M numbers."""
+    pytest.importorskip("peft")
+    (tmp_path / "mixture").mkdir()
+    (tmp_path / "mixture/config.json").write_text(json.dumps(MIXTURE))
+    place = ("--cluster", "2xA100-80G", "--lengths", "64:128~0.5", "--json", "--model", "mixture", "--lora.rank", 8)
+    experts = ("--lora.target_modules", "[all-linear, experts.gate_up_proj, experts.down_proj]")
+    code, out, _ = run(capsys, "plan", recipe, *place, *experts, "--seconds", 0.1)
+    assert (code, json.loads(out)["feasible"]) == (0, True)
+    told = []
+    for targets in ((), experts):
+        code, out, _ = run(capsys, "simulate", recipe, *place, *targets, "--plan", "colocated")
+        assert code == 0
+        told.append(json.loads(out))
+    assert told[1]["seconds_per_step"] > told[0]["seconds_per_step"]
+    adapter = 8 * 32 * 8 * (1024 + 1024 + 512 + 1024)
+    linear, both = ([one["terms"]["actor: optimizer state"] for one in each["memory"]] for each in told)
+    assert both[0] - linear[0] == 18 * adapter, "weights, gradients, masters and moments"
+
+
 @pytest.mark.parametrize(
     ("cluster", "ranks", "nodes", "said"),
     [

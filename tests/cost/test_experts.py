@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from plait.cost.experts import SPREAD, are_whole, fullest, pair_bytes, passing_elements, reached
+from plait.cost.micro_batch import LargestBatch
 from plait.cost.model_work import ModelWork
+from plait.cost.shape_parameters import adapter_copies
+from plait.cost.working_memory import Blocks, activation_bytes
+from plait.models.shape import ModelShape
 from tests.cost.test_model_costs import SHAPE
 
 NARROW = replace(SHAPE, expert_layers=4, experts=16, experts_per_token=2, expert_intermediate=32)
@@ -91,3 +95,38 @@ def test_the_share_of_a_layer_on_the_fullest_rank() -> None:
     assert work.share(1) == 1
     assert work.share(2) == pytest.approx((even / 2 + experts * fullest(NARROW, 2)) / (even + experts))
     assert ModelWork(WIDE, "bfloat16", 1).share(2) == 1 / 2
+
+
+def test_adapters_of_experts_are_kept_again_where_no_grouped_product_takes_their_rank() -> None:
+    """In float32 A and B of rank 3 are copied with a fourth row: as much more is kept as was found on a CPU."""
+    torch, lora = pytest.importorskip("torch"), pytest.importorskip("plait.models.lora")
+    from plait.models.lora_settings import LoraSettings
+    from tests.models.tiny import tiny_model
+
+    both, found, x = ("experts.gate_up_proj", "experts.down_proj"), {}, torch.randn(6, 32, requires_grad=True)
+    for rank in (3, 4):
+        model = tiny_model("qwen3_moe", dtype=torch.float32)
+        settings = LoraSettings(rank=rank, target_modules=both)
+        view = lora.add_lora(model, settings, name="actor", seed=0)
+        view.backbone.activate("actor")
+        kept: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor, kept: dict[int, int] = kept) -> torch.Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        for param in view.own.parameters.values():
+            param.requires_grad_(True)
+        own = {tensor.untyped_storage().data_ptr() for tensor in (model.weights, view.own.weights)}
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            chosen, weights = torch.arange(12).view(6, 2) % 4, torch.ones(6, 2)
+            out = view.module.model.layers[0].mlp.experts(x, chosen, weights)
+        found[rank] = sum(size for at, size in kept.items() if at not in own)
+        del out
+    shape = ModelShape.from_config(model.config.to_dict(), "qwen3_moe")
+    copies = {rank: adapter_copies(shape, LoraSettings(rank=rank, target_modules=both), 4) for rank in (3, 4)}
+    assert copies == {3: 2 * 4 * 4 * (32 + 48 + 24 + 32), 4: 0}
+    assert found[3] - found[4] == 4 * copies[3] // 2
+    batch, blocks = LargestBatch(6, 36), Blocks(4, True)
+    more = activation_bytes(shape, batch, blocks, copied=copies[3]) - activation_bytes(shape, batch, blocks)
+    assert more == 4 * copies[3]

@@ -179,5 +179,5 @@ def test_that_stated_fusion_hides_nothing_is_said(make_recipe, monkeypatch: pyte
 
 
 def test_layers_to_adapt_that_a_model_has_not_are_refused_before_it_is_loaded(make_recipe) -> None:
-    with pytest.raises(ModelError, match=r"^lora\.target_modules: expected all-linear alone, or .*found q_prj$"):
+    with pytest.raises(ModelError, match=r"^lora\.target_modules: expected all-linear, or .*found q_prj$"):
         prepare.prepare(make_recipe(**{"lora.rank": 2, "lora.target_modules": ["q_prj"]}))

@@ -81,6 +81,15 @@ def test_weights_under_an_adapter_get_no_gradients() -> None:
     assert training_flops(work, micro) == 2 * weights + 3 * rest
 
 
+def test_adapters_of_experts_are_computed_for_the_experts_of_a_token() -> None:
+    """Two of eight, of 32 to 64 in each of four layers, of rank 2."""
+    shape = replace(SHAPE, expert_layers=4, experts=8, experts_per_token=2, expert_intermediate=32)
+    adapted = replace(WORK, shape=shape, lora=LoraSettings(rank=2, target_modules=("experts.down_proj",)))
+    micro = counted((0, 3, 2)).micro(shape)
+    own = 2 * 5 * 4 * 2 * 2 * (32 + 64)
+    assert forward_flops(adapted, micro) - forward_flops(replace(WORK, shape=shape), micro) == own
+
+
 def test_a_loss_that_asks_for_other_tokens_passes_the_head_twice() -> None:
     once, twice = (counted((0, 3, 2)).micro(SHAPE, head_forwards=heads) for heads in (1, 2))
     assert training_flops(WORK, twice) - training_flops(WORK, once) == 2 * 2 * HEAD

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from plait.cost.decoding import decode_steps
 from plait.cost.hardware import Software
+from plait.cost.layer_kinds import layer_kinds
 from plait.cost.layer_times import LayerTimes, Micro, added, total
 from plait.cost.model_flops import training_flops
 from plait.cost.model_work import ModelWork
@@ -17,10 +19,10 @@ from plait.cost.profile import interpolated
 from plait.cost.shape_parameters import adapter_parameters
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.shards import balanced_stages
-from plait.models.lora_settings import LoraSettings
+from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
 from plait.planner.stage_layers import cut_layers
-from tests.cost.test_layer_kinds import MIXED, RECURRENT
+from tests.cost.test_layer_kinds import MIXED, MIXER, RECURRENT
 from tests.cost.test_model_costs import HEAD, LAYER, SHAPE, SOFTWARE, WORK, a_cluster, check, costs_of
 from tests.cost.test_profile import PROFILE
 
@@ -76,6 +78,42 @@ def test_parted_tokens_come_together_before_a_mixture_once_more() -> None:
         plain, parted = (found.received_bytes(replace(micro, parted=parts)) for parts in (False, True))
         assert plain == 4 * 2 * 2 * 96 * 64 * 2
         assert parted - plain == of_all * 4 * 96 * 64 * 2
+        again = found.received_bytes(replace(micro, parted=True, gathered_again=True), backward=True)
+        assert again - plain == (of_all + 2) * 4 * 96 * 64 * 2
+
+
+BARE = replace(SHAPE, recurrent=(0, 1), attends=(3,), without_mlp=(0, 1, 3), mixer=MIXER)
+"""Layers of one block each: two mixers, an MLP, an attention."""
+DIVIDED = replace(RECURRENT, mixer=replace(MIXER, linear=(("in_proj", 64, 72), ("out_proj", 64, 64))))
+
+
+READERS: dict[str, tuple[ModelShape, Any, int]] = {
+    "all weights": (SHAPE, None, 4 + 4),
+    "all layers": (SHAPE, "all-linear", 4 + 4),
+    "attention": (SHAPE, ("q_proj", "v_proj"), 4),
+    "last products": (SHAPE, ("o_proj", "down_proj"), 0),
+    "MLP": (SHAPE, ("o_proj", "up_proj"), 4),
+    "mixtures": (MIXED, None, 4 + 2 + 2),
+    "beside mixtures": (MIXED, "all-linear", 4),
+    "mixers": (RECURRENT, None, 4 + 4),
+    "beside mixers": (RECURRENT, "all-linear", 1 + 4),
+    "of mixers": (DIVIDED, "all-linear", 4 + 4),
+    "last products of mixers": (DIVIDED, ("out_proj",), 0),
+    "one block each": (BARE, None, 4),
+}
+"""What has adapters, None: nothing has any; and attentions, mixers and MLPs that are gathered for."""
+
+
+@pytest.mark.parametrize(("shape", "targets", "blocks"), READERS.values(), ids=READERS)
+def test_a_backward_gathers_again_what_trained_products_read(shape: ModelShape, targets: Any, blocks: int) -> None:
+    """Under adapters routers and experts are frozen, and of other products those without an adapter."""
+    lora = NO_LORA if targets is None else LoraSettings(rank=2, target_modules=targets)
+    times = LayerTimes(a_cluster(4), ModelWork(shape, "bfloat16", 1000, lora), Layout.on(range(2), tp=2))
+    micro = Micro(96, 0, 0, parted=True, gathered_again=True)
+    forward, backward = (times.gatherings(micro, backward=flag) for flag in (False, True))
+    assert 4 * (backward - forward) == blocks
+    kinds = zip(times.by_kind(), layer_kinds(shape), strict=True)
+    assert sum(len(kind.layers) * of.gatherings(micro, backward=True) for of, kind in kinds) == 4 * backward
 
 
 def test_weights_under_an_adapter_get_no_gradients() -> None:
@@ -142,6 +180,26 @@ def test_a_step_of_few_samples_reads_adapters() -> None:
     batch = np.array([4.0]), np.array([1000.0]), np.array([1.0])
     steps = [decode_steps(some, *batch).item() for some in (adapted, passes(ONE))]
     assert steps[0] - steps[1] == pytest.approx(4 * adapters)
+
+
+def test_adapters_of_experts_are_read_as_far_as_tokens_reach_them() -> None:
+    """Two of 16 experts for each token, of 32 to 64 in four layers: of three tokens six are read, of 100 all; forwards
+    pass memory six times with what B gives and once with what A reads, of each pair. Ranks share what all have."""
+    shape = replace(SHAPE, expert_layers=4, experts=16, experts_per_token=2, expert_intermediate=32)
+    work = ModelWork(shape, "bfloat16", 1000, LoraSettings(rank=2, target_modules=("experts.down_proj",)))
+    adapter, passing = 2 * (32 + 64), 6 * 64 + 32
+    for tokens, reached in ((3.0, 6), (100.0, 16)):
+        products_s = max(2 * tokens * 2 * adapter / 1e9, 2 * reached * adapter / 1e6)
+        expected = products_s + 2 * tokens * 2 * passing / 1e6
+        assert work.adapter_s(tokens, 1, 1e9, 1e6) == pytest.approx(expected)
+    assert work.adapter_s(np.array([3.0, 100.0]), 1, 1e9, 1e6) == pytest.approx(
+        [work.adapter_s(tokens, 1, 1e9, 1e6) for tokens in (3.0, 100.0)]
+    )
+    half, whole = (work.adapter_s(100.0, tp, 1e9, 1e6) for tp in (2, 1))
+    assert whole / 2 < half < whole
+    profile = PROFILE.model_copy(update={"shape": shape, "dtype": "bfloat16"})
+    step = LayerTimes(profile.cluster(), work, ONE, profile).decode_layer(3, 10)
+    assert step["adapters"] > 0, "a mixture has no compiled decoder"
 
 
 def test_a_measured_decoder_computes_adapters_as_so_many_weights_more() -> None:

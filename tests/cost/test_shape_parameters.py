@@ -7,11 +7,13 @@ from typing import Literal
 
 import pytest
 
+from plait.cost.experts import fullest
 from plait.cost.generation_memory import packed_bytes, widened_bytes
 from plait.cost.shape_parameters import (
     adapter_by_stage,
     adapter_inputs,
     adapter_parameters,
+    adapter_products,
     packed_adapter_parameters,
     parameters_of_shape,
 )
@@ -27,11 +29,20 @@ from tests.models.tiny import tiny_model
 pytest.importorskip("peft")
 
 SETTINGS = [LoraSettings(rank=3), LoraSettings(rank=5, target_modules=("q_proj", "v_proj"))]
+EXPERTS = LoraSettings(rank=2, target_modules=("all-linear", "experts.gate_up_proj", "experts.down_proj"))
+DOWN = LoraSettings(rank=2, target_modules=("experts.down_proj",))
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: f"rank {settings.rank}")
-@pytest.mark.parametrize("family", ["llama", "qwen2", "mixtral", "qwen3_moe", "qwen3_5_text", "qwen3_next", "lfm2"])
+OF_FAMILIES = [
+    (family, settings)
+    for family in ("llama", "qwen2", "mixtral", "qwen3_moe", "qwen3_5_text", "qwen3_next", "lfm2")
+    for settings in SETTINGS
+] + [(family, settings) for family in ("mixtral", "qwen3_moe", "qwen3_next", "gpt_oss") for settings in (EXPERTS, DOWN)]
+
+
+@pytest.mark.parametrize(("family", "settings"), OF_FAMILIES, ids=lambda value: getattr(value, "target_modules", value))
 def test_adapters_have_as_many_numbers_as_those_of_a_model(family: str, settings: LoraSettings) -> None:
+    """Of what A makes of a token, each expert that it passes makes as much as a layer does."""
     from plait.models.admission import check_config
     from plait.models.lora import add_lora
 
@@ -39,11 +50,12 @@ def test_adapters_have_as_many_numbers_as_those_of_a_model(family: str, settings
     view = add_lora(model, settings, name="actor", seed=0)
     shape = ModelShape.from_config(check_config(model.config.to_dict(), family), family)
     assert adapter_parameters(shape, settings) == sum(param.numel() for param in view.own.parameters.values())
-    ranks = sum(len(param) for name, param in view.own.parameters.items() if "lora_A" in name)
-    assert adapter_inputs(shape, settings) == ranks
+    low = [param for name, param in view.own.parameters.items() if "lora_A" in name]
+    passed = [settings.rank * (shape.experts_per_token if param.ndim == 3 else 1) for param in low]
+    assert adapter_inputs(shape, settings) == sum(passed)
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: f"rank {settings.rank}")
+@pytest.mark.parametrize("settings", [*SETTINGS, EXPERTS], ids=lambda settings: f"rank {settings.rank}")
 @pytest.mark.parametrize(
     "family", ["llama", "phi3", "gpt_neox", "deepseek_v3", "mixtral", "qwen2_moe", "gpt_oss", "qwen3_5_text", "lfm2"]
 )
@@ -58,14 +70,29 @@ def test_the_parameters_of_an_adapter_follow_from_those_of_the_model(family: str
         own = add_lora(model, settings, name="actor", seed=0).trained.parameters
     except ModelError:
         pytest.skip("its layers have other names")
-    assert set(parameters_of_adapter(parameters, settings.rank, settings.target_modules).params) == set(own.params)
+    found = parameters_of_adapter(parameters, settings.rank, settings.linear, settings.experts).params
+    if family == "gpt_oss" and settings.experts:  # a shape does not say that its experts lie transposed
+        assert [(param.name, param.cut) for param in found] == [(param.name, param.cut) for param in own.params]
+        assert sum(param.num_elements for param in found) == own.num_elements
+    else:
+        assert set(found) == set(own.params)
 
 
 MIXTURE = replace(SHAPE, experts=4, experts_per_token=2, expert_layers=4, expert_intermediate=32)
 
 
 @pytest.mark.parametrize(
-    "targets", ["all-linear", ("q_proj",), ("qkv_proj", "o_proj"), ("query",), ("q_proj", "up_proj"), ("up_proj",)]
+    "targets",
+    [
+        "all-linear",
+        ("q_proj",),
+        ("qkv_proj", "o_proj"),
+        ("query",),
+        ("q_proj", "up_proj"),
+        ("up_proj",),
+        ("all-linear", "experts.down_proj"),
+        ("q_proj", "experts.gate_up_proj"),
+    ],
 )
 @pytest.mark.parametrize("shape", [SHAPE, MIXTURE], ids=["dense", "mixture"])
 def test_what_moves_of_a_model_that_is_known_by_its_shape_has_as_many_numbers_as_its_adapter(
@@ -73,7 +100,7 @@ def test_what_moves_of_a_model_that_is_known_by_its_shape_has_as_many_numbers_as
 ) -> None:
     """All layers, where a setting has names of another family; none of the MLPs of a mixture, and then maybe none."""
     settings = LoraSettings(rank=2, target_modules=targets)
-    own = parameters_of_adapter(parameters_of_shape(shape), 2, targets)
+    own = parameters_of_adapter(parameters_of_shape(shape), 2, settings.linear, settings.experts)
     assert own.num_elements == adapter_parameters(shape, settings)
     assert (own.num_elements > 0) == (shape is SHAPE or targets != ("up_proj",))
 
@@ -117,6 +144,33 @@ def test_parts_of_adapters_have_as_many_numbers_as_those_of_a_model(settings: Lo
         for pp in range(sizes.pp)
     ]
     assert adapter_by_stage(shape, settings, sizes) == tuple(held)
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("qwen3_moe", {"num_experts": 5, "num_local_experts": 5}), ("mixtral", {"intermediate_size": 50})],
+    ids=["whole", "columns"],
+)
+def test_parts_of_adapters_of_experts(family: str, options: dict[str, int], tp: int) -> None:
+    """Five whole experts on two or three ranks; of 50 columns, 17 of gate and as many of up on the first of three."""
+    from plait.models.lora import add_lora
+
+    settings = LoraSettings(rank=3, target_modules=("experts.gate_up_proj", "experts.down_proj"))
+    model = tiny_model(family, **options)
+    own = add_lora(model, settings, name="actor", seed=0).trained.parameters
+    shape = ModelShape.from_config(model.config.to_dict(), family)
+    held = [sum(block.num_elements for block in shard(own, Parallelism(tp=tp), at, 0).blocks) for at in range(tp)]
+    assert adapter_parameters(shape, settings, tp) == max(held)
+
+
+def test_a_token_passes_the_adapters_of_its_experts() -> None:
+    """Two of four experts, of 64 to 2 · 32 and of 32 to 64, in each of four layers."""
+    assert adapter_products(MIXTURE, DOWN) == 4 * 2 * 2 * (32 + 64)
+    assert adapter_products(MIXTURE, EXPERTS) - adapter_products(MIXTURE, LoraSettings(rank=2)) == 4 * 2 * 2 * 224
+    assert adapter_products(MIXTURE, DOWN, 2) == pytest.approx(fullest(MIXTURE, 2) * 4 * 2 * 2 * 96)
+    wide = replace(MIXTURE, expert_intermediate=128)
+    assert adapter_products(wide, DOWN, 2) == 4 * 2 * 2 * (64 + 64), "A has half of the inputs, B is whole"
 
 
 def test_a_model_without_adapters_has_none() -> None:

@@ -529,6 +529,7 @@ def test_turns_that_are_rewritten_at_once_are_refused(tmp_path):
         ({"text": ""}, ["`text` is empty"]),
         ({"text": 7}, ["`text` must be a text", "found a number"]),
         ({"prompt": "", "completion": "b"}, ["the prompt is empty"]),
+        ({"prompt": "th", "completion": "e cat"}, ["the prompt is one token with what follows it; make it longer"]),
         ({"prompt": "a", "completion": 7}, ["`completion` must be a text or a list of messages", "found a number"]),
         ({"prompt": "a", "completion": [assistant("b")]}, ["the prompt is a text, but `completion` is messages"]),
         ({"prompt": [user("a")], "completion": "b"}, ["the prompt is messages, but `completion` is a text"]),

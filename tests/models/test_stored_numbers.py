@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from plait.errors import ModelError
+from plait.models.expert_adapters import low_rank
 from plait.models.files import checkpoint_files
-from plait.models.files.saving import low_rank
 from plait.models.loading import load_model, load_scalar, merged
 from plait.models.lora import add_lora
 from plait.models.lora_files import save_adapter, stored_adapter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -408,9 +409,9 @@ def recipe_in(place: Path, tiny_folder: Path, flow: str, run_dir: str, **keys: A
     return load_recipe(None, list(values.items()))
 
 
-def where(place: Path, name: str, plan: str | dict[str, str]) -> dict[str, Any]:
-    """The recipe keys of a plan of the table."""
+def where(place: Path, name: str, plan: str | dict[str, str], schedules: Sequence[str] = ()) -> dict[str, Any]:
+    """The recipe keys of a plan of the table; `schedules` as of `write_plan`."""
     if isinstance(plan, str):
         named, devices = plan.split()
         return {"plan": named, "devices": int(devices)}
-    return {"plan": str(write_plan(place, name, plan))}
+    return {"plan": str(write_plan(place, name, plan, schedules))}

@@ -30,14 +30,14 @@ from tests.runs.random_flows import fill_more, make_family
 from tests.runs.random_recipes import ALGORITHMS, HOW, REPLIES, ROLLOUTS, WHAT, Drawn, random_recipe
 from tests.runs.test_partial_rollout import wait_until
 from tests.runs.test_resume import kill
-from tests.runs.wide_recipes import wide_recipe
+from tests.runs.wide_recipes import schedules_of, wide_recipe
 
 Way = Callable[[Drawn, str, Any], Recipe]
 SEEDS = (*range(30), 332, 696, 760, 1387)
 """332 keeps prefixes while one rank of its instance makes room. The last but one has tools, turns and stop strings."""
 QUICK = (696, 1387)
 """On one rank each. The first is killed; the second has turns and stop strings."""
-WIDE = tuple(seed for seed in range(16) if seed != 15)
+WIDE = range(16)
 UNFIT = range(60)
 QUICK_UNFIT = range(6)
 
@@ -60,7 +60,7 @@ def way(place: Path, placed: Callable[..., Recipe]) -> Way:
         if plan is None:
             ways = {"sampling.speculation": "off"} if algorithm in ROLLOUTS else {}
             return placed(algorithm, name, **keys, **ways)
-        return placed(algorithm, name, **keys, **drawn.ways, **where(place, f"plan-{name}", plan))
+        return placed(algorithm, name, **keys, **drawn.ways, **where(place, f"plan-{name}", plan, schedules_of(plan)))
 
     return make
 

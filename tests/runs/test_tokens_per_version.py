@@ -13,6 +13,7 @@ from plait.errors import ConfigError
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from plait.schedule.timeline import load_any
 from tests.cases import slow_but
 from tests.forked import forked
 from tests.runs.placed_runs import GRPO, where
@@ -67,6 +68,26 @@ def test_what_no_sample_reaches_is_the_run_that_waits(make_recipe: MakeRecipe) -
         assert run(recipe).finished
         results.append(result_of(recipe.run_dir))
     assert results[0] == results[1]
+
+
+HALVES: dict[str, Any] = FEW | {"sampling.max_response_tokens": 8, "tokens_per_version": 4, "max_staleness": 2}
+"""A batch has all of its tokens before its own step, in which only later ones are drawn."""
+
+
+def test_later_batches_are_drawn_when_their_devices_are_free(make_recipe: MakeRecipe) -> None:
+    """Where no rollout of the step itself has them: not while a score computes there, whose weights may have to come
+    and go."""
+    run(recipe := make_recipe(steps=4, partial_rollout="recompute", micro_batch_tokens=30, **HALVES))
+    spans = load_any(recipe.run_dir / "trace.json").spans
+    drawn = [span for span in spans if span.action.startswith("actor.generate/")]
+    for step in range(1, 5):
+        scored = [span for span in spans if span.action.startswith("ref.logprobs/") and span.step == step]
+        assert len(scored) > 2
+        begin_s, end_s = min(span.start_s for span in scored), max(span.end_s for span in scored)
+        assert not [span for span in drawn if begin_s < span.start_s < end_s]
+    third = [span for span in spans if span.step == 3 and span.action.startswith(("actor.train", "ref.logprobs"))]
+    begin_s, end_s = min(span.start_s for span in third), max(span.end_s for span in third)
+    assert {span.step for span in drawn if begin_s < span.start_s < end_s} == {4}, "they were drawn in between"
 
 
 PLANS = {

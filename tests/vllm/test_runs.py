@@ -15,6 +15,7 @@ from plait.runtime.api import evaluate_model, run
 from plait.runtime.prepare import prepare
 from plait.vllm.environment import VARIABLE
 from tests.cases import slow_but
+from tests.models.tiny import save_tiny
 from tests.runs.conftest import make_recipe, tiny_folder  # noqa: F401
 from tests.runs.test_reply_errors import dropping
 from tests.runs.written import samples_of
@@ -37,6 +38,26 @@ def tokens(recipe: Recipe, step: int) -> list[Any]:
 def samples(recipe: Recipe, step: int) -> str:
     """With their log-probs, to the bit."""
     return (recipe.run_dir / f"samples/step-{step:06d}.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_adapters_of_experts_are_merged_on_the_way(
+    make_recipe: MakeRecipe,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: Any,
+) -> None:
+    pytest.importorskip("peft")
+    save_tiny(tmp_path / "mixture", family="qwen3_moe", weight_scale=0.05)
+    lora = {"rank": 2, "target_modules": ["all-linear", "experts.gate_up_proj", "experts.down_proj"]}
+    keys = {"model": str(tmp_path / "mixture"), "lora": lora, "steps": 2, "optimizer.learning_rate": 1e-2}
+    own = make_recipe(**keys, run_dir=str(tmp_path / "own"))
+    run(own)
+    other = make_recipe(**keys, run_dir=str(tmp_path / "other"), **{"sampling.engine": "vllm"})
+    with standing_in(monkeypatch):
+        run(other)
+    assert [tokens(other, step) for step in (1, 2)] == [tokens(own, step) for step in (1, 2)]
+    for mine, theirs in zip(rows(own), rows(other), strict=True):
+        assert theirs == pytest.approx(mine, abs=1e-4)
 
 
 @pytest.mark.parametrize("turns", slow_but([True], [False, True]), ids=["one turn", "several turns"])

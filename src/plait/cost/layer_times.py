@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.model_work import ModelWork, balance_bytes, balancing, weight_passes
 from plait.cost.profile import Profile, interpolated
+from plait.cost.shape_parameters import trained_readers
 from plait.cost.traffic import Traffic
 from plait.generation.settings import MOST_REPLAYED
 from plait.layout.mesh import Layout
@@ -34,7 +35,7 @@ class Micro:
     head_forwards: how often a forward passes the head
     balanced: samples over which routers sum up what they choose, for a loss of theirs; 0: they have none
     sequence_parallel: ranks of tp have some of the tokens each between products (`sequence_parallel`)
-    gathered_again: so a backward gathers what enters the products: nothing is computed again in it
+    gathered_again: so a backward gathers what trained products read: nothing is computed again in it
     """
 
     tokens: float
@@ -135,13 +136,20 @@ class LayerTimes:
         """What it takes beyond the sums that tokens which are sharded come together: before a mixture, forward as
         backward (the sum behind its experts gives each rank all of them, where elsewhere the sum and the gathering
         before it are halves of one exchange), and in a backward what entered attention and MLP."""
-        shape, tp = self.work.shape, self.layout.parallelism.tp
-        again = 2 if backward and micro.gathered_again else 0
-        if not micro.sequence_parallel or tp == 1 or not shape.expert_layers + again:
+        gatherings = self.gatherings(micro, backward=backward)
+        if not gatherings or self.layout.parallelism.tp == 1:
             return {}
-        row = micro.tokens * shape.hidden * self.work.width
+        row = micro.tokens * self.work.shape.hidden * self.work.width
         seconds = self.traffic.gather("tp", row) if self.profile is None else self._ring_s(row, 1)
-        return {"tensor parallel": (shape.expert_layers / shape.layers + again) * seconds}
+        return {"tensor parallel": gatherings * seconds}
+
+    def gatherings(self, micro: Micro, *, backward: bool = False) -> float:
+        """How often all tokens come together in a layer beyond the sums (`_together`)."""
+        if not micro.sequence_parallel:
+            return 0.0
+        shape, is_again = self.work.shape, backward and micro.gathered_again
+        again = trained_readers(shape, self.work.lora) if is_again else 0
+        return (shape.expert_layers + again) / shape.layers
 
     def _balancing(self, micro: Micro, *, backward: bool) -> Terms:
         """What a router's loss takes; none where it has none."""
@@ -189,8 +197,8 @@ class LayerTimes:
         return added(self.layer(rows, seen, read_bytes), self._adapters(rows))
 
     def generated(self, seconds: float, tokens: float, fixed_s: float | None = None) -> Terms:
-        """`_measured` of a layer that generates: on a CPU its adapters are compiled with it, and take as long as so
-        many weights more would.
+        """`_measured` of a layer that generates: on a CPU its adapters are compiled with it, where it is no mixture,
+        and take as long as so many weights more would.
 
         Args:
             fixed_s: see `Profile.fixed_s`, which it is where none is given.
@@ -199,7 +207,7 @@ class LayerTimes:
         terms, work = self._measured(seconds, tokens, fixed_s=fixed_s), self.work
         if not work.lora.rank:
             return terms
-        if self.profile.device != "cpu" or self.layout.parallelism.tp > 1:
+        if self.profile.device != "cpu" or self.layout.parallelism.tp > 1 or work.shape.expert_layers:
             return added(terms, self._adapters(tokens))
         return {**terms, "adapters": terms["layers"] * work.packed_adapter / (work.products(1) / 2)}
 

@@ -243,9 +243,9 @@ class ModelCosts:
         terms = scaled(added(step, update), steps)
         sent = trained_bytes(self._lengths[node.id], samples, numbers_read(node), self._sets.sent(node))
         terms |= rows_traffic(self.cluster, layout.mesh.ranks, sent, copies=sizes.tp * sizes.pp)
-        moved = passes.received_bytes(micro) * count * sizes.dp * (2 + again)
+        moved = (1 + again) * passes.received_bytes(micro) + passes.received_bytes(micro, backward=True)
         memory = self._forward_memory(node, layout, budget, schedule)
-        cost = memory.cost(terms, steps * (moved + update_bytes))
+        cost = memory.cost(terms, steps * (moved * count * sizes.dp + update_bytes))
         return replace(cost, set_bytes=self._sets.held(node, sizes.dp))
 
     def _generate(self, node: Node, layout: Layout, spread: Spread, held_bytes: Sequence[int | None] = ()) -> CallCost:

@@ -17,7 +17,7 @@ from plait.cost.layer_kinds import layer_kinds
 from plait.cost.layer_times import Micro
 from plait.cost.lengths import pairs_within
 from plait.cost.model_work import ModelWork, weight_passes
-from plait.cost.shape_parameters import adapter_parameters
+from plait.cost.shape_parameters import adapter_products
 from plait.models.shape import ModelShape
 
 Counts = NDArray[np.int64]
@@ -77,7 +77,7 @@ def training_flops(work: ModelWork, micro: Micro) -> float:
 
 def _flops(work: ModelWork, micro: Micro, *, backward: bool) -> float:
     flops = 2 * micro.head_rows * work.head * (weight_passes(work, backward=True) if backward else micro.head_forwards)
-    flops += (1 + backward) * 2 * micro.tokens * adapter_parameters(work.shape, work.lora)
+    flops += (1 + backward) * 2 * micro.tokens * adapter_products(work.shape, work.lora)
     for kind in layer_kinds(work.shape):
         of_kind, pairs = replace(work, shape=kind.shape), micro.seen(kind.shape.window)
         products = of_kind.products(micro.tokens, backward=backward)

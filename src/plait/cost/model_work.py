@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.cost.experts import are_whole, fullest, reached
-from plait.cost.shape_parameters import adapted_layers, adapter_parameters, packed_adapter_parameters
+from plait.cost.shape_parameters import adapted_layers, adapter_products, packed_adapter_parameters
 from plait.layout.params import Heads
 from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
@@ -72,7 +72,8 @@ class ModelWork:
     def adapter_s(
         self, tokens: Tokens, tp: int, flops_per_s: float, bytes_per_s: float, *, backward: bool = False
     ) -> Tokens:
-        """Seconds of a layer's adapters as plain layers compute them, on the rank of `tp` that has most.
+        """Seconds of a layer's adapters as plain layers compute them, on the rank of `tp` that has most; those of
+        experts for each pair of a token and an expert.
 
         Their products, or what reading them takes; and what passes memory, as the products are too thin to hide it.
         Forward: A reads its input; what B gives is written, read, scaled and written, and read with what the weights
@@ -80,14 +81,16 @@ class ModelWork:
         for B's own and for that of what A gave; the input is read for A's own; its gradient is written, and read with
         that by the weights to write their sum.
         """
-        adapter = adapter_parameters(self.shape, self.lora, tp) / self.shape.layers
-        products: Any = np.maximum(2 * adapter / flops_per_s * tokens, adapter * self.width / bytes_per_s)
+        layers, each = [whole.cut(tp) for whole in adapted_layers(self.shape, self.lora).values()], self.shape.layers
+        passed = adapter_products(self.shape, self.lora, tp) / each
+        read: Any = sum(self.lora.rank * (one.inputs + one.outputs) * one.reached(tokens) for one in layers) / each
+        products: Any = np.maximum(2 * passed / flops_per_s * tokens, read * self.width / bytes_per_s)
         numbers = sum(
-            layer.count * (4 * layer.outputs + 5 * layer.inputs if backward else 6 * layer.outputs + layer.inputs)
-            for layer in (whole.cut(tp) for whole in adapted_layers(self.shape, self.lora).values())
+            one.products * (4 * one.outputs + 5 * one.inputs if backward else 6 * one.outputs + one.inputs)
+            for one in layers
         )
-        passed = self.width * numbers / self.shape.layers / bytes_per_s * tokens
-        return (1 + backward) * products + passed
+        moved = self.width * numbers / each / bytes_per_s * tokens
+        return (1 + backward) * products + moved
 
     def share(self, tp: int) -> float:
         """The share of a layer's work on the device that has most of it over tp: heads and columns need not divide, and

@@ -119,10 +119,11 @@ class Passes:
 
         return there_and_back(self._by_stage(of_stage), count, self.times.hop(micro), schedule)
 
-    def received_bytes(self, micro: Micro) -> int:
-        """What the devices of one copy receive in one forward of a micro-batch: sums over tp, and hops."""
+    def received_bytes(self, micro: Micro, *, backward: bool = False) -> int:
+        """What the devices of one copy receive in a forward or backward of a micro-batch: sums over tp, tokens that
+        come together, and hops."""
         work, sizes = self.times.work, self.times.layout.parallelism
         row = micro.tokens * work.shape.hidden * work.width
-        halves = 2 * 2 * work.shape.layers + (work.shape.expert_layers if micro.sequence_parallel else 0)
+        halves = (2 * 2 + self.times.gatherings(micro, backward=backward)) * work.shape.layers
         sums = halves * (sizes.tp - 1) * row
         return int(sums + (sizes.pp - 1) * sizes.tp * row)

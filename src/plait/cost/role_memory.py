@@ -46,7 +46,9 @@ class RoleMemory:
     def _trained_parameters_of(self, role: str) -> Parameters:
         """What training changes of a role: all parameters, or its adapter alone."""
         lora, parameters = self._workload.lora, self._parameters(role)
-        return parameters_of_adapter(parameters, lora.rank, lora.target_modules) if lora.rank else parameters
+        if not lora.rank:
+            return parameters
+        return parameters_of_adapter(parameters, lora.rank, lora.linear, lora.experts)
 
     def _held_of(self, role: str, sizes: Parallelism, trained: bool) -> tuple[int, ...]:
         workload, dtype = self._workload, self._workload.dtype

@@ -17,7 +17,7 @@ from plait.cost.experts import pair_bytes
 from plait.cost.kept_sets import KeptSets
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.micro_batch import LargestBatch
-from plait.cost.shape_parameters import adapter_inputs
+from plait.cost.shape_parameters import adapter_copies, adapter_inputs
 from plait.kept_memory import NUM_KERNELS, NUM_PREPARED
 from plait.layout.move import BUCKET_BYTES
 from plait.models.logits_room import head_chunk_bytes, head_chunk_rows, kept_logits_bytes
@@ -120,7 +120,8 @@ def activations_by_kind(
     """`activation_bytes` of as many layers, all of one kind: for each of `layer_kinds`."""
     by_kind = []
     for kind in layer_kinds(shape):
-        whole = activation_bytes(kind.shape, batch, blocks, adapter_inputs(kind.shape, lora))
+        copied = adapter_copies(kind.shape, lora, blocks.width, blocks.tp)
+        whole = activation_bytes(kind.shape, batch, blocks, adapter_inputs(kind.shape, lora), copied)
         inputs = batch.tokens * _inputs(shape, blocks)
         routed = blocks.width * batch.tokens * kind.shape.experts * kind.shape.expert_layers if blocks.balanced else 0
         kept, again = (inputs, whole - inputs) if blocks.checkpointed else (whole, 0)
@@ -150,11 +151,12 @@ def _inputs(shape: ModelShape, blocks: Blocks) -> int:
     return shape.layers * shape.hidden * blocks.width // (blocks.tp if blocks.splits_tokens else 1)
 
 
-def activation_bytes(shape: ModelShape, batch: LargestBatch, blocks: Blocks, low: int = 0) -> int:
+def activation_bytes(shape: ModelShape, batch: LargestBatch, blocks: Blocks, low: int = 0, copied: int = 0) -> int:
     """What the blocks of one rank of tp keep for their backward, and the attention weights, as long as they are few.
 
     Args:
         low: numbers of a token that adapters make of all blocks' inputs (`shape_parameters.adapter_inputs`).
+        copied: numbers of adapters themselves, of all blocks (`shape_parameters.adapter_copies`).
     """
     between, within = layer_bytes(shape, blocks.width, fused=blocks.fused, by_kernel=blocks.by_kernel)
     ways = blocks.tp if blocks.splits_tokens else 1
@@ -165,7 +167,7 @@ def activation_bytes(shape: ModelShape, batch: LargestBatch, blocks: Blocks, low
     inputs = _inputs(shape, blocks) if blocks.checkpointed else 0
     kept_scores = 0 if blocks.by_kernel else min(KEPT_SCORES, shape.heads * batch.scores)
     scores = count * blocks.width * kept_scores // blocks.tp * shape.attending // shape.layers
-    return batch.tokens * (kept * count + inputs) + scores
+    return batch.tokens * (kept * count + inputs) + scores + blocks.width * copied * count // shape.layers
 
 
 def layer_bytes(shape: ModelShape, width: int, *, fused: bool, by_kernel: bool = False) -> tuple[int, int]:

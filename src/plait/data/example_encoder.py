@@ -90,7 +90,10 @@ class ExampleEncoder:
         messages = self._prompts.messages(parts.prompt, row.place)
         encoded = self._text(parts, row) if messages is None else self._conversation(messages, parts, row)
         if not encoded.prompt_ids:
-            raise DataError(f"{row.place}: the prompt is empty; begin it with a word, or remove the row")
+            fault = "is empty; begin it with a word"
+            if isinstance(parts.prompt, str) and parts.prompt:  # a token over the boundary is of the response
+                fault = "is one token with what follows it; make it longer, or end it with a line break"
+            raise DataError(f"{row.place}: the prompt {fault}, or remove the row")
         for response in encoded.responses:
             assert any(response.trained), f"{row.place}: nothing is learnt"
         return encoded

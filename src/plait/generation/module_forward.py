@@ -18,6 +18,7 @@ from plait.kernels import device_attention
 from plait.models.compute.attention import AttentionContext
 from plait.models.compute.cpu_linear import PackedLinears
 from plait.models.compute.recurrent import recurrent_layers_of
+from plait.models.expert_adapters import adapted_experts
 from plait.models.language_model import LanguageModel
 from plait.policy.blocks import BLOCK_TOKENS
 
@@ -36,14 +37,15 @@ class ModuleForward:
         self.model, self._is_last = model, model.team.is_last_stage
         self._attention = attention_for(model.device, model.dtype, block_tokens)
         self._packed = PackedLinears(model.module)
-        storages = {param.untyped_storage()._cdata: param for param in model.module.parameters()}
+        own = () if model.own is None else model.own.parameters.values()  # those of experts are not in the module
+        storages = {param.untyped_storage()._cdata: param for param in (*model.module.parameters(), *own)}
         self._weights = tuple(storages.values())
         """One parameter of each storage: weights are views of a few, in which they keep their places."""
         self.takes_chunks = self._attention is device_attention.paged_attention
         """Whether attention over blocks computes chunks of prompts as well, and asks the device for nothing."""
         self.layers = FusedLayers(model.module)
         ways = {"by fused layers": self.fused, "by plain layers": self.plainly}
-        if notes_experts:  # routers are heard while they compute in Python
+        if notes_experts or adapted_experts(model.module):  # routers, and products of experts, are heard in Python
             del ways["by fused layers"]
         captures = model.device.type == "cuda" and self.takes_chunks and not recurrent_layers_of(model.config)
         self.captured = CapturedSteps(ways, self.readout, self.addresses, peers=model.team.tp) if captures else None

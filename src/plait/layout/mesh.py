@@ -112,10 +112,10 @@ class Parallelism:
         return f"dp{self.dp} tp{self.tp} pp{self.pp}"
 
     @classmethod
-    def all_of(cls, size: int, tp_sizes: tuple[int, ...] | None = None) -> Iterator[Parallelism]:
-        """Every (dp, tp, pp) whose product is `size`; `tp_sizes` limits tp."""
+    def all_of(cls, size: int) -> Iterator[Parallelism]:
+        """Every (dp, tp, pp) whose product is `size`."""
         divisors = [number for number in range(1, size + 1) if size % number == 0]
-        for tp, pp in product(tp_sizes or divisors, divisors):
+        for tp, pp in product(divisors, repeat=2):
             if size % (tp * pp) == 0:
                 yield cls(size // (tp * pp), tp, pp)
 

@@ -107,10 +107,6 @@ class Traffic:
             received[receiver] += size
         return sent, received
 
-    def copied_bytes(self, rank: int) -> int:
-        """See `copied`."""
-        return self.copied.get(rank, 0)
-
     @cached_property
     def node_bytes(self) -> dict[int, tuple[int, int]]:
         """Node → bytes that leave it and bytes that enter it."""

@@ -31,6 +31,7 @@ from plait.models.routers import Routers, Routing
 
 if TYPE_CHECKING:
     from plait.models.compute.attention import AttentionContext
+    from plait.models.expert_adapters import AdaptedExperts
 
 Computing = Callable[[], contextlib.AbstractContextManager[None]]
 """Within what it makes, layers compute."""
@@ -72,8 +73,8 @@ class Backbone:
         self._split = token_split(module)
         self._kernels = LayerKernels(module)
         self.routers = Routers(module)
-        self._adapted: tuple[tuple[dict[str, Any], frozenset[str]], ...] = ()
-        """Each layer that carries adapters: its attributes, the names of its adapters."""
+        self._adapted: tuple[tuple[dict[str, Any], str, frozenset[str]], ...] = ()
+        """Layers and experts with adapters: attributes, which of them says what is on, the names of the adapters."""
         self._active: str | None = None
         self._view = stage_view(module)
         self.last_mlp = None if self._view is not None and self._view.has_output else _last_mlp(module)
@@ -130,14 +131,17 @@ class Backbone:
         """Add this adapter, and no other, to the weights from now on; nothing to do where it is on already."""
         if adapter == self._active:
             return
-        for attributes, names in self._adapted:
+        for attributes, active, names in self._adapted:
             # peft's own `set_adapter` would also decide which adapters are trained, and takes far longer.
-            attributes["_active_adapter"] = [adapter] if adapter in names else []
+            attributes[active] = [adapter] if adapter in names else []
         self._active = adapter
 
-    def adapted(self, layers: Iterable[Any]) -> None:
-        """These layers (peft's) hold adapters now, those of earlier calls among them; none is on."""
-        self._adapted = tuple((vars(layer), frozenset(layer.lora_A)) for layer in layers)
+    def adapted(self, layers: Iterable[Any], experts: Iterable[AdaptedExperts] = ()) -> None:
+        """These layers (peft's) and experts hold adapters now, those of earlier calls among them; none is on."""
+        self._adapted = (
+            *((vars(layer), "_active_adapter", frozenset(layer.lora_A)) for layer in layers),
+            *((vars(mixture), "active", frozenset(mixture.pairs)) for mixture in experts),
+        )
         self._active = ""
         self.activate(None)
 

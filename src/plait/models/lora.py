@@ -1,4 +1,5 @@
-"""Low-rank adapters on shared weights (Hu et al. 2021, arXiv 2106.09685), through peft's layers, never merged.
+"""Low-rank adapters on shared weights (Hu et al. 2021, arXiv 2106.09685), through peft's layers, never merged. Those of
+experts, which are no layers, are our own (`expert_adapters`), with the numbers of peft's.
 
     y = W x + (alpha / rank) · B A x          A [rank, in] drawn, B [out, rank] zero at first, W frozen
 
@@ -13,25 +14,24 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError
-from plait.layout.adapters import EXPERTS, low_rank
+from plait.layout.adapters import low_rank
 from plait.layout.params import Param, Parameters
 from plait.models.compute import cpu_linear, widened
 from plait.models.draws import generator
-from plait.models.files.hub import read_config
-from plait.models.files.pretrained import new_module
+from plait.models.expert_adapters import Pair, adapt, adapted_experts
 from plait.models.lora_settings import LoraSettings
+from plait.models.lora_targets import targets_of, unreached_layers, without_weights
 from plait.models.model import AnyModel, Model
 from plait.models.parallel.adapters import dress, partials_of
 from plait.models.parallel.part import Part
-from plait.models.reach import text_modules
-from plait.models.working_weights import OwnPart, adapted_layers, layer_of
+from plait.models.working_weights import OwnPart, adapted_layers
 
 
 def add_lora(
@@ -49,7 +49,7 @@ def add_lora(
         device: that the adapter lies on; None: beside the weights under it.
 
     Raises:
-        ModelError: peft is not installed, or a target module is no linear layer of the decoder.
+        ModelError: peft is not installed, or a target module is none of the decoder that can have an adapter.
     """
     base = without_lora(model)
     decoder = base.module.base_model
@@ -61,7 +61,6 @@ def add_lora(
     layers = {at: layer for at, layer in adapted_layers(decoder).items() if name in layer.lora_A}
     for layer in layers.values():
         dress(layer, name)
-    base.backbone.adapted(adapted_layers(decoder).values())
     for block in base.layout.blocks:
         _parameter_of(base, block.param.name).requires_grad_(False)
     heads = base.parameters_of_views()
@@ -85,6 +84,8 @@ def add_lora(
     for at, layer in layers.items():
         layer.lora_A[name].weight = adapter.parameters[f"{prefix}.{at}.lora_A.weight"]
         layer.lora_B[name].weight = adapter.parameters[f"{prefix}.{at}.lora_B.weight"]
+    _adapt_experts(base, whole, adapter)
+    base.backbone.adapted(adapted_layers(decoder).values(), adapted_experts(decoder).values())
     if widened.takes(base.weights):
         cpu_linear.install(decoder)  # thin products of bfloat16 by torch take 20 times as long
     return base.with_own(adapter)
@@ -110,119 +111,50 @@ def _inject(decoder: Any, fields: Mapping[str, Any], name: str) -> None:
         peft.inject_adapter_in_model(config, decoder, adapter_name=name, low_cpu_mem_usage=True)
 
 
+def _adapt_experts(base: Model, whole: Any, adapter: OwnPart) -> None:
+    """Give the experts of this rank's layers their A and B.
+
+    Args:
+        whole: the decoder with all layers.
+    """
+    settings, name = adapter.settings, adapter.adapter
+    assert settings is not None, "an adapter has settings"
+    assert name is not None, "an adapter has a name"
+    decoder, prefix, own = base.module.base_model, base.module.base_model_prefix, adapter.parameters
+    pairs: dict[str, dict[str, Pair]] = {}
+    for at, target in targets_of(settings, whole).items():
+        if target.is_stacked and (a := own.get(f"{prefix}.{at}.lora_A.weight")) is not None:
+            pair = Pair(a, own[f"{prefix}.{at}.lora_B.weight"], settings.scaling)
+            pairs.setdefault(at.rpartition(".")[0], {})[target.leaf] = pair
+    for module, of_module in pairs.items():
+        adapt(decoder.get_submodule(module), name, of_module)
+
+
 def peft_fields(settings: LoraSettings, decoder: Any) -> dict[str, Any]:
     alpha = settings.effective_alpha
-    targets = targets_of(settings, decoder)
-    names = sorted({at.rpartition(".")[2] for at in targets})
+    linear = [target for target in targets_of(settings, decoder).values() if not target.is_stacked]
+    names = sorted({target.stated for target in linear})
     alike = sorted(at for at in unreached_layers(decoder) if at.rpartition(".")[2] in names)
     return {
         "r": settings.rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "target_modules": names,
         "exclude_modules": alike or None,
-        "fan_in_fan_out": any(type(layer).__name__ == "Conv1D" for layer in targets.values()),
+        "fan_in_fan_out": any(target.is_transposed for target in linear),
         "bias": "none",
         "lora_dropout": 0.0,
     }
 
 
-def check_targets(settings: LoraSettings, models: Iterable[str]) -> None:
-    """Raises ModelError where the settings name a layer that a model has not, by its configuration alone."""
-    for name in () if settings.target_modules == "all-linear" else dict.fromkeys(models):
-        targets_of(settings, decoder_without_weights(name))
-
-
-def decoder_without_weights(name: str) -> Any:
-    """The decoder of a model, by its configuration alone; its parameters are on the meta device."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    read = read_config(name)
-    return _without_weights(CONFIG_MAPPING[read["model_type"]].from_dict(dict(read)))
-
-
-def _without_weights(config: Any) -> Any:
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        return new_module(config, decoder_only=True)
-
-
 def whole_decoder(model: Model) -> Any:
     """The decoder as all ranks have it together; without weights, where this one has a part of it."""
     is_whole = model.part is None or model.part.is_whole
-    return model.module.base_model if is_whole else _without_weights(model.config)
+    return model.module.base_model if is_whole else without_weights(model.config)
 
 
 def _with_all_layers(model: Model) -> Any:
     """The decoder with the layers of all stages, though those of others have no weights."""
-    return model.module.base_model if model.team.pp.size == 1 else _without_weights(model.config)
-
-
-def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
-    """The layers that get an adapter, by name: of those that texts reach (`models.reach`).
-
-    Peft reads the names of an MLP's layers, in a model with a mixture of experts, as those of the experts, which are
-    no linear layers in Transformers: such a model is adapted outside its MLPs, those of dense layers too. It also takes
-    a number, as layers in a list have for a name, for that of a decoder layer: these are left out. So is what peft
-    adapts in no model of a family.
-
-    Raises:
-        ModelError: a name of the settings is none of a linear layer.
-    """
-    layers = _linear_layers(decoder)
-    of_layers = [(name, param) for name, param in decoder.named_parameters() if layer_of(name) is not None]
-    convolved = {id(module.weight) for module in decoder.modules() if isinstance(module, nn.Conv1d)}
-    stacked = (name for name, param in of_layers if param.ndim == 3 and id(param) not in convolved)
-    mixtures = tuple(set(map(_mixture_of, stacked)))
-    left_out = {at.rpartition(".")[2] for at in layers if at.startswith(mixtures)} | EXPERTS if mixtures else set()
-    left_out |= _REFUSED_BY_PEFT.get(getattr(getattr(decoder, "config", None), "model_type", ""), set())
-    names = {name for at in layers if not (name := at.rpartition(".")[2]).isdigit()} - left_out
-    targets = names if settings.target_modules == "all-linear" else set(settings.target_modules)
-    if unknown := sorted(targets - names):
-        raise ModelError(
-            f"lora.target_modules: expected all-linear alone, or names among {', '.join(sorted(names))}, found "
-            f"{', '.join(unknown)}"
-        )
-    if not targets:
-        raise ModelError("lora.target_modules: expected at least one name, found none")
-    return {at: layer for at, layer in layers.items() if at.rpartition(".")[2] in targets}
-
-
-_REFUSED_BY_PEFT = {"falcon_h1": {"out_proj"}, "nemotron_h": {"out_proj"}}
-"""Family → linear layers of Mamba-2: kernels of Transformers compute with their weights, past an adapter."""
-
-
-def _mixture_of(experts: str) -> str:
-    """What the names of a mixture begin with: the module around the experts, or these alone where they lie in the layer
-    itself.
-
-    Args:
-        experts: name of a parameter of experts.
-    """
-    own = experts.rpartition(".")[0]
-    around = own.rpartition(".")[0]
-    return f"{own if around.rpartition('.')[2].isdigit() else around}."
-
-
-def unreached_layers(decoder: Any) -> list[str]:
-    """Names of the linear layers that no text reaches, as those of an encoder of images."""
-    reached = {id(module) for module in text_modules(decoder)}
-    return [at for at, layer in _every_linear_layer(decoder).items() if id(layer) not in reached]
-
-
-def _linear_layers(decoder: Any) -> dict[str, nn.Module]:
-    """Linear layers that texts reach, by name."""
-    beside = set(unreached_layers(decoder))
-    return {at: layer for at, layer in _every_linear_layer(decoder).items() if at not in beside}
-
-
-def _every_linear_layer(decoder: Any) -> dict[str, nn.Module]:
-    """Linear layers of the decoder, those that are wrapped already by the name they had."""
-    adapted = adapted_layers(decoder)
-    layers: dict[str, nn.Module] = {at: layer.base_layer for at, layer in adapted.items()}
-    for at, layer in decoder.named_modules():
-        is_linear = isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"
-        if is_linear and not any(at.startswith(f"{wrapped}.") for wrapped in adapted):
-            layers[at] = layer
-    return layers
+    return model.module.base_model if model.team.pp.size == 1 else without_weights(model.config)
 
 
 def _part_of(base: Model, decoder: Any, settings: LoraSettings) -> Part:
@@ -232,15 +164,13 @@ def _part_of(base: Model, decoder: Any, settings: LoraSettings) -> Part:
     Args:
         decoder: with all layers.
     """
-    targets = targets_of(settings, decoder)
     parameters, hosts = base.parameters, []
     weights = {param.name: param for param in parameters.params}
-    for at, _ in decoder.named_modules():
-        if at in targets:
-            full = f"{base.module.base_model_prefix}.{at}"
-            host = weights[parameters.aliases.get(f"{full}.weight", f"{full}.weight")]
-            is_transposed = type(targets[at]).__name__ == "Conv1D"
-            hosts.append((host, *low_rank(full, host, settings.rank, is_transposed=is_transposed)))
+    for at, target in targets_of(settings, decoder).items():
+        full = f"{base.module.base_model_prefix}.{at}"
+        name = full if target.is_stacked else f"{full}.weight"
+        host = weights[parameters.aliases.get(name, name)]
+        hosts.append((host, *low_rank(full, host, settings.rank, is_transposed=target.is_transposed)))
     params = [param for _, *own in hosts for param in own]
     heads = {param.name: param for param in base.trained.parameters.params}
     params += [heads[name] for name in base.parameters_of_views()]
@@ -250,7 +180,7 @@ def _part_of(base: Model, decoder: Any, settings: LoraSettings) -> Part:
 
 def _draw(param: Param, name: str, seed: int) -> Tensor:
     """Uniform in ± 1 / sqrt(in), as peft and Hu et al.'s code draw A (Kaiming, a = √5). Float32 on the CPU."""
-    bound = 1 / math.sqrt(param.shape[1])
+    bound = 1 / math.sqrt(param.shape[-1])
     return (torch.rand(param.shape, generator=generator(seed, name, param.name)) * 2 - 1) * bound
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,22 +14,23 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from plait.errors import ConfigError, ModelError
+from plait.layout.adapters import low_rank
+from plait.layout.params import Param
+from plait.models.expert_files import from_peft, names_in_peft, shape_in_peft, to_peft
 from plait.models.files.adapter_folder import CONFIG, adapter_of
 from plait.models.files.claims import read_object
 from plait.models.files.saving import check_finite
 from plait.models.flat_weights import cut_block
-from plait.models.lora import (
-    add_lora,
+from plait.models.lora import add_lora, own_adapter, peft_fields, peft_library, whole_decoder
+from plait.models.lora_settings import LoraSettings, target_of
+from plait.models.lora_targets import (
+    Target,
     check_targets,
     decoder_without_weights,
-    own_adapter,
-    peft_fields,
-    peft_library,
+    parameters_named,
     targets_of,
     unreached_layers,
-    whole_decoder,
 )
-from plait.models.lora_settings import LoraSettings
 from plait.models.model import AnyModel, Model
 from plait.output import write_folder
 
@@ -49,6 +51,8 @@ _NOT_READ = (
     "monteclora_config",
 )
 """What changes the numbers of an adapter and has no trace in the names and shapes of its file."""
+
+_ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Beginnings of `init_lora_weights` with which training begins by taking the first B A off the weights under the
@@ -72,14 +76,21 @@ def save_adapter(model: Model, folder: str | Path, *, marker: Mapping[str, Any] 
     own = own_adapter(model)
     assert own.settings is not None, "an adapter has settings"
     heads = sorted(name.rpartition(".")[0] for name in model.parameters_of_views())
+    decoder, prefix = model.module.base_model, model.module.base_model_prefix
+    targets = targets_of(own.settings, decoder)
     config = peft_library().LoraConfig(
-        **peft_fields(own.settings, model.module.base_model),
+        **peft_fields(own.settings, decoder),
+        target_parameters=sorted({target.stated for target in targets.values() if target.is_stacked}) or None,
         task_type=model.peft_task,
         modules_to_save=heads or None,
         base_model_name_or_path=_base_of(model),
         inference_mode=True,
     )
-    tensors = {f"{_PREFIX}{name}": param.detach().cpu().clone() for name, param in own.parameters.items()}
+    in_file = _names_in_file(prefix, targets)
+    tensors = {
+        f"{_PREFIX}{in_file.get(name, name)}": to_peft(name, param.detach().cpu().clone())
+        for name, param in own.parameters.items()
+    }
     check_finite(tensors)
 
     def write(work: Path) -> None:
@@ -149,12 +160,16 @@ def stored_adapter(model: Model, folder: str | Path) -> StoredAdapter:
     beside = _beside(decoder, prefix)
     tensors = {name: opened.get_tensor(key) for key, name in names.items() if not name.startswith(beside)}
     try:
-        expected = _shapes(model, decoder, settings)
+        targets = targets_of(settings, decoder)
     except ModelError as error:  # it adapts layers that are never adapted here
         raise ModelError(f"adapter: {str(folder)!r} does not fit this model: {error}") from None
+    in_file, expected = _names_in_file(prefix, targets), _shapes(model, targets, settings.rank)
     if config.get("task_type") != model.peft_task:  # of a language model: a head is new
         expected = {key: shape for key, shape in expected.items() if key in tensors or ".lora_" in key}
-    _check_tensors(tensors, expected, folder)
+    shapes = {in_file.get(name, name): shape_in_peft(name, shape) for name, shape in expected.items()}
+    _check_tensors(tensors, shapes, folder)
+    for name, stored in in_file.items():
+        tensors[name] = from_peft(name, tensors.pop(stored), expected[name][0])
     return StoredAdapter(settings, tensors)
 
 
@@ -166,7 +181,7 @@ def check_trained(settings: LoraSettings, models: Mapping[str, str]) -> None:
         models: key and role, for messages → the model that is trained.
 
     Raises:
-        ConfigError: one was trained with others. ModelError: see `lora.check_targets` and `load_adapter`.
+        ConfigError: one was trained with others. ModelError: see `lora_targets.check_targets` and `load_adapter`.
     """
     check_targets(settings, models.values())
     for where, name in models.items():
@@ -175,7 +190,7 @@ def check_trained(settings: LoraSettings, models: Mapping[str, str]) -> None:
         decoder = decoder_without_weights(name)
         config, opened = _read(adapter.folder)
         own = _settings(config, opened.keys(), decoder, decoder.base_model_prefix, adapter.folder)
-        targets = {at.rpartition(".")[2] for at in targets_of(settings, decoder)}
+        targets = {target.stated for target in targets_of(settings, decoder).values()}
         for what, found, wanted in (
             ("rank", own.rank, settings.rank),
             ("alpha", f"{own.effective_alpha:g}", f"{settings.effective_alpha:g}"),
@@ -214,8 +229,22 @@ def _settings(config: Mapping[str, Any], keys: Iterable[str], decoder: Any, pref
         kind = config.get("peft_type") if config.get("peft_type") != "LORA" else f"LoRA with {', '.join(others)}"
         raise ModelError(f"adapter: {str(folder)!r}: expected plain LoRA, found {kind}.")
     beside = _beside(decoder, prefix)
-    names = [key.removeprefix(_PREFIX) for key in keys if ".lora_A." in key]
-    targets = sorted({at.split(".lora_A.")[0].rpartition(".")[2] for at in names if not at.startswith(beside)})
+    names = [key.removeprefix(_PREFIX).split(".lora_A.")[0] for key in keys if ".lora_A." in key]
+    if apart := next((name for name in names if _ONE_EXPERT.search(name)), None):
+        raise ModelError(
+            f"adapter: {str(folder)!r}: expected adapters of experts as peft's `target_parameters` has them, found "
+            f"those of each expert for itself, such as {apart}; load it in peft and save it again"
+        )
+    stated = config.get("target_parameters") or []
+    if not (isinstance(stated, list) and all(isinstance(name, str) for name in stated)):
+        raise ModelError(
+            f"adapter: {str(folder)!r}: adapter_config.json should state `target_parameters` as a list of names, found "
+            f"{stated!r:.80}"
+        )
+    experts = parameters_named(stated, decoder)
+    of_experts = {f"{prefix}.{at}" for at in names_in_peft(experts).values()}
+    linear = {at.rpartition(".")[2] for at in names if not f"{at}.lora_".startswith(beside) and at not in of_experts}
+    targets = sorted(linear | set(map(target_of, experts)))
     try:
         return LoraSettings(rank=config["r"], alpha=config["lora_alpha"], target_modules=tuple(targets))
     except (KeyError, ValidationError) as error:
@@ -225,16 +254,23 @@ def _settings(config: Mapping[str, Any], keys: Iterable[str], decoder: Any, pref
         ) from error
 
 
-def _shapes(model: Model, decoder: Any, settings: LoraSettings) -> dict[str, tuple[int, ...]]:
-    """What `add_lora` with these settings would hold."""
+def _names_in_file(prefix: str, targets: Mapping[str, Target]) -> dict[str, str]:
+    """Names of A and B of experts → those in a file, whose names of other layers are as here."""
+    experts = [at for at, target in targets.items() if target.is_stacked]
+    return {
+        f"{prefix}.{name}.lora_{low}.weight": f"{prefix}.{stored}.lora_{low}.weight"
+        for name, stored in names_in_peft(experts).items()
+        for low in "AB"
+    }
+
+
+def _shapes(model: Model, targets: Mapping[str, Target], rank: int) -> dict[str, tuple[int, ...]]:
+    """What `add_lora` would hold."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for at, layer in targets_of(settings, decoder).items():
+    for at, target in targets.items():
         full = f"{model.module.base_model_prefix}.{at}"
-        rows, columns = layer.weight.shape
-        if type(layer).__name__ == "Conv1D":
-            rows, columns = columns, rows
-        shapes[f"{full}.lora_A.weight"] = (settings.rank, columns)
-        shapes[f"{full}.lora_B.weight"] = (rows, settings.rank)
+        own = low_rank(full, Param(full, tuple(target.weight.shape)), rank, is_transposed=target.is_transposed)
+        shapes |= {param.name: param.shape for param in own}
     heads = model.parameters_of_views()
     return shapes | {param.name: param.shape for param in model.trained.parameters.params if param.name in heads}
 

@@ -13,13 +13,15 @@ from torch import Tensor
 
 from plait.layout.decoder import HEAD
 from plait.layout.params import Block
+from plait.models.expert_adapters import low_rank
 from plait.models.files.adapter_folder import AdapterFolder
 from plait.models.files.checkpoint_files import CheckpointFiles, stores_finer
 from plait.models.files.hub import resolve
 from plait.models.files.pretrained import reading
-from plait.models.files.saving import low_rank
 from plait.models.flat_weights import cut_block
+from plait.models.lora import whole_decoder
 from plait.models.lora_files import StoredAdapter, stored_adapter
+from plait.models.lora_targets import targets_of
 from plait.models.model import Model
 
 
@@ -27,7 +29,7 @@ from plait.models.model import Model
 class Merging:
     """What an adapter in files makes of the weights of a model.
 
-    transposed: layers that keep their weights as [in, out]
+    transposed: layers, and parameters of experts, that keep their weights as [..., in, out]
     wide:       dtype of the sums
     """
 
@@ -45,10 +47,9 @@ class Merging:
             ModelError: see `lora_files.load_adapter`.
         """
         stored = stored_adapter(model, folder)
-        layers = {name.removesuffix(".lora_A.weight") for name in stored.tensors if ".lora_A." in name}
-        kinds = {at: type(model.module.get_submodule(at)).__name__ for at in layers}
-        transposed = frozenset(at for at, kind in kinds.items() if kind == "Conv1D")
-        return cls(stored, transposed, torch.promote_types(model.dtype, torch.float32))
+        targets = targets_of(stored.settings, whole_decoder(model)).items()
+        transposed = (f"{model.module.base_model_prefix}.{at}" for at, target in targets if target.is_transposed)
+        return cls(stored, frozenset(transposed), torch.promote_types(model.dtype, torch.float32))
 
     def changes(self, name: str) -> bool:
         """Whether the adapter has a part for a parameter."""
@@ -70,7 +71,7 @@ class Merging:
         if (a := tensors.get(f"{at}.lora_A.weight")) is None:
             return weight
         added = low_rank(a, tensors[f"{at}.lora_B.weight"], self.stored.settings.scaling, self.wide)
-        part = cut_block(added.t() if at in self.transposed else added, block)
+        part = cut_block(added.mT if at in self.transposed else added, block)
         return weight.to(self.wide) + part.to(weight.device)
 
 

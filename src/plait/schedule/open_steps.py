@@ -30,7 +30,8 @@ class OpenSteps:
         apart: whether a GENERATE call has its own copy of the weights, which training does not change.
         early: nodes that score a batch when it is drawn, if rollouts end with their step (`needs.early_scores`).
         beside: None: rollouts of later batches end with the step. Otherwise they halt with it, and `beside` says
-            whether a GENERATE call may go on beside all calls of the step, or only beside the step's own rollouts.
+            whether a GENERATE call may go on beside all calls of the step, or only beside the step's own rollouts;
+            where these have been drawn, it then waits until its ranks are free, as any call does.
     """
 
     flow: Dataflow

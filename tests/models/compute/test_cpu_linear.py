@@ -76,9 +76,13 @@ def test_value_and_gradients_are_as_near_to_float64_as_those_of_torch(shape: tup
 
 @pytest.mark.usefixtures("always")
 def test_a_transposed_gradient_and_a_frozen_weight() -> None:
+    """Which keeps no input, as that of `F.linear`."""
     x, weight_OI, _ = operands(torch.float32)
     x.requires_grad_()
-    out = linear(x, weight_OI)
+    kept = set[int]()
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: (kept.add(saved.data_ptr()), saved)[1], lambda it: it):
+        out = linear(x, weight_OI)
+    assert kept == {weight_OI.data_ptr()}
     (grad,) = torch.autograd.grad(out.t().contiguous().t().sum(), [x])
     torch.testing.assert_close(grad, weight_OI.sum(0).expand(N, FROM), rtol=0, atol=1e-4)
 

@@ -310,6 +310,16 @@ def refusal(worker: Any, family: str, sizes: dict[str, Any], **options: Any) -> 
     return "nothing"
 
 
+def one_copy(worker: Any) -> tuple[float, ...] | None:
+    """The hidden states of the second of two copies, the first of which has its part already."""
+    team = team_of(worker, 2, 2, 1)
+    if team is None or team.dp.index == 0:
+        return None
+    part = part_of(tiny_model("llama"), team)
+    with torch.no_grad():
+        return tuple(part.stage(batch_of(part))[-1].tolist())
+
+
 def of_unknown_form(worker: Any, function: str, *arguments: Any) -> Any:
     """What a function here gives where no mixer is one that can be divided."""
     with mock.patch.object(mixers, "divided_mixers", return_value={}):

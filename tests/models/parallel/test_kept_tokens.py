@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F
 
+from plait.models.compute import cpu_linear
 from plait.models.parallel.kept_tokens import KeptTokens, keeping
 
 
@@ -63,12 +68,15 @@ def test_no_product_keeps_all_tokens() -> None:
         assert other.gatherings == is_kept_by_tokens
 
 
-def test_frozen_products_ask_for_nothing() -> None:
-    row = torch.randn(1, 6, 4, dtype=torch.float64)
+@pytest.mark.parametrize("by", [F.linear, cpu_linear.linear])
+def test_frozen_products_ask_for_nothing(by: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever computes them, which may not be the same on all ranks: each has a part of another size."""
+    monkeypatch.setattr(cpu_linear, "LEAST_PRODUCTS", 0)
+    row = torch.randn(1, 6, 4)
     start = row.clone().requires_grad_()
     whole, other = start + 0, _Other(row)
     with keeping(KeptTokens(row[:, :2].clone(), other.gather), whole):
-        outputs = [product(whole) for product in products(trains=0)]
+        outputs = [by(whole, product.weight.float(), product.bias.float()) for product in products(trains=0)]
     sum(output.sum() for output in outputs).backward()  # type: ignore[union-attr]
     assert other.gatherings == 0
     assert start.grad is not None

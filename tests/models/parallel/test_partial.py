@@ -131,6 +131,13 @@ CUT = [sizes(tp=2), sizes(pp=3), sizes(tp=2, pp=2)]
 QUICK_CUT = [*((family, sizes(tp=2)) for family in ("qwen3_next", "lfm2")), ("qwen3_5_text", sizes(tp=2, pp=2))]
 
 
+def test_a_copy_is_cut_by_itself(four: Workers) -> None:
+    """Ranks of another one may have read their part with a layout before, and read nothing."""
+    first, second, third, last = four.ask("one_copy")
+    assert first is second is None
+    assert third == last is not None
+
+
 @pytest.mark.parametrize(("family", "shape"), slow_but(QUICK_CUT, product(RECURRENT, CUT)), ids=str)
 def test_layers_that_keep_a_state(four: Workers, family: str, shape: dict[str, Any]) -> None:
     judge(four.ask("compare", family, shape), family)
@@ -468,6 +475,24 @@ ADAPTED = [
     pytest.param("qwen3_next", sizes(tp=2), UNEVEN, id="unlike heads, fused", marks=pytest.mark.slow),
     pytest.param("bamba", sizes(tp=2), THREE_GROUPS, id="unlike groups", marks=pytest.mark.slow),
     pytest.param("granitemoehybrid", sizes(tp=2, pp=2), {}, id="groups, experts", marks=pytest.mark.slow),
+]
+
+
+EXPERTS = {"targets": ("q_proj", "experts.gate_up_proj", "experts.down_proj")}
+IN_LAYER = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
+LATENT = {"targets": ("q_b_proj", "experts.gate_up_proj", "experts.down_proj")}
+ADAPTED += [
+    pytest.param("qwen3_moe", sizes(tp=3), EXPERTS | UNEVEN_EXPERTS, id="whole experts"),
+    pytest.param("mixtral", sizes(tp=2) | PARTED, EXPERTS, id="columns of experts, parted"),
+    pytest.param("gpt_oss", sizes(tp=2, pp=2), EXPERTS | NARROW, id="transposed experts", marks=pytest.mark.slow),
+    pytest.param("gpt_oss", sizes(tp=2) | PARTED, EXPERTS, id="uncut experts, parted", marks=pytest.mark.slow),
+    pytest.param("mixtral", sizes(tp=3, pp=1), {"targets": ("experts.down_proj",)}, id="down", marks=pytest.mark.slow),
+    pytest.param("deepseek_v3", sizes(tp=2, pp=2), LATENT | UNEVEN_EXPERTS, id="shared", marks=pytest.mark.slow),
+    pytest.param("qwen3_moe", sizes(tp=4), EXPERTS | {"scalar": True}, id="experts, scalar", marks=pytest.mark.slow),
+    pytest.param("qwen3_moe", sizes(tp=2) | PARTED, EXPERTS | {"copied": True}, id="parted", marks=pytest.mark.slow),
+    pytest.param("qwen3_next", sizes(tp=2), EXPERTS, id="states, experts", marks=pytest.mark.slow),
+    pytest.param("nemotron_h", sizes(tp=2), {"targets": ("experts.up_proj",)}, id="no gate", marks=pytest.mark.slow),
+    pytest.param("gemma4_text", sizes(tp=2), EXPERTS | IN_LAYER, id="experts in the layer", marks=pytest.mark.slow),
 ]
 
 

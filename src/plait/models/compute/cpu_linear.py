@@ -145,7 +145,8 @@ def weight_gradient(grad_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight_OI)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight_OI)  # a frozen weight keeps no input
+        ctx.shape = x.shape
         return unviewed(_any_product(x.reshape(-1, x.shape[-1]), weight_OI, bias_O), (*x.shape[:-1], len(weight_OI)))
 
     @staticmethod
@@ -154,9 +155,10 @@ class _Linear(torch.autograd.Function):
         x, weight_OI = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         grad_NO = grad.reshape(-1, grad.shape[-1]).contiguous()
-        grad_x = input_gradient(grad_NO, weight_OI).view(x.shape) if needs_x else None
-        x_NI = x.reshape(-1, x.shape[-1])
-        grad_OI = weight_gradient(grad_NO, x_NI, weight_OI) if needs_weight else None
+        grad_x = input_gradient(grad_NO, weight_OI).view(ctx.shape) if needs_x else None
+        grad_OI = None
+        if needs_weight:
+            grad_OI = weight_gradient(grad_NO, x.reshape(-1, x.shape[-1]), weight_OI)
         return grad_x, grad_OI, grad_NO.sum(0) if needs_bias else None
 
 

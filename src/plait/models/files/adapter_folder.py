@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from plait.errors import ModelError
 from plait.json_text import parse
-from plait.models.lora_settings import NO_LORA, LoraSettings
+from plait.models.lora_settings import ALL_LINEAR, NO_LORA, LoraSettings
 from plait.paths import at_home
 
 CONFIG = "adapter_config.json"
@@ -66,13 +66,12 @@ def adapter_of(name: str) -> AdapterFolder | None:
 
 
 def _settings(config: Mapping[str, Any]) -> LoraSettings:
-    targets = config.get("target_modules")
+    linear, experts = config.get("target_modules"), config.get("target_parameters")
+    if not isinstance(linear, list):  # none beside experts, or a pattern
+        linear = [] if linear is None and experts else [ALL_LINEAR]
     try:
-        return LoraSettings(
-            rank=config["r"],
-            alpha=config["lora_alpha"],
-            target_modules=tuple(targets) if isinstance(targets, list) else "all-linear",
-        )
+        named = (*linear, *(experts if isinstance(experts, list) else ()))
+        return LoraSettings(rank=config["r"], alpha=config["lora_alpha"], target_modules=named)
     except (KeyError, ValidationError):
         return NO_LORA
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError
+from plait.models.expert_adapters import adapted_experts, low_rank
 from plait.models.files.finite import broken, describe
 from plait.models.working_weights import adapted_layers, dtype_of, plain_state
 from plait.output import write_folder
@@ -77,15 +78,18 @@ def check_finite(state: Mapping[str, Tensor]) -> None:
 def cpu_state(module: nn.Module, dtype: torch.dtype, adapter: str | None) -> dict[str, Tensor]:
     """A copy of a module's parameters (in `dtype`) and buffers on the CPU, each in its shape, this adapter merged into
     them."""
-    adapted = adapted_layers(module)
+    adapted, experts = adapted_layers(module), adapted_experts(module)
     # A clone each: safetensors refuses tensors that share storage, and the parameters are views of one buffer.
     copies: dict[int, Tensor] = {}
     state = {}
     for name, tensor in plain_state(module).items():
         if id(tensor) not in copies:
             layer = adapted.get(name.removesuffix(".weight"))
-            is_merged = adapter is not None and layer is not None and adapter in layer.lora_A
-            source = merged_weight(layer, adapter) if is_merged else tensor
+            source, (owner, _, leaf) = tensor, name.rpartition(".")
+            if adapter is not None and layer is not None and adapter in layer.lora_A:
+                source = merged_weight(layer, adapter)
+            elif adapter is not None and owner in experts:
+                source = experts[owner].merged(leaf, adapter)
             stored = dtype if isinstance(tensor, nn.Parameter) else tensor.dtype
             copies[id(tensor)] = source.detach().to("cpu", stored, copy=True)
         state[name] = copies[id(tensor)]
@@ -103,11 +107,6 @@ def merged_weight(layer: Any, adapter: str | None) -> Tensor:
     wide = torch.promote_types(weight.dtype, torch.float32)
     added = low_rank(layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter], wide)
     return weight.to(wide) + (added.t() if layer.fan_in_fan_out else added)
-
-
-def low_rank(a: Tensor, b: Tensor, scaling: float, wide: torch.dtype) -> Tensor:
-    """What an adapter adds to a weight, scaling · B A [out, in], of A [rank, in] and B [out, rank]."""
-    return b.to(wide) @ a.to(wide) * scaling
 
 
 def _write(export: Export, folder: Path) -> None:

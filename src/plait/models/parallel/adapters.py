@@ -38,7 +38,7 @@ def partials_of(base: Part | None, hosts: Sequence[Host]) -> tuple[Partials, ...
     summed: dict[tuple[int, ...], list[str]] = {everyone: []}
     for weight, a, b in hosts:
         if weight.cut is not None:
-            summed[everyone].append(b.name if b.cut is None else a.name)
+            summed[everyone] += [own.name for own in (a, b) if own.cut is None]  # of whole experts neither
     for partial in base.partials:
         with_parts = set(partial.names)
         for weight, a, b in hosts:

@@ -102,10 +102,10 @@ class Proof:
                 self._compare("the hidden states of the stage", hidden_TH, self.output_TH, TOLERANCE)
 
     def check(self) -> None:
-        """Compare, and tell each other.
+        """Compare, and tell each other: those that hold the model together, as other copies may have their parts.
 
         Raises:
-            ModelError: on every rank, where one has found a fault.
+            ModelError: on every rank of the copy, where one has found a fault.
         """
         if self.team.tp.size > 1:
             with self._guarded("the forward of the sharded stage"):
@@ -118,7 +118,9 @@ class Proof:
                 assert self.logits_TV is not None, "the whole model's were recorded"
                 self._compare("the outputs of the head", outputs, self.logits_TV, TOLERANCE)
         count = torch.tensor([float(len(self.faults))], device=self.model.device)
-        if self.team.all.all_reduce(count, "max").item():
+        for peers in (self.team.tp, self.team.pp):
+            peers.all_reduce(count, "max")
+        if count.item():
             raise self._refusal()
 
     def cache_shape(self) -> CacheShape | None:

@@ -14,9 +14,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from plait.layout.adapters import GROUPED_BYTES
 from plait.layout.params import Block
 from plait.layout.shards import check, shard
 from plait.models.backbone import Backbone
+from plait.models.expert_adapters import adapted_experts
 from plait.models.flat_weights import FlatWeights, cut_block
 from plait.models.model import AnyModel, Model
 from plait.models.parallel.mixers import tp_plan
@@ -29,15 +31,12 @@ from plait.models.parallel.tensor_parallel import install
 from plait.models.parallel.token_split import TokenSplit
 from plait.models.working_weights import adapted_layers
 
-GROUPED_BYTES = 16
-"""What torch's grouped matrix products want every stride to be a multiple of."""
-
 Values = Callable[[Block], Tensor]
 """A rank's block of a parameter, in any dtype and on any device."""
 
 
 def part_of(model: AnyModel, team: Team) -> AnyModel:
-    """Turn a whole model into this rank's part of it, in place. All ranks of the team call it with the same model.
+    """Turn a whole model into this rank's part of it, in place. All ranks of a copy call it with the same model.
 
     Args:
         model: whole; adapters are added to parts (`lora.add_lora`), as are heads on shared weights.
@@ -58,6 +57,7 @@ def part_of(model: AnyModel, team: Team) -> AnyModel:
         return model
     assert model.own is None, "a view of a model is made of its part"
     assert not adapted_layers(model.module), "adapters are added to parts"
+    assert not adapted_experts(model.module), "adapters are added to parts"
     proof = Proof(model, team)
     proof.record_whole()
     cut_layers(model, team, tuple_length=proof.tuple_length)

@@ -119,6 +119,8 @@ class _StepProgram:
     """Step of a batch → its order of metrics and columns."""
     _begun: dict[int, StepState] = field(default_factory=dict)
     """Step of each batch of which a call has begun → the batch."""
+    _drawing: set[Key] = field(default_factory=set)
+    """Rollouts that have begun and not ended."""
 
     def order(self, state: StepState) -> GraphOrder:
         """Puts the metrics and columns of a batch into the order of the graph, whichever call ended first."""
@@ -139,8 +141,8 @@ class _StepProgram:
         return tuple((step, partner.id) for partner in self.calls.partners(node, step))
 
     def mesh(self, key: Key) -> frozenset[int]:
-        if self.open.halts(self.step, key):
-            return frozenset()  # it begins at once, and shares the ranks of the step's own rollout
+        if self.open.halts(self.step, key) and (self._drawing or self._goes_on_beside(key)):
+            return frozenset()  # it begins at once, and shares the ranks of the rollouts that are under way
         return self._takes(key, begins=True)
 
     def _takes(self, key: Key, *, begins: bool = False) -> frozenset[int]:
@@ -151,9 +153,12 @@ class _StepProgram:
 
     def _busy(self, key: Key) -> frozenset[int]:
         """The ranks that a call keeps busy once its weights are there: no other call begins on them."""
-        node = self.flow.nodes[key[1]]
+        return frozenset() if self._goes_on_beside(key) else self._takes(key)
+
+    def _goes_on_beside(self, key: Key) -> bool:
+        """Whether a call is a rollout that halts with the step, and goes on beside any calls of it."""
         beside = self.open.beside if self.open.halts(self.step, key) else None
-        return frozenset() if beside is not None and beside(node) else self._takes(key)
+        return beside is not None and beside(self.flow.nodes[key[1]])
 
     def begin(self, keys: tuple[Key, ...]) -> Task:
         """A task that first moves the weights to where the calls need them, then does the calls: one alone, or training
@@ -162,6 +167,7 @@ class _StepProgram:
         nodes = [self.flow.nodes[number] for _, number in keys]
         mesh = frozenset(rank for key in keys for rank in self.mesh(key))
         task = Task(keys, " + ".join(node.call for node in nodes), nothing(), mesh, nodes[0].role or "")
+        self._drawing.update(key for key in keys if self.flow.nodes[key[1]].kind is CallKind.GENERATE)
         asks = [node for node in nodes if not self.batches.asked((state.step, node.id))]
         trainers = {node.role: (node, trainer) for node in asks if (trainer := self.calls.trainer(node)) is not None}
         self.recorder.step = state.step + 1
@@ -183,6 +189,7 @@ class _StepProgram:
             is_ahead = state.step > self.step
             work = self.calls.work(nodes[0], state, partial(self.batches.draw, state), task, is_ahead=is_ahead)
             yield from order.ascribing(nodes[0], work)
+        self._drawing.difference_update(task.keys)
         if self.beside is not None:
             self.beside.ended.update(task.keys)
 
