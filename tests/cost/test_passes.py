@@ -70,15 +70,15 @@ def test_parted_tokens_come_together_before_a_mixture_once_more() -> None:
     for shape, of_all in ((SHAPE, 0.0), (mixture, 2 / 4)):
         found = Passes(LayerTimes(a_cluster(4, software=SOFTWARE), ModelWork(shape, "bfloat16", 1000), over))
         for way in (found.forward, found.backward):
-            plain, parted = (way(replace(micro, parted=parts), 0)["tensor parallel"] for parts in (False, True))
+            plain, parted = (way(replace(micro, sequence_parallel=parts), 0)["tensor parallel"] for parts in (False, True))
             gather = found.times.traffic.gather("tp", 96 * 64 * 2)
             assert parted - plain == pytest.approx(of_all * 4 * gather)
-        again = found.backward(replace(micro, parted=True, gathered_again=True), 0)["tensor parallel"]
+        again = found.backward(replace(micro, sequence_parallel=True, gathered_again=True), 0)["tensor parallel"]
         assert again - plain == pytest.approx((of_all + 2) * 4 * gather), "and before attention and MLP"
-        plain, parted = (found.received_bytes(replace(micro, parted=parts)) for parts in (False, True))
+        plain, parted = (found.received_bytes(replace(micro, sequence_parallel=parts)) for parts in (False, True))
         assert plain == 4 * 2 * 2 * 96 * 64 * 2
         assert parted - plain == of_all * 4 * 96 * 64 * 2
-        again = found.received_bytes(replace(micro, parted=True, gathered_again=True), backward=True)
+        again = found.received_bytes(replace(micro, sequence_parallel=True, gathered_again=True), backward=True)
         assert again - plain == (of_all + 2) * 4 * 96 * 64 * 2
 
 
@@ -109,7 +109,7 @@ def test_a_backward_gathers_again_what_trained_products_read(shape: ModelShape, 
     """Under adapters routers and experts are frozen, and of other products those without an adapter."""
     lora = NO_LORA if targets is None else LoraSettings(rank=2, target_modules=targets)
     times = LayerTimes(a_cluster(4), ModelWork(shape, "bfloat16", 1000, lora), Layout.on(range(2), tp=2))
-    micro = Micro(96, 0, 0, parted=True, gathered_again=True)
+    micro = Micro(96, 0, 0, sequence_parallel=True, gathered_again=True)
     forward, backward = (times.gatherings(micro, backward=flag) for flag in (False, True))
     assert 4 * (backward - forward) == blocks
     kinds = zip(times.by_kind(), layer_kinds(shape), strict=True)
