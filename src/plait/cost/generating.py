@@ -113,9 +113,7 @@ class Generating:
         """Lengths of the samples of each instance that has some."""
         return self._instances.shares(samples, min(num_instances(spread.samples), samples.prompts))
 
-    def _running(
-        self, role: str, layout: Layout, spread: Spread, held_bytes: Sequence[int | None], share: int
-    ) -> int:
+    def _running(self, role: str, layout: Layout, spread: Spread, held_bytes: Sequence[int | None], share: int) -> int:
         """Samples that an instance of a layout decodes at a time, of so many that it has."""
         own_bytes = held_bytes[spread.samples.index(layout)] if held_bytes else None
         return self._instances.running(role, layout, share, own_bytes)

@@ -31,7 +31,7 @@ from plait.cost.wide_columns import numbers_read, numbers_scored
 from plait.cost.working_memory import NCCL, Expected, keeps_freed, process_terms, slack_terms
 from plait.cost.workload import Workload
 from plait.dataflow import Dataflow, Node
-from plait.layout.mesh import Layout, Parallelism
+from plait.layout.mesh import Layout
 from plait.layout.params import Parameters
 from plait.models.shape import ModelShape
 from plait.recipes.role_models import is_scalar

@@ -194,9 +194,7 @@ class SlotForms:
         ]
         return held_bytes, most_of_calls(of_calls, layout.parallelism.pp)
 
-    def _form(
-        self, slot: int, ranks: tuple[int, ...], sizes: Parallelism, tokens: int | None, schedule: str
-    ) -> Form:
+    def _form(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism, tokens: int | None, schedule: str) -> Form:
         key = (slot, self.shape(ranks), sizes, tokens, schedule)
         if key not in self._made:
             self._made[key] = self._made_on(slot, ranks, sizes, tokens, schedule)

@@ -144,6 +144,11 @@ class Place:
         return sum(p.dp for p in self.placements[: self.num_drawing])
 
     @cached_property
+    def leaves(self) -> bool:
+        """Whether its memory does not stay, as far as it is asked."""
+        return bool(self.after.any())
+
+    @cached_property
     def draws(self) -> Bools:
         """[ranks] which of them compute, without those that compute prompts alone."""
         draws = np.zeros(len(self.parts), bool)
