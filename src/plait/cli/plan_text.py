@@ -192,7 +192,7 @@ def _memory(report: Report, width: int) -> Iterator[str]:
     devices = [cluster.device_of(m.rank).name for m in memory]
     groups = _alike(memory, devices)
     if len(groups) > MEMORY_ROWS:
-        groups = _fullest(memory, devices, [span for span in report.prediction.timeline.spans if span.step == 1])
+        groups = fullest(memory, devices, [span for span in report.prediction.timeline.spans if span.step == 1])
     names = [
         f"rank {ranks} ({cluster.device_of(rank_memory.rank).name})" if cluster.kinds else f"rank {ranks}"
         for ranks, rank_memory in groups
@@ -286,7 +286,7 @@ def _alike(memory: Sequence[RankMemory], devices: Sequence[str]) -> list[tuple[s
     return groups_of_ranks
 
 
-def _fullest(
+def fullest(
     memory: Sequence[RankMemory], devices: Sequence[str], spans: Sequence[Span]
 ) -> list[tuple[str, RankMemory]]:
     """Of ranks whose devices are of one name, and that do the same of the same calls, the fullest."""
