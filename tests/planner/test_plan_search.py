@@ -301,7 +301,7 @@ def test_what_has_no_room_is_not_priced() -> None:
     train, generate = (space.graph.slots_of("actor")[mode] for mode in ("train", "decode"))
     assert space.forms.of(train, (0,)) == ()
     assert space.forms.of(generate, (0,))
-    assert {call for call, _ in priced} == {"actor.generate", *(call for call, _ in priced if "logprobs" in call)}
+    assert "actor.train" not in {call for call, _ in priced}
     assert space.forms.of(train, (0, 1, 2, 3))
     assert ("actor.train", Layout.on((0, 1, 2, 3), tp=4)) in priced
 
