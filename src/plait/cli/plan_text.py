@@ -289,7 +289,7 @@ def _alike(memory: Sequence[RankMemory], devices: Sequence[str]) -> list[tuple[s
 def fullest(
     memory: Sequence[RankMemory], devices: Sequence[str], spans: Sequence[Span]
 ) -> list[tuple[str, RankMemory]]:
-    """Of ranks whose devices are of one name, and that do the same of the same calls, the fullest."""
+    """The fullest of ranks whose devices are of one name, and that do the same of the same calls."""
     does = {rank: number for number, ranks in enumerate(busy_alike(spans)) for rank in ranks}
     groups: dict[tuple[object, ...], list[RankMemory]] = {}
     for rank_memory, device in zip(memory, devices, strict=True):
