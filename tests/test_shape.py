@@ -26,6 +26,7 @@ MANY_PARAMETERS, MOST_WIDE = 6, 23
 MOST_METHODS = 12
 WIDE = {
     "ControllersStore": "torch.distributed calls its methods by their names",
+    "Costs": "what a prediction asks of a cost model, each once",
     "LossBatch": "what a loss reads and what it makes of that, each once",
     "MicroBatchLoss": "the same",
     "Peers": "the collectives and messages along one axis, each once",

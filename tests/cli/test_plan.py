@@ -13,7 +13,8 @@ import yaml
 
 from plait.cli import plan as plan_command
 from plait.cli import plan_following
-from plait.cli.plan_text import busy_alike
+from plait.cli.plan_report import why
+from plait.cli.plan_text import busy_alike, fullest
 from plait.cost.cluster_file import SHIPPED
 from plait.cost.kept_profiles import keep_profile
 from plait.cost.machine import machine_name
@@ -23,6 +24,8 @@ from plait.models.shape import ModelShape
 from plait.runtime.prediction import choosing
 from plait.schedule.plan import Plan
 from plait.schedule.timeline import Span, Timeline
+from plait.simulator.step_memory import RankMemory
+from plait.simulator.steps import CallRecord, Prediction
 from tests.cli.printed import run
 from tests.cli.recipes import write_with_reward
 from tests.cost.test_gpu_links import of_gpu
@@ -333,6 +336,28 @@ def test_calls_that_differ_share_no_row() -> None:
         for rank, role in enumerate(("critic", "reward", "critic"))
     ]
     assert busy_alike(spans) == [[0, 2], [1]]
+
+
+def test_of_ranks_that_do_the_same_the_fullest_is_shown() -> None:
+    """Ranks 0 and 2 score, 1 scores on another device, 3 does nothing."""
+    spans = [Span("ref.logprobs/b0", "SCORE", rank, 0.0, 1.0, role="ref", step=1) for rank in (0, 1, 2)]
+    memory = [RankMemory(rank, peak, 10, {"ref": peak}) for rank, peak in enumerate((5, 9, 7, 1))]
+    shown = fullest(memory, ["large", "small", "large", "large"], spans)
+    assert [(ranks, one.peak_bytes) for ranks, one in shown] == [("0,2", 7), ("1", 9), ("3", 1)]
+
+
+def test_what_explains_most_of_a_difference_is_said_first() -> None:
+    """Training beside generation spares 10 s of 22; of each call 1 s of generation is less, or 9 s."""
+
+    def lasting(step_s: float, generation_s: float) -> Prediction:
+        calls = [("actor.generate", "DECODE", generation_s), ("actor.train", "TRAIN", 11.0)]
+        records = tuple(CallRecord(name, kind, 0.0, seconds, 0) for name, kind, seconds in calls)
+        return Prediction(step_s, Timeline(()), records, ())
+
+    slow = lasting(22.0, 11.0)
+    assert why(slow, lasting(12.0, 10.0)) == "faster by 10 s: more calls overlap, actor.generate takes 1 s less"
+    assert why(slow, lasting(12.0, 2.0)) == "faster by 10 s: actor.generate takes 9 s less"
+    assert why(lasting(12.0, 10.0), slow) == "fewer calls overlap, actor.generate takes 1 s more"
 
 
 def test_the_rank_that_lacks_room_is_that_of_the_smaller_device(

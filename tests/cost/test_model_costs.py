@@ -25,7 +25,7 @@ from plait.cost.shape_parameters import adapter_parameters, parameters_of_shape
 from plait.cost.workload import Workload
 from plait.dataflow import Dataflow, trace
 from plait.layout.holdings import weights
-from plait.layout.mesh import Layout, Parallelism
+from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.move import plan_move
 from plait.layout.shards import held_elements, shard
 from plait.models.files.known_shapes import KNOWN
@@ -67,6 +67,19 @@ def check(found: CallCost, expected: dict[str, float]) -> None:
     kept = {name: seconds for name, seconds in found.terms.items() if seconds}
     assert kept == pytest.approx(expected)
     assert found.seconds == pytest.approx(sum(expected.values()))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_a_call_takes_of_memory_is_known_without_its_seconds(device: str) -> None:
+    costs = costs_of(replace(WORK, device=device))
+    for bounded in (costs, BoundedMoves(costs)):
+        for sizes in (Parallelism(4), Parallelism(1, 2, 2), Parallelism(2, 1, 2, (3, 1))):
+            layout = Layout(Mesh(tuple(range(4))), sizes)
+            for call, mode in (("actor.generate", "decode"), ("ref.logprobs", "score"), ("actor.train", "train")):
+                assert bounded.working_bytes(call, mode, layout) == costs.call(call, mode, layout).working_bytes
+            schedule = {"micro_batch_tokens": 20, "schedule": "one at a time"}
+            found = costs.call("actor.train", "train", layout, **schedule).working_bytes
+            assert bounded.working_bytes("actor.train", "train", layout, **schedule) == found
 
 
 def test_scoring_on_one_device() -> None:

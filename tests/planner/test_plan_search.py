@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from math import inf
 from random import Random
@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.cost.costs import Tail
+from plait.cost.costs import CallCost, Tail
 from plait.cost.pipelines import FILLING
 from plait.cost.placement import check_layouts
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.dataflow import trace
+from plait.layout.mesh import Layout, Parallelism
 from plait.models.shape import ModelShape
 from plait.planner import plan_search
 from plait.planner.plan_baselines import baselines, one_mesh
@@ -29,7 +30,7 @@ from plait.planner.plan_space import PlanSpace, fused_slots
 from plait.schedule.completion import complete
 from plait.schedule.fused import FUSED
 from plait.schedule.named_plans import PlannedModel
-from plait.schedule.plan import Plan
+from plait.schedule.plan import Mode, Plan
 from plait.simulator.places import Place
 from plait.simulator.step_graph import Rollouts, StepGraph
 from plait.simulator.step_simulator import StepSimulator
@@ -280,6 +281,49 @@ def test_memory_is_not_counted_of_many_plans_that_are_played() -> None:
 
     found = search(problem(4), Budget(300), engine=Engine(objective=Listing))
     assert len(set(counted)) < 0.7 * found.evaluations
+
+
+def test_what_has_no_room_is_not_priced() -> None:
+    """Training the actor on one device takes 20 of weights, and 160 of masters, moments and gradients."""
+    priced: list[tuple[str, Layout]] = []
+
+    class Pricing(StandIn):
+        def call(self, call: str, mode: Mode, layout: Layout, **keys: object) -> CallCost:
+            priced.append((call, layout))
+            return super().call(call, mode, layout, **keys)
+
+        def working_bytes(self, call: str, mode: Mode, layout: Layout, **keys: object) -> tuple[int, ...]:
+            return super().call(call, mode, layout, **keys).working_bytes
+
+    of = problem(4, memory=100)
+    costs = Pricing(**{one.name: getattr(of.costs, one.name) for one in fields(of.costs)})
+    space = PlanSpace(replace(of, costs=costs))
+    train, generate = (space.graph.slots_of("actor")[mode] for mode in ("train", "decode"))
+    assert space.forms.of(train, (0,)) == ()
+    assert space.forms.of(generate, (0,))
+    assert "actor.train" not in {call for call, _ in priced}
+    assert space.forms.of(train, (0, 1, 2, 3))
+    assert ("actor.train", Layout.on((0, 1, 2, 3), tp=4)) in priced
+
+
+def test_words_that_change_nothing_are_not_in_a_plan() -> None:
+    """What a training keeps stays, whatever a generation in its layout says; elsewhere a word has its meaning."""
+    of = problem(4)
+    space, everyone, half = PlanSpace(of), (0, 1, 2, 3), (2, 3)
+    places = list(one_mesh(space) or ())
+    actor, ref = space.graph.slots_of("actor"), space.graph.slots_of("ref")["score"]
+    train, draw = actor["train"], actor["decode"]
+    sizes = Parallelism(1, 2, 2)
+    for slot, word in ((train, "keep"), (draw, "offload")):
+        places[slot] = space.place(slot, everyone, space.forms.form_of(slot, everyone, sizes), word)
+    places[ref] = space.with_after(places[ref], "offload")
+    plain = space.plain(places)
+    words = {slot: place.placements[0].after for slot, place in enumerate(plain)}
+    assert (words[train], words[draw], words[ref]) == ("keep", "keep", "offload")
+    objective = Objective(of)
+    assert objective(plain) == objective(places)
+    places[draw] = space.place(draw, half, space.forms.form_of(draw, half, Parallelism(1, 2)), "drop")
+    assert space.plain(places)[draw].placements[0].after == "drop"
 
 
 def test_training_together_counts_three_percent_more() -> None:

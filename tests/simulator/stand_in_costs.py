@@ -101,6 +101,12 @@ class StandIn:
         by_instance = (seconds,) * sizes.dp if spread else ()
         return CallCost(seconds, terms, 0, working, by_instance, tails, first_s, activation_bytes=working)
 
+    def working_bytes(
+        self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""
+    ) -> tuple[int, ...]:
+        asked = self.call(call, mode, layout, micro_batch_tokens=micro_batch_tokens, schedule=schedule)
+        return asked.working_bytes
+
     @property
     def pool_takes_rest(self) -> bool:
         return self.crowded_s > 0

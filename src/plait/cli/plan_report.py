@@ -183,7 +183,7 @@ def why(shown: Prediction, other: Prediction) -> str:
     most = sorted(((gain, name) for name, gain in gains.items() if gain > 1e-9), reverse=True)[:2]
     parts = [f"{name} takes {gain:.3g} s {'more' if sign > 0 else 'less'}" for gain, name in most]
     if sum(gain for gain, _ in most) < 0.5 * abs(lost_s):
-        parts.append("calls wait for each other" if sign > 0 else "calls wait less for each other")
+        parts.insert(0, "fewer calls overlap" if sign > 0 else "more calls overlap")
     return ", ".join(parts) if sign > 0 else f"faster by {-lost_s:.3g} s: {', '.join(parts)}"
 
 

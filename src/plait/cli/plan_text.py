@@ -30,6 +30,8 @@ from plait.simulator.steps import CallRecord
 
 GANTT_RANKS = 16
 """Rows of the picture in a terminal; ranks that do the same share one, and of more rows every so-manieth is shown."""
+MEMORY_ROWS = 8
+"""Rows of the table of memory; of more, ranks that do the same share one, that of the fullest."""
 LEAST_COLUMNS, MOST_COLUMNS = 40, 120
 LABEL = 14
 """Characters of the words that the first lines begin with."""
@@ -186,8 +188,11 @@ def start_text(start_s: float) -> str:
 
 
 def _memory(report: Report, width: int) -> Iterator[str]:
-    cluster = report.planning.cluster
-    groups = _alike(report.prediction.memory, [cluster.device_of(m.rank).name for m in report.prediction.memory])
+    cluster, memory = report.planning.cluster, report.prediction.memory
+    devices = [cluster.device_of(m.rank).name for m in memory]
+    groups = _alike(memory, devices)
+    if len(groups) > MEMORY_ROWS:
+        groups = fullest(memory, devices, [span for span in report.prediction.timeline.spans if span.step == 1])
     names = [
         f"rank {ranks} ({cluster.device_of(rank_memory.rank).name})" if cluster.kinds else f"rank {ranks}"
         for ranks, rank_memory in groups
@@ -279,3 +284,17 @@ def _alike(memory: Sequence[RankMemory], devices: Sequence[str]) -> list[tuple[s
         ranks = [rank_memory.rank for rank_memory in same]
         groups_of_ranks.append((few_ranks_text(ranks), same[0]))
     return groups_of_ranks
+
+
+def fullest(
+    memory: Sequence[RankMemory], devices: Sequence[str], spans: Sequence[Span]
+) -> list[tuple[str, RankMemory]]:
+    """The fullest of ranks whose devices are of one name, and that do the same of the same calls."""
+    does = {rank: number for number, ranks in enumerate(busy_alike(spans)) for rank in ranks}
+    groups: dict[tuple[object, ...], list[RankMemory]] = {}
+    for rank_memory, device in zip(memory, devices, strict=True):
+        groups.setdefault((device, does.get(rank_memory.rank)), []).append(rank_memory)
+    return [
+        (few_ranks_text([one.rank for one in same]), max(same, key=lambda one: one.peak_bytes / one.limit_bytes))
+        for same in groups.values()
+    ]

@@ -226,6 +226,12 @@ class Costs(Protocol):
         """
         ...
 
+    def working_bytes(
+        self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""
+    ) -> tuple[int, ...]:
+        """`CallCost.working_bytes` of `call`, in a small part of the time."""
+        ...
+
     @property
     def pool_takes_rest(self) -> bool:
         """Whether the keys and values of a generation have what nothing else on a device takes."""

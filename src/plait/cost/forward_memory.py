@@ -4,12 +4,17 @@ Torch-free."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from plait.cost.costs import CallCost
+from plait.cost.cutting import Cutting
 from plait.cost.kept_sets import NO_SETS, KeptSets
 from plait.cost.layer_kinds import stage_counts
-from plait.cost.micro_batch import LargestBatch
+from plait.cost.lengths import SampleLengths
+from plait.cost.micro_batch import Cut, LargestBatch, share_of
+from plait.cost.sample_sets import SampleSets
+from plait.cost.wide_columns import wide_numbers
 from plait.cost.working_memory import (
     Blocks,
     activations_by_kind,
@@ -21,10 +26,12 @@ from plait.cost.working_memory import (
     stage_activations,
     wide_bytes,
 )
-from plait.cost.workload import Workload
+from plait.cost.workload import Samples, Workload
+from plait.dataflow import Dataflow, Node, TrainOptions
 from plait.layout.mesh import Parallelism
 from plait.models.lora_settings import NO_LORA
 from plait.models.shape import ModelShape
+from plait.recipes.role_models import is_scalar
 from plait.schedule.training_order import rule_named
 from plait.training.memory import BYTES
 
@@ -54,6 +61,54 @@ class ForwardMemory:
             activation_bytes=self.activations,
             plain_bytes=self.plain,
         )
+
+
+class ForwardMemories:
+    """What the calls of a flow take that train or score. Kept: a search asks for one parallelism on many meshes.
+
+    Args:
+        shapes: role → the shape of its model.
+        samples, lengths: of each node.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        shapes: Mapping[str, ModelShape],
+        flow: Dataflow,
+        samples: Mapping[int, Samples],
+        lengths: Mapping[int, SampleLengths],
+        cutting: Cutting,
+        sets: SampleSets,
+    ) -> None:
+        self._workload, self._shapes, self._flow = workload, shapes, flow
+        self._samples, self._lengths, self._cutting, self._sets = samples, lengths, cutting, sets
+        self._of = cache(self._of_call)
+
+    def of(self, node: Node, sizes: Parallelism, budget: int, schedule: str | None) -> ForwardMemory:
+        """What the largest micro-batch takes.
+
+        Args:
+            budget: tokens of a micro-batch.
+            schedule: of a training's pipeline; None: of a score.
+        """
+        return self._of(node.id, sizes, budget, schedule)
+
+    def _of_call(self, number: int, sizes: Parallelism, budget: int, schedule: str | None) -> ForwardMemory:
+        node, workload = self._flow.nodes[number], self._workload
+        role, batch = str(node.role), self._largest(node, sizes, budget, trains=schedule is not None)
+        if schedule is not None:  # those of calls whose gradients meet are one behind the other
+            calls = next(calls for calls in self._flow.updates(role) if node.id in {call.id for call in calls})
+            counts = (self._largest(call, sizes, budget, trains=True).count for call in calls)
+            batch = replace(batch, count=sum(counts))
+        beside = Beside(is_scalar(role), role in workload.balanced, self._sets.read(node))
+        return forward_memory(workload, self._shapes[role], sizes, batch, schedule, beside)
+
+    def _largest(self, node: Node, sizes: Parallelism, budget: int, *, trains: bool) -> LargestBatch:
+        samples, options = self._samples[node.id], node.training if trains else TrainOptions()
+        share = self._cutting.share(node, sizes.dp) if trains else share_of(samples.count, 1, sizes.dp)
+        cut = Cut(budget, self._cutting.least(sizes), options.whole_groups, wide_numbers(node))
+        return LargestBatch.of_share(share, samples.per_prompt, self._lengths[node.id], cut)
 
 
 @dataclass(frozen=True)

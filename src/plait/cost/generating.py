@@ -12,7 +12,7 @@ from plait.cost.captures import capturing
 from plait.cost.costs import CallCost, LateTails, Spread, num_instances
 from plait.cost.decoding import Decoding, Pieces, coarse, levelled, profile
 from plait.cost.endings import Endings
-from plait.cost.generation_bytes import GenerationBytes
+from plait.cost.generation_bytes import GenerationBytes, GenerationMemory
 from plait.cost.instances import Instances
 from plait.cost.layer_times import Terms, added, scaled, total
 from plait.cost.passes import Passes
@@ -81,7 +81,7 @@ class Generating:
                 of that layout alone.
         """
         workload, dp = self._workload, layout.parallelism.dp
-        shares = self._instances.shares(samples, min(num_instances(spread.samples), samples.prompts))
+        shares = self._shares(samples, spread)
         drawing = self._drawing(role, samples, spread.samples, held_bytes or (None,) * len(spread.samples), shares)
         ends_s = [one.seconds for one in drawing]
         last = drawing[max(range(len(drawing)), key=ends_s.__getitem__)]
@@ -90,8 +90,7 @@ class Generating:
             ends_s = [levelled(ends_s, least_s, [one.speed for one in drawing])] * len(drawing)
         tails = LateTails(partial(self._endings.tails, ends_s, shares, last.decoding, last.running))
         first, most, terms = spread.first_of(layout), max(map(len, shares)), Terms()
-        own_bytes = held_bytes[spread.samples.index(layout)] if held_bytes else None
-        running = self._instances.running(role, layout, most, own_bytes)
+        running = self._running(role, layout, spread, held_bytes, most)
         if mine := range(first, min(first + dp, len(drawing))):
             longest = max(mine, key=lambda number: drawing[number].seconds)
             terms = drawing[longest].terms(shares[longest])
@@ -100,7 +99,24 @@ class Generating:
         seconds = (*ends_s[first : first + dp], *(0.0,) * (dp - len(mine)))
         first_s = self._endings.first_s(terms, samples, shares, running)
         cost = CallCost(total(terms), terms, 0, (), seconds, tails, first_s)
-        return self._bytes.told(cost, role, layout, running, min(most, workload.max_running))
+        return self.memory(role, samples, layout, spread, held_bytes).told(cost)
+
+    def memory(
+        self, role: str, samples: Samples, layout: Layout, spread: Spread, held_bytes: Sequence[int | None] = ()
+    ) -> GenerationMemory:
+        """What the devices of a layout hold; arguments as of `cost`."""
+        most = max(map(len, self._shares(samples, spread)))
+        running = self._running(role, layout, spread, held_bytes, most)
+        return self._bytes.of(role, layout, running, min(most, self._workload.max_running))
+
+    def _shares(self, samples: Samples, spread: Spread) -> Sequence[tuple[int, ...]]:
+        """Lengths of the samples of each instance that has some."""
+        return self._instances.shares(samples, min(num_instances(spread.samples), samples.prompts))
+
+    def _running(self, role: str, layout: Layout, spread: Spread, held_bytes: Sequence[int | None], share: int) -> int:
+        """Samples that an instance of a layout decodes at a time, of so many that it has."""
+        own_bytes = held_bytes[spread.samples.index(layout)] if held_bytes else None
+        return self._instances.running(role, layout, share, own_bytes)
 
     def _drawing(
         self,

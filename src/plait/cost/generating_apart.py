@@ -68,7 +68,7 @@ class GeneratingApart:
         idle = (0.0,) * (dp - len(mine))
         cost = CallCost(total(terms), terms, 0, (), (*seconds, *idle), found.tails, first_s)
         sent = self._sent(num_instances(apart.prompts), ceil(samples.prompts / num_instances(apart.samples)))
-        return self._bytes.told(cost, role, layout, running, min(most, self._workload.max_running), sent=sent)
+        return self._bytes.of(role, layout, running, min(most, self._workload.max_running), sent=sent).told(cost)
 
     def prompts(self, role: str, samples: Samples, layout: Layout, apart: Spread) -> CallCost:
         """What the instances of a layout take that compute prompts."""
@@ -80,7 +80,7 @@ class GeneratingApart:
         slowest = max(sources, key=lambda source: source.end_s)
         terms = {PROMPTS: slowest.seconds} | ({"packing": slowest.begun_s} if slowest.begun_s else {})
         cost = CallCost(total(terms), terms, 0, (), seconds)
-        return self._bytes.told(cost, role, layout, held, held, sent=sent, draws=False)
+        return self._bytes.of(role, layout, held, held, sent=sent, draws=False).told(cost)
 
     def _drawn_by_all(self, role: str, samples: Samples, apart: Spread) -> _Drawn:
         """By all instances that draw: prompts go round."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from plait.cost.cluster import ClusterSpec
@@ -29,6 +29,20 @@ from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
 
 
+@dataclass(frozen=True)
+class GenerationMemory:
+    """Bytes by stage. working: all of it; passing: of it, what no pool that stays keeps; widened: more than that, where
+    packed weights are widened"""
+
+    working: tuple[int, ...]
+    passing: tuple[int, ...]
+    widened: tuple[int, ...]
+
+    def told(self, cost: CallCost) -> CallCost:
+        """The cost of a generation that takes this memory."""
+        return replace(cost, working_bytes=self.working, passing_bytes=self.passing, widened_bytes=self.widened)
+
+
 class GenerationBytes:
     """What the calls of a workload that generate take.
 
@@ -39,19 +53,10 @@ class GenerationBytes:
     def __init__(self, workload: Workload, cluster: ClusterSpec, shapes: Mapping[str, ModelShape]) -> None:
         self._workload, self._cluster, self._shapes = workload, cluster, shapes
 
-    def told(
-        self,
-        cost: CallCost,
-        role: str,
-        layout: Layout,
-        running: int,
-        most_running: int,
-        *,
-        sent: int = 0,
-        draws: bool = True,
-    ) -> CallCost:
-        """The cost of a generation, with what it takes.
-
+    def of(
+        self, role: str, layout: Layout, running: int, most_running: int, *, sent: int = 0, draws: bool = True
+    ) -> GenerationMemory:
+        """
         Args:
             running: samples whose keys and values an instance holds at a time; most_running: of which graphs are made.
             sent: tokens whose keys and values are on their way to another instance, or from there.
@@ -69,7 +74,7 @@ class GenerationBytes:
         on_way = tuple(sent * token_bytes for token_bytes in self.of_token(role, layout))
         working = tuple(map(sum, zip(cached, graphs, passing, on_way, strict=True)))
         widened = tuple(widened_bytes(packed, workload.dtype) for packed in self._packed(role, layout))
-        return replace(cost, working_bytes=working, passing_bytes=passing, widened_bytes=widened)
+        return GenerationMemory(working, passing, widened)
 
     def of_prompt(self, role: str, num_tokens: float) -> float:
         """Keys and values of so many tokens in all layers."""
@@ -77,7 +82,7 @@ class GenerationBytes:
 
     def of_cache(self, role: str, layout: Layout, running: int, *, draws: bool) -> tuple[int, ...]:
         """What a device of each stage holds: keys and values, states, a draft model's, and weights that are packed;
-        `draws` as of `told`."""
+        `draws` as of `of`."""
         workload, sizes = self._workload, layout.parallelism
         if workload.elsewhere:
             return (0,) * sizes.pp
@@ -130,7 +135,7 @@ def held_by_graphs(
 
     Args:
         share: samples that it generates.
-        draws: as of `GenerationBytes.told`.
+        draws: as of `GenerationBytes.of`.
     """
     if workload.device != "cuda" or workload.elsewhere:
         return (0,) * stages

@@ -14,11 +14,11 @@ from plait.cost.connections import Connections, heads_of_keys
 from plait.cost.corrections import Corrections
 from plait.cost.costs import Amount, CallCost, MoveCost, Spread, num_instances
 from plait.cost.cutting import Cutting
-from plait.cost.forward_memory import Beside, ForwardMemory, forward_memory
+from plait.cost.forward_memory import ForwardMemories
 from plait.cost.generations import Generations
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.layer_times import BALANCING, added, scaled, total
-from plait.cost.micro_batch import Cut, LargestBatch, share_of
+from plait.cost.micro_batch import share_of
 from plait.cost.moves import move_cost, offload_cost
 from plait.cost.optimizer_step import optimizer_step
 from plait.cost.profile import Profile
@@ -27,11 +27,11 @@ from plait.cost.role_passes import RolePasses, work_of_roles
 from plait.cost.row_traffic import generated_bytes, rows_traffic, scored_bytes, trained_bytes
 from plait.cost.sample_sets import SampleSets
 from plait.cost.shape_parameters import parameters_of_shape
-from plait.cost.wide_columns import numbers_read, numbers_scored, wide_numbers
+from plait.cost.wide_columns import numbers_read, numbers_scored
 from plait.cost.working_memory import NCCL, Expected, keeps_freed, process_terms, slack_terms
 from plait.cost.workload import Workload
-from plait.dataflow import Dataflow, Node, TrainOptions
-from plait.layout.mesh import Layout, Parallelism
+from plait.dataflow import Dataflow, Node
+from plait.layout.mesh import Layout
 from plait.layout.params import Parameters
 from plait.models.shape import ModelShape
 from plait.recipes.role_models import is_scalar
@@ -84,6 +84,8 @@ class ModelCosts:
         self._lengths = lengths_by_call(flow, workload.lengths, workload.samples_per_prompt)
         self._sets = SampleSets(workload, self.shapes, flow, self._samples, self._lengths)
         self._cutting = Cutting(workload, self.shapes, flow, self._samples, self._lengths, cluster.software)
+        calls = (workload, self.shapes, flow, self._samples, self._lengths)
+        self._forwards = ForwardMemories(*calls, self._cutting, self._sets)
         self._memory = RoleMemory(workload, self.shapes, self._parameters)
         works = work_of_roles(shapes, flow, workload.dtype, workload.lora, workload.frozen)
         role_passes = RolePasses(works, cluster, profile)
@@ -118,6 +120,16 @@ class ModelCosts:
             case _:
                 cost = self._generate(node, layout, spread or Spread((), (layout,)))
         return self._corrected(cost, "decode" if mode == "prefill" else mode, layout)
+
+    def working_bytes(
+        self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""
+    ) -> tuple[int, ...]:
+        node = self._nodes[call]
+        if mode == "decode":
+            drawing, alone = self._generations.of(self._lengths[node.id]).whole, Spread((), (layout,))
+            return drawing.memory(str(node.role), self._samples[node.id], layout, alone).working
+        budget = micro_batch_tokens or self.workload.micro_batch_tokens
+        return self._forwards.of(node, layout.parallelism, budget, schedule if mode == "train" else None).working
 
     def _generation(self, call: str, layout: Layout, spread: Spread, held_bytes: tuple[int, ...]) -> CallCost:
         cost = self._generate(self._nodes[call], layout, spread, held_bytes)
@@ -222,7 +234,7 @@ class ModelCosts:
             part, _ = self._cutting.micro(node, share, layout, budget, parts)
             parts_s = max(total(copy.scoring(part, parts)) for copy in copies)
             in_parts_s = max(0.0, parts_s - whole_s)
-        cost = self._forward_memory(node, layout, budget, None).cost(terms, num_bytes, in_parts_s)
+        cost = self._forwards.of(node, layout.parallelism, budget, None).cost(terms, num_bytes, in_parts_s)
         return replace(cost, set_bytes=self._sets.held(node, layout.parallelism.dp))
 
     def _train(self, node: Node, layout: Layout, budget: int, schedule: str) -> CallCost:
@@ -244,8 +256,8 @@ class ModelCosts:
         sent = trained_bytes(self._lengths[node.id], samples, numbers_read(node), self._sets.sent(node))
         terms |= rows_traffic(self.cluster, layout.mesh.ranks, sent, copies=sizes.tp * sizes.pp)
         moved = (1 + again) * passes.received_bytes(micro) + passes.received_bytes(micro, backward=True)
-        memory = self._forward_memory(node, layout, budget, schedule)
-        cost = memory.cost(terms, steps * (moved * count * sizes.dp + update_bytes))
+        num_bytes = steps * (moved * count * sizes.dp + update_bytes)
+        cost = self._forwards.of(node, sizes, budget, schedule).cost(terms, num_bytes)
         return replace(cost, set_bytes=self._sets.held(node, sizes.dp))
 
     def _generate(self, node: Node, layout: Layout, spread: Spread, held_bytes: Sequence[int | None] = ()) -> CallCost:
@@ -261,25 +273,6 @@ class ModelCosts:
         cost = replace(cost, seconds=cost.seconds + total(rows), terms={**cost.terms, **rows})
         held, held_by_all = self._sets.held(node, num_instances(spread.samples)), self._sets.held_by_all(node)
         return replace(cost, set_bytes=held, all_set_bytes=held_by_all)
-
-    # Bytes
-
-    def _forward_memory(self, node: Node, layout: Layout, budget: int, schedule: str | None) -> ForwardMemory:
-        """What the largest micro-batch takes; `schedule` None: of a score."""
-        workload, sizes, role = self.workload, layout.parallelism, str(node.role)
-        batch = self._largest(node, sizes, budget, trains=schedule is not None)
-        if schedule is not None:  # those of calls whose gradients meet are one behind the other
-            calls = next(calls for calls in self.flow.updates(role) if node.id in {call.id for call in calls})
-            counts = (self._largest(call, sizes, budget, trains=True).count for call in calls)
-            batch = replace(batch, count=sum(counts))
-        beside = Beside(is_scalar(role), role in workload.balanced, self._sets.read(node))
-        return forward_memory(workload, self.shapes[role], sizes, batch, schedule, beside)
-
-    def _largest(self, node: Node, sizes: Parallelism, budget: int, *, trains: bool) -> LargestBatch:
-        samples, options = self._samples[node.id], node.training if trains else TrainOptions()
-        share = self._cutting.share(node, sizes.dp) if trains else share_of(samples.count, 1, sizes.dp)
-        cut = Cut(budget, self._cutting.least(sizes), options.whole_groups, wide_numbers(node))
-        return LargestBatch.of_share(share, samples.per_prompt, self._lengths[node.id], cut)
 
     # Weights
 

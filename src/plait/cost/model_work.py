@@ -127,7 +127,8 @@ class ModelWork:
     def read(self, tokens: Tokens, tp: int = 1) -> Tokens:
         """Bytes of a layer's weights that a forward over so many tokens reads, on the device of `tp` that reads most
         experts."""
-        return (self.dense / tp + reached(self.shape, tokens, tp) * self.expert) * self.width
+        experts = reached(self.shape, tokens, tp) * self.expert if self.expert else 0.0 * tokens
+        return (self.dense / tp + experts) * self.width
 
     def kept(self, tokens: float, tp: int) -> float:
         """Bytes of a layer's keys and values of so many tokens, on one of `tp` devices."""

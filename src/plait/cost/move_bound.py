@@ -36,6 +36,11 @@ class BoundedMoves:
         """See `Costs.call`."""
         return self._costs.call
 
+    @property
+    def working_bytes(self) -> Callable[..., tuple[int, ...]]:
+        """See `Costs.working_bytes`."""
+        return self._costs.working_bytes
+
     def generation(self, call: str, layout: Layout, spread: Spread, held_bytes: tuple[int, ...]) -> CallCost:
         return self._costs.generation(call, layout, spread, held_bytes)
 

@@ -17,6 +17,7 @@ from plait.planner.slot_forms import Form, SlotForms
 from plait.schedule.fused import FUSED, shared_rows
 from plait.schedule.plan import After, Placement
 from plait.simulator.places import Place, Places
+from plait.simulator.step_weights import careful
 
 
 class PlanSpace:
@@ -107,6 +108,16 @@ class PlanSpace:
                     ]
                     changed[slot] = self.places.place(slot, placements, place.asked)
         self._part_unlike(changed)
+        return tuple(changed)
+
+    def plain(self, places: Sequence[Place]) -> tuple[Place, ...]:
+        """The same plan without words that change nothing: weights stay that another call keeps on all of the ranks."""
+        changed = list(places)
+        for family in self.graph.families:
+            mine = [places[slot] for slot in family]
+            for place, after in zip(mine, careful(mine), strict=True):
+                if place.state is None and place.leaves and not after[place.parts >= 0].any():
+                    changed[place.slot] = self.with_after(place, "keep")
         return tuple(changed)
 
     def _part_unlike(self, places: list[Place]) -> None:

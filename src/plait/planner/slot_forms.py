@@ -15,7 +15,7 @@ from plait.layout.shards import stage_bounds
 from plait.planner.plan_problem import MOST_STAGES, PlanProblem, StageWork
 from plait.planner.stage_layers import StageDevices, cut_layers
 from plait.schedule.plan import Placement
-from plait.simulator.places import PlacementCosts, Places
+from plait.simulator.places import PlacementCosts, Places, most_of_calls
 
 LARGE = 16
 """Devices beyond which micro-batches and schedules that take less memory are for those alone that have no room else."""
@@ -59,7 +59,7 @@ class SlotForms:
         self._shapes: dict[tuple[int, ...], object] = {}
         self._all: dict[tuple[int, object], tuple[Form, ...]] = {}
         self._forms: dict[tuple[int, object], tuple[Form, ...]] = {}
-        self._made: dict[tuple[int, object, Parallelism, int | None, str], tuple[Form, bool]] = {}
+        self._made: dict[tuple[int, object, Parallelism, int | None, str], Form] = {}
         self._stages: dict[tuple[tuple[float, ...], float, float, int, StageWork], tuple[int, ...]] = {}
 
     def of(self, slot: int, ranks: tuple[int, ...]) -> tuple[Form, ...]:
@@ -171,15 +171,30 @@ class SlotForms:
             for most_tokens in tokens:
                 if forms and self._problem.num_devices > LARGE:
                     return forms  # the fastest has room
-                form, fits = self._form(slot, ranks, sizes, most_tokens, schedule)
-                if fits:
-                    forms.append(form)
+                if self._fits(slot, ranks, sizes, most_tokens, schedule):
+                    forms.append(self._form(slot, ranks, sizes, most_tokens, schedule))
         return forms
 
-    def _form(
-        self, slot: int, ranks: tuple[int, ...], sizes: Parallelism, tokens: int | None, schedule: str
-    ) -> tuple[Form, bool]:
-        """And whether it has room by itself."""
+    def _fits(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism, tokens: int | None, schedule: str) -> bool:
+        """Whether a form has room by itself: known without its price, which takes longer."""
+        layout = Layout(Mesh(ranks), sizes)
+        return self._have_room(*self._needed(slot, layout, tokens, schedule), layout)
+
+    def _needed(
+        self, slot: int, layout: Layout, tokens: int | None = None, schedule: str = ""
+    ) -> tuple[Sequence[int], Sequence[int]]:
+        """Bytes of each stage: of weights and state, and of what the calls of a slot take beside."""
+        what, costs, graph = self._graph.slots[slot], self._problem.costs, self._graph
+        held_bytes = costs.held_bytes(what.role, layout, trained=what.mode == "train")
+        of_calls = [
+            costs.working_bytes(
+                graph.calls[number].call, what.mode, layout, micro_batch_tokens=tokens, schedule=schedule
+            )
+            for number in graph.calls_of[slot]
+        ]
+        return held_bytes, most_of_calls(of_calls, layout.parallelism.pp)
+
+    def _form(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism, tokens: int | None, schedule: str) -> Form:
         key = (slot, self.shape(ranks), sizes, tokens, schedule)
         if key not in self._made:
             self._made[key] = self._made_on(slot, ranks, sizes, tokens, schedule)
@@ -187,25 +202,27 @@ class SlotForms:
 
     def _made_on(
         self, slot: int, ranks: tuple[int, ...], sizes: Parallelism, tokens: int | None, schedule: str
-    ) -> tuple[Form, bool]:
+    ) -> Form:
         what = self._graph.slots[slot]
         call = self._graph.calls[self._graph.calls_of[slot][0]].call
         asked = self._places.ask(
             slot,
             Placement(call, what.mode, ranks, sizes.dp, sizes.tp, sizes.pp, "keep", sizes.stages, tokens, schedule),
         )
-        held_bytes, working = _needed(asked, sizes)
-        fits = self.has_room(asked, Layout(Mesh(ranks), sizes))
+        held_bytes, working = _needed(asked, sizes.pp)
         seconds, static, active = sum(cost.seconds for cost in asked.calls), max(held_bytes), max(working)
         fullest = float(static), float(active)
         if self._is_mixed(ranks):
             rooms = self._rooms(ranks, sizes)
             fullest = _largest_share(held_bytes, rooms), _largest_share(working, rooms)
-        return Form(sizes, tokens, schedule, asked, seconds, float(static), float(active), fullest), fits
+        return Form(sizes, tokens, schedule, asked, seconds, float(static), float(active), fullest)
 
     def has_room(self, asked: PlacementCosts, layout: Layout) -> bool:
         """Whether what a placement asks for fits by itself."""
-        needed = map(sum, zip(*_needed(asked, layout.parallelism), strict=True))
+        return self._have_room(*_needed(asked, layout.parallelism.pp), layout)
+
+    def _have_room(self, held_bytes: Sequence[int], working: Sequence[int], layout: Layout) -> bool:
+        needed = map(sum, zip(held_bytes, working, strict=True))
         rooms = self._rooms(layout.mesh.ranks, layout.parallelism)
         return all(most <= room for most, room in zip(needed, rooms, strict=True))
 
@@ -225,7 +242,7 @@ class SlotForms:
 
     def form_of(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism, schedule: str = "") -> Form:
         """The form of a slot in a given parallelism and schedule, whether it has room or not."""
-        return self._form(slot, ranks, sizes, None, schedule)[0]
+        return self._form(slot, ranks, sizes, None, schedule)
 
     def smallest(self, slot: int, ranks: tuple[int, ...]) -> Form:
         """That which takes least of its fullest device, whether it has room or not."""
@@ -235,12 +252,9 @@ class SlotForms:
     def _cut_for_room(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> tuple[int, ...] | None:
         """Layers of each stage by what its devices have room for: each as much for its weights as in the cut for equal
         work."""
-        costs, what = self._problem.costs, self._graph.slots[slot]
-        facts = self._problem.roles[what.role]
+        facts = self._problem.roles[self._graph.slots[slot].role]
         layout = Layout(Mesh(ranks), sizes)
-        trained = what.mode == "train"
-        held_bytes = _by_stage(costs.held_bytes(what.role, layout, trained=trained), sizes)
-        working = _by_stage(self.form_of(slot, ranks, sizes).asked.calls[0].working_bytes, sizes)
+        held_bytes, working = self._needed(slot, layout)
         layer_sizes = facts.layer_sizes or (1.0,) * len(facts.layer_work)
         bounds = stage_bounds(len(layer_sizes), sizes)
         stage_sizes = [sum(layer_sizes[start:stop]) for start, stop in pairwise(bounds)]
@@ -262,18 +276,10 @@ class SlotForms:
         )
 
 
-def _needed(asked: PlacementCosts, sizes: Parallelism) -> tuple[list[int], list[int]]:
-    """Bytes of each stage: of weights and state, and of what calls take beside."""
+def _needed(asked: PlacementCosts, stages: int) -> tuple[Sequence[int], Sequence[int]]:
+    """As `SlotForms._needed`, where it is known what a placement asks for."""
     held_bytes = [weights + state for weights, state in zip(asked.held, asked.state, strict=True)]
-    working = [
-        max(cost.working_bytes[min(stage, len(cost.working_bytes) - 1)] for cost in asked.calls)
-        for stage in range(sizes.pp)
-    ]
-    return held_bytes, working
-
-
-def _by_stage(values: Sequence[int], sizes: Parallelism) -> list[int]:
-    return [values[min(stage, len(values) - 1)] for stage in range(sizes.pp)]
+    return held_bytes, most_of_calls([cost.working_bytes for cost in asked.calls], stages)
 
 
 def _largest_share(needed_bytes: Sequence[float], rooms: Sequence[int]) -> float:

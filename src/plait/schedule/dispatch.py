@@ -7,6 +7,7 @@ clock of processes (`workers.clock`), and its prediction, with simulated seconds
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -125,11 +126,15 @@ class Dispatcher:
         self._here = here
         self._waiting: list[Key] = []
         self._tasks: list[Task] = []
+        """In the order of their keys."""
+        self._left: set[Key] = set()
+        """Calls that wait, and those under way."""
 
     def run(self, keys: Iterable[Key]) -> None:
         """Run these calls to their end; of those that could begin at the same time, the earlier ones begin first.
         Raises what a call raises."""
         self._waiting += keys
+        self._left.update(self._waiting)
         while self._waiting or self._tasks:
             self._begin_ready()
             if not self._round(here=False) and not self._round(here=True):
@@ -137,34 +142,38 @@ class Dispatcher:
 
     def _round(self, *, here: bool) -> bool:
         """Do an action of each task that this rank computes (`here`), or of each other task; whether one went on."""
-        tasks = [task for task in self._tasks if (self._here in task.mesh) == here]
-        tasks.sort(key=attrgetter("keys"))
-        went_on = [self._go_on(task) for task in tasks]
-        return any(went_on)
+        went_on = False
+        for task in [task for task in self._tasks if (self._here in task.mesh) == here]:
+            went_on = self._go_on(task) or went_on
+        return went_on
 
     def _begin_ready(self) -> None:
         if not self._waiting:
             return
-        program, left = self._program, {*self._waiting, *(key for task in self._tasks for key in task.keys)}
-        busy = frozenset[int]().union(*[task.mesh for task in self._tasks])
+        program, left = self._program, self._left
+        busy: frozenset[int] | None = None
         begun: set[Key] = set()
-        for key in list(self._waiting):
+        for key in self._waiting:
             if key in begun:  # with a partner
                 continue
             keys = program.partners(key)
             for partner in keys:
-                if not left.intersection(program.needs(partner)).issubset(keys):
+                needs = program.needs(partner)
+                if not left.isdisjoint(needs) and not left.intersection(needs).issubset(keys):
                     break
             else:
                 mesh = frozenset[int]().union(*map(program.mesh, keys))
+                if busy is None:
+                    busy = frozenset[int]().union(*[task.mesh for task in self._tasks])
                 if not mesh.isdisjoint(busy):
                     continue
                 task = program.begin(keys)
                 begun.update(keys)
-                self._waiting = [other for other in self._waiting if other not in keys]
-                self._tasks.append(task)
+                insort(self._tasks, task, key=attrgetter("keys"))
                 task.beside = self._tasks
                 busy |= mesh | task.mesh
+        if begun:
+            self._waiting = [key for key in self._waiting if key not in begun]
 
     def _go_on(self, task: Task) -> bool:
         try:
@@ -172,6 +181,7 @@ class Dispatcher:
         except StopIteration as end:
             task.result = end.value
             self._tasks.remove(task)
+            self._left.difference_update(task.keys)
             return True
 
 

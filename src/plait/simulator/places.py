@@ -104,17 +104,19 @@ class Place:
         drawing = zip(*(answer.calls for answer in self.asked[: self.num_drawing]), strict=True)
         self.costs = tuple(max(of_call, key=lambda cost: cost.seconds) for of_call in drawing)
         self.seconds = tuple(cost.seconds for cost in self.costs)
-        self.working, self.activations, self.plain, self.widened, self.passing, self.sets = np.zeros(
-            (6, len(self.weights))
-        )
+        amounts = np.zeros((6, len(self.weights)))
+        self.working, self.activations, self.plain, self.widened, self.passing, self.sets = amounts
         for p, answer in zip(self.placements, asked, strict=True):
-            at, stages = _at(p), _stages(len(p.ranks), p.tp, p.pp)
-            self.working[at] = _most([cost.working_bytes for cost in answer.calls], p.pp)[stages]
-            self.activations[at] = _most([cost.activation_bytes for cost in answer.calls], p.pp)[stages]
-            self.plain[at] = _most([cost.plain_bytes for cost in answer.calls], p.pp)[stages]
-            self.passing[at] = _most([cost.passing_bytes for cost in answer.calls], p.pp)[stages]
-            self.sets[at] = 0 if p.mode == "prefill" else max(cost.set_bytes for cost in answer.calls)
-            self.widened[at] = _most([cost.widened_bytes for cost in answer.calls], p.pp)[stages]
+            sets = 0 if p.mode == "prefill" else max(cost.set_bytes for cost in answer.calls)
+            of_stages = [
+                most_of_calls([cost.working_bytes for cost in answer.calls], p.pp),
+                most_of_calls([cost.activation_bytes for cost in answer.calls], p.pp),
+                most_of_calls([cost.plain_bytes for cost in answer.calls], p.pp),
+                most_of_calls([cost.widened_bytes for cost in answer.calls], p.pp),
+                most_of_calls([cost.passing_bytes for cost in answer.calls], p.pp),
+                (sets,) * p.pp,
+            ]
+            amounts[:, _at(p)] = np.array(of_stages, float)[:, _stages(len(p.ranks), p.tp, p.pp)]
 
     def tails(self, number: int) -> Sequence[Tail]:
         """The ways in which a generation may end; the first is without gathering. It is not predicted of instances of
@@ -140,6 +142,11 @@ class Place:
     def num_instances(self) -> int:
         """Copies of the model that compute, of a generation those that draw."""
         return sum(p.dp for p in self.placements[: self.num_drawing])
+
+    @cached_property
+    def leaves(self) -> bool:
+        """Whether its memory does not stay, as far as it is asked."""
+        return bool(self.after.any())
 
     @cached_property
     def draws(self) -> Bools:
@@ -247,11 +254,11 @@ def _manner(p: Placement) -> tuple[object, ...]:
     return p.after, p.micro_batch_tokens, p.schedule
 
 
-def _most(of_calls: Sequence[tuple[int, ...]], stages: int) -> Floats:
-    """[stages] bytes of the call with most; one number stands for all stages."""
-    return np.array(
-        [max(of_stages[min(stage, len(of_stages) - 1)] for of_stages in of_calls) for stage in range(stages)], float
-    )
+def most_of_calls(of_calls: Sequence[tuple[int, ...]], stages: int) -> Sequence[int]:
+    """By stage, bytes of the call with most; one number stands for all stages."""
+    if len(of_calls) == 1 and len(of_calls[0]) == stages:
+        return of_calls[0]
+    return [max(of_stages[min(stage, len(of_stages) - 1)] for of_stages in of_calls) for stage in range(stages)]
 
 
 @lru_cache(maxsize=4096)

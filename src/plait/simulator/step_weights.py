@@ -81,7 +81,7 @@ def weights_of(graph: StepGraph, costs: Costs, places: Sequence[Place]) -> Weigh
     Args:
         places: of all slots of a family (`StepGraph.families`).
     """
-    merged = _careful(places)
+    merged = careful(places)
     kept, read, away = np.zeros((3, len(places[0].weights)))
     for number, place in enumerate(places):
         new = place.parts >= 0
@@ -134,8 +134,10 @@ def _roles(graph: StepGraph, places: Sequence[Place]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(graph.slots[place.slot].role for place in places))
 
 
-def _careful(places: Sequence[Place]) -> list[Ints]:
-    """What becomes of the part of each place, for all that compute with it."""
+def careful(places: Sequence[Place]) -> list[Ints]:
+    """What becomes of the part of each place, for all that compute with it; arguments as of `weights_of`."""
+    if not any(place.leaves for place in places):
+        return [place.after for place in places]
     merged = []
     for place in places:
         after = place.after

@@ -83,7 +83,8 @@ def _least(planning: Planning, number: int) -> str:
     slot, space = planning.graph.slots[number], planning.space
     form = space.forms.smallest(number, max(space.meshes, key=len))
     held = "weights and optimizer state" if slot.mode == "train" else "weights"
-    beside = "keys, values and packed weights" if slot.mode == "decode" else "activations and logits"
+    cache = "KV cache and packed weights" if planning.workload.packed else "KV cache"
+    beside = cache if slot.mode == "decode" else "activations and logits"
     taken = f"{gib(form.static_bytes)} of {held} and {gib(form.active_bytes)} of {beside} at least"
     process, devices = sum(planning.problem.costs.process_terms.values()), planning.cluster.num_devices
     room = max(map(planning.cluster.memory_of, range(devices))) - process

@@ -270,7 +270,8 @@ class Planning:
         """A completed plan of what a search found; a call that is not on its own stands where its role does. Where
         scoring could begin on ranks that generate, the plan lets it, and the run decides in each step; samples are
         divided by predicted time. Pools of GPUs stay where there is room for them."""
-        plan = Plan(name, self.cluster.num_devices, tuple(p for place in places for p in place.placements))
+        placed = self.space.plain(places)
+        plan = Plan(name, self.cluster.num_devices, tuple(p for place in placed for p in place.placements))
         completed = self._completed(replace(plan, nodes=self.cluster.nodes), f"plan {name}")
         names = [FUSION] if self._may_fuse(completed) else []
         if any(p.dp > 1 and p.mode in ("train", "score") for p in completed.placements):
