@@ -70,7 +70,9 @@ def test_parted_tokens_come_together_before_a_mixture_once_more() -> None:
     for shape, of_all in ((SHAPE, 0.0), (mixture, 2 / 4)):
         found = Passes(LayerTimes(a_cluster(4, software=SOFTWARE), ModelWork(shape, "bfloat16", 1000), over))
         for way in (found.forward, found.backward):
-            plain, parted = (way(replace(micro, sequence_parallel=parts), 0)["tensor parallel"] for parts in (False, True))
+            plain, parted = (
+                way(replace(micro, sequence_parallel=parts), 0)["tensor parallel"] for parts in (False, True)
+            )
             gather = found.times.traffic.gather("tp", 96 * 64 * 2)
             assert parted - plain == pytest.approx(of_all * 4 * gather)
         again = found.backward(replace(micro, sequence_parallel=True, gathered_again=True), 0)["tensor parallel"]
