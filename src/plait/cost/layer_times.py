@@ -148,8 +148,12 @@ class LayerTimes:
         if not micro.sequence_parallel:
             return 0.0
         shape, is_again = self.work.shape, backward and micro.gathered_again
-        again = trained_readers(shape, self.work.lora) if is_again else 0
+        again = self._trained_readers if is_again else 0
         return (shape.expert_layers + again) / shape.layers
+
+    @cached_property
+    def _trained_readers(self) -> int:
+        return trained_readers(self.work.shape, self.work.lora)
 
     def _balancing(self, micro: Micro, *, backward: bool) -> Terms:
         """What a router's loss takes; none where it has none."""

@@ -133,7 +133,6 @@ def adapter_products(shape: ModelShape, lora: LoraSettings, tp: int = 1) -> floa
     return sum(layer.products * lora.rank * (layer.inputs + layer.outputs) for layer in layers)
 
 
-@lru_cache(maxsize=64)
 def trained_readers(shape: ModelShape, lora: LoraSettings) -> int:
     """Attentions, mixers and MLPs of which weights that are trained read what enters them: all; of adapters, those
     whose first products have some."""
