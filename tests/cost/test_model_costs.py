@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -69,9 +70,21 @@ def check(found: CallCost, expected: dict[str, float]) -> None:
     assert found.seconds == pytest.approx(sum(expected.values()))
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_a_call_takes_of_memory_is_known_without_its_seconds(device: str) -> None:
-    costs = costs_of(replace(WORK, device=device))
+TAKEN: dict[str, dict[str, Any]] = {
+    "on CPUs": {"packed": True},
+    "on GPUs": {"device": "cuda", "checkpoint_activations": True, "most_new_tokens": 4},
+    "pools that stay": {"device": "cuda", "pools_stay": True},
+    "another engine": {"device": "cuda", "elsewhere": True},
+    "adapters": {"lora": LoraSettings(rank=3), "sequence_parallel": True},
+    "a draft model": {"drafts": Drafts(2.0, 3.0, 2.0), "draft_model": SHAPE, "max_running": 1},
+    "few at a time": {"kv_tokens": 40, "stated_groups": 2, "gathers": True},
+}
+
+
+@pytest.mark.parametrize("keys", TAKEN.values(), ids=TAKEN)
+@pytest.mark.parametrize("pool_share", [0.0, 0.5])
+def test_what_a_call_takes_of_memory_is_known_without_its_seconds(keys: dict[str, Any], pool_share: float) -> None:
+    costs = costs_of(replace(WORK, **keys), a_cluster(software=replace(SOFTWARE, pool_share=pool_share)))
     for bounded in (costs, BoundedMoves(costs)):
         for sizes in (Parallelism(4), Parallelism(1, 2, 2), Parallelism(2, 1, 2, (3, 1))):
             layout = Layout(Mesh(tuple(range(4))), sizes)

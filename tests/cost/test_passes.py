@@ -97,6 +97,8 @@ READERS: dict[str, tuple[ModelShape, Any, int]] = {
     "MLP": (SHAPE, ("o_proj", "up_proj"), 4),
     "mixtures": (MIXED, None, 4 + 2 + 2),
     "beside mixtures": (MIXED, "all-linear", 4),
+    "experts": (MIXED, ("experts.gate_up_proj", "experts.down_proj"), 0),
+    "attention and experts": (MIXED, ("q_proj", "experts.gate_up_proj"), 4),
     "mixers": (RECURRENT, None, 4 + 4),
     "beside mixers": (RECURRENT, "all-linear", 1 + 4),
     "of mixers": (DIVIDED, "all-linear", 4 + 4),
@@ -108,7 +110,8 @@ READERS: dict[str, tuple[ModelShape, Any, int]] = {
 
 @pytest.mark.parametrize(("shape", "targets", "blocks"), READERS.values(), ids=READERS)
 def test_a_backward_gathers_again_what_trained_products_read(shape: ModelShape, targets: Any, blocks: int) -> None:
-    """Under adapters routers and experts are frozen, and of other products those without an adapter."""
+    """Under adapters routers are frozen, and of other products those without an adapter; experts with adapters keep the
+    rows that they take (`tests.models.parallel.test_kept_tokens`)."""
     lora = NO_LORA if targets is None else LoraSettings(rank=2, target_modules=targets)
     times = LayerTimes(a_cluster(4), ModelWork(shape, "bfloat16", 1000, lora), Layout.on(range(2), tp=2))
     micro = Micro(96, 0, 0, sequence_parallel=True, gathered_again=True)

@@ -9,9 +9,10 @@ import pytest
 from plait.cost.cluster import ClusterSpec, NodeKind
 from plait.cost.model_costs import ModelCosts
 from plait.layout.mesh import Parallelism
+from plait.planner.plan_leaders import Candidate
 from plait.planner.plan_objective import Objective, Valued
 from plait.planner.plan_problem import PlanProblem, RoleFacts
-from plait.planner.plan_search import Budget, Candidate, SearchResult, search
+from plait.planner.plan_search import Budget, SearchResult, search
 from plait.planner.plan_space import PlanSpace
 from plait.planner.slot_forms import undominated
 from plait.schedule.fused import FUSED

@@ -22,6 +22,7 @@ from plait.layout.mesh import Layout, Parallelism
 from plait.models.shape import ModelShape
 from plait.planner import plan_search
 from plait.planner.plan_baselines import baselines, one_mesh
+from plait.planner.plan_leaders import MOST_LEADERS
 from plait.planner.plan_moves import Moves
 from plait.planner.plan_objective import LEAST_FUSED_GAIN, Objective, Valued, weighed_s
 from plait.planner.plan_problem import PlanProblem, RoleFacts
@@ -349,7 +350,7 @@ def test_no_baseline_is_better_and_none_is_left_out() -> None:
     values = [one.valued.value for one in found.leaders]
     assert values == sorted(values)
     assert found.leaders[0] == found.best
-    assert 4 <= len(found.leaders) <= plan_search.MOST_LEADERS
+    assert 4 <= len(found.leaders) <= MOST_LEADERS
 
 
 def test_where_nothing_fits_there_is_no_plan_but_what_comes_nearest() -> None:

@@ -229,7 +229,8 @@ class Costs(Protocol):
     def working_bytes(
         self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""
     ) -> tuple[int, ...]:
-        """`CallCost.working_bytes` of `call`, in a small part of the time."""
+        """`CallCost.working_bytes` of `call` of a role that has a model, in a small part of the time; not of `prefill`,
+        which goes with where samples are drawn."""
         ...
 
     @property

@@ -124,6 +124,7 @@ class ModelCosts:
     def working_bytes(
         self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""
     ) -> tuple[int, ...]:
+        assert mode != "prefill", "what computing prompts elsewhere takes goes with where samples are drawn"
         node = self._nodes[call]
         if mode == "decode":
             drawing, alone = self._generations.of(self._lengths[node.id]).whole, Spread((), (layout,))

@@ -135,14 +135,14 @@ def adapter_products(shape: ModelShape, lora: LoraSettings, tp: int = 1) -> floa
 
 def trained_readers(shape: ModelShape, lora: LoraSettings) -> int:
     """Attentions, mixers and MLPs of which weights that are trained read what enters them: all; of adapters, those
-    whose first products have some."""
+    whose first products have some. Experts read rows of their own that are taken from it."""
     if lora.rank == 0:
         return shape.attending + len(shape.recurrent) + shape.dense_layers + shape.expert_layers
     attention, _, mlp, _ = PRODUCTS
     counts: dict[tuple[str, ...], int] = {}
     for name, layer in adapted_layers(shape, lora).items():
         block = (MIXER,) if name.startswith(MIXER) else attention if name in attention else mlp
-        if not layer.by_inputs:
+        if not layer.by_inputs and layer.passed is None:
             counts[block] = layer.count
     return sum(counts.values())
 

@@ -7,5 +7,5 @@ ranks do what).
 `plan_space` has the plans that may be proposed, of the ways to compute a call that `slot_forms` has; `plan_objective`
 values one by simulated steps, `step_bound` says what one takes at least, `plan_baselines` makes those of others,
 `plan_moves` such as are near one, of the places that single slots can have (`slot_places`), and `plan_search` finds the
-best; `stage_layers` cuts layers.
+best, and the best of each kind (`plan_leaders`); `stage_layers` cuts layers.
 """

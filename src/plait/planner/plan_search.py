@@ -16,15 +16,13 @@ from math import inf, log, prod
 from random import Random
 from typing import Literal
 
-from plait.cost.cluster import ClusterSpec
 from plait.planner import plan_baselines
+from plait.planner.plan_leaders import Candidate, Leaders, State
 from plait.planner.plan_moves import Moves
 from plait.planner.plan_objective import Objective, Valued
 from plait.planner.plan_problem import PlanProblem
 from plait.planner.plan_space import PlanSpace
 from plait.simulator.places import Place
-
-State = tuple[Place, ...]
 
 BETAS = (40.0, 40.0, 100.0, inf)
 """One beta for each chain: a plan that is worse by a share s of the best is accepted with probability exp(-beta s)."""
@@ -32,19 +30,8 @@ PATIENCE = 120
 """Plans that a chain tries without improvement before it starts anew."""
 MOST_EXHAUSTIVE = 4000
 """Plans of a space that is tried in whole."""
-MOST_LEADERS = 8
-"""Kinds of plans, of which the best is kept."""
 
 Stop = Literal["exhaustive", "evaluations", "seconds", "asked"]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A plan that was valued."""
-
-    places: State
-    valued: Valued
-    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -132,8 +119,6 @@ class _Hunt:
     budget: Budget
     seed: int
     engine: Engine
-    leaders: dict[tuple[object, ...], Candidate] = field(default_factory=dict)
-    """The best usable plan of each kind (`_kind`)."""
     nearest: Candidate | None = None
     best: Candidate | None = None
     trace: list[tuple[int, float]] = field(default_factory=list)
@@ -142,6 +127,7 @@ class _Hunt:
         began = self.budget.clock()
         self.objective = self.engine.objective(self.space.problem)
         self.moves = self.engine.moves(self.space)
+        self.leaders = Leaders(self.problem.costs.cluster)
         named = [*plan_baselines.baselines(self.space).items(), *given]
         baselines = tuple(Candidate(places, self.valued(places), name) for name, places in named)
         self._began = self.budget.clock()
@@ -157,11 +143,10 @@ class _Hunt:
             stopped_by = self._walk([places for _, places in named])
         for candidate in baselines:
             self._keep(candidate)
-        leaders = sorted(self.leaders.values(), key=lambda leader: (leader.valued.value, leader is not self.best))
         return SearchResult(
             self.best,
             self.nearest,
-            tuple(leaders),
+            self.leaders.ordered(self.best),
             baselines,
             self.objective.evaluations,
             self.budget.clock() - began,
@@ -186,19 +171,7 @@ class _Hunt:
         if self.best is None or valued.value < self.best.valued.value:
             self.best = candidate
             self.trace.append((self.objective.evaluations, valued.value))
-        if valued.value < self._worst_leader:
-            kind = _kind(candidate.places, self.problem.costs.cluster)
-            if kind not in self.leaders or valued.value < self.leaders[kind].valued.value:
-                self.leaders[kind] = candidate
-                if len(self.leaders) > MOST_LEADERS:
-                    del self.leaders[max(self.leaders, key=lambda leader: self.leaders[leader].valued.value)]
-
-    @property
-    def _worst_leader(self) -> float:
-        """That a plan has to beat to be a leader."""
-        if len(self.leaders) < MOST_LEADERS:
-            return inf
-        return max(leader.valued.value for leader in self.leaders.values())
+        self.leaders.keep(candidate)
 
     def _stop(self, evaluations: float) -> Stop | None:
         if self.objective.evaluations >= evaluations:
@@ -270,7 +243,7 @@ class _Hunt:
             return
         # What it lacks of memory makes it worth less: that is counted only where it may still be accepted, or kept.
         value = self.objective.if_it_fits(tried)
-        if value <= max(most, chain.best, self._worst_leader):
+        if value <= max(most, chain.best, self.leaders.worst):
             value = self.valued(tried).value
         if value <= most:
             chain.state, chain.value = tried, value
@@ -292,12 +265,3 @@ class _Hunt:
         assert state is not None, "a space that has plans has random ones"
         chain.state, chain.value = state, self.valued(state).value
         chain.best, chain.waited = chain.value, 0
-
-
-def _kind(places: State, cluster: ClusterSpec) -> tuple[object, ...]:
-    """Equal for plans that differ in nothing but which of equal devices do what: sizes, kinds of devices, parallelism,
-    and which calls share devices."""
-    on = lambda mesh: (len(mesh), cluster.kinds_of(mesh.ranks))
-    sizes = tuple((on(layout.mesh), layout.parallelism, p.placements[0].after) for p in places for layout in p.layouts)
-    shared = tuple(one.mask & other.mask != 0 for n, one in enumerate(places) for other in places[:n])
-    return (sizes, shared)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 from plait.models.compute import cpu_linear
+from plait.models.lora import add_lora
+from plait.models.lora_settings import LoraSettings
 from plait.models.parallel.kept_tokens import KeptTokens, keeping
+from tests.models.test_lora import stirred
+from tests.models.tiny import tiny_model
 
 
 class _Other:
@@ -80,6 +85,26 @@ def test_frozen_products_ask_for_nothing(by: Callable[..., Tensor], monkeypatch:
     sum(output.sum() for output in outputs).backward()  # type: ignore[union-attr]
     assert other.gatherings == 0
     assert start.grad is not None
+
+
+@pytest.mark.parametrize("by", ["eager", "grouped_mm"])
+def test_a_router_that_is_trained_asks_for_all_tokens_and_experts_with_adapters_for_none(by: str) -> None:
+    """Experts take rows of their own of what enters, and keep these."""
+    lora = LoraSettings(rank=3, target_modules=("experts.gate_up_proj", "experts.down_proj"))
+    for adapted in (False, True):
+        model: Any = tiny_model("qwen3_moe", dtype=torch.float32)
+        if adapted:
+            model = stirred(add_lora(model, lora, name="actor", seed=1))
+            model.backbone.activate("actor")
+        model.module.set_experts_implementation(by)
+        row = torch.randn(1, 6, model.module.config.hidden_size)
+        whole, other = row.clone().requires_grad_() + 0, _Other(row)
+        with keeping(KeptTokens(row[:, :2].clone(), other.gather), whole):
+            output = model.module.base_model.layers[0].mlp(whole)
+        output.square().sum().backward()
+        trained = model.own.parameters if adapted else dict(model.module.named_parameters())
+        assert any(param.grad is not None for name, param in trained.items() if "experts.gate_up_proj" in name)
+        assert other.gatherings == (not adapted)
 
 
 def test_other_tensors_and_parts_of_the_row_are_saved_as_ever() -> None:

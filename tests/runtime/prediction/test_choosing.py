@@ -14,8 +14,9 @@ from plait.cost.cluster_file import read_cluster
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout, Parallelism
+from plait.planner.plan_leaders import Candidate
 from plait.planner.plan_objective import LEAST_FUSED_GAIN, Valued
-from plait.planner.plan_search import Budget, Candidate, SearchResult
+from plait.planner.plan_search import Budget, SearchResult
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.prediction.choosing import MOST_ALTERNATIVES, Choice, beside_others, choose
 from plait.runtime.prediction.misfit import misfit

@@ -12,8 +12,9 @@ from types import MappingProxyType
 from plait.cost.move_bound import LARGE
 from plait.errors import ConfigError
 from plait.planner.plan_baselines import baselines
+from plait.planner.plan_leaders import State
 from plait.planner.plan_objective import weighed_s
-from plait.planner.plan_search import Budget, SearchResult, State, Stop, search
+from plait.planner.plan_search import Budget, SearchResult, Stop, search
 from plait.runtime.prediction.misfit import check_processes, misfit, too_large
 from plait.runtime.prediction.planning import Planning
 from plait.schedule.named_plans import AUTO, BASELINES, NAMES

@@ -9,7 +9,8 @@ from plait.errors import ConfigError
 from plait.runtime.prediction.remedies import gib, remedies
 
 if TYPE_CHECKING:
-    from plait.planner.plan_search import SearchResult, State
+    from plait.planner.plan_leaders import State
+    from plait.planner.plan_search import SearchResult
     from plait.runtime.prediction.planning import Planning
 
 
