@@ -11,10 +11,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from plait.recipes.recipe_file import unknown_keys, with_sections
+from plait.yaml_text import parse
 from tests.cases import slow_but
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +27,8 @@ LONG = ("cluster", "plans", "recipes", "schedules")
 """Pages whose commands take longer than those of all others together."""
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+YAML = re.compile(r"^ *```yaml\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+SHIPPED = [path for folder in ("examples", "recipes", "recipes/published") for path in (ROOT / folder).glob("*.yaml")]
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -78,6 +83,26 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_recipe_in_the_docs_is_the_demo() -> None:
     assert f"```yaml\n{(ROOT / 'recipes/demo.yaml').read_text()}```" in (ROOT / "docs/recipes.md").read_text()
+
+
+def unknown_in(text: str) -> list[str]:
+    """What is said of keys that recipes do not have in a recipe, with its stages, or in a part of one."""
+    tree = parse(textwrap.dedent(text))
+    assert isinstance(tree, dict)
+    stages = tree.pop("stages", {})
+    return [line for one in (tree, *stages.values()) for line in unknown_keys(with_sections(one))]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if YAML.search(p.read_text())], ids=lambda page: page.stem)
+def test_recipes_in_the_docs_have_keys_of_today(page: Path) -> None:
+    clusters = "devices_per_node:", "price_per_device_hour:"
+    texts = [text for text in YAML.findall(page.read_text()) if not any(key in text for key in clusters)]
+    assert [line for text in texts for line in unknown_in(text)] == []
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED), ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_recipes_that_are_shipped_have_keys_of_today(path: Path) -> None:
+    assert unknown_in(path.read_text()) == []
 
 
 def test_make_targets_exist() -> None:

@@ -207,7 +207,9 @@ def test_tests_check_the_same_weights_once_and_remember_no_refusal(
     assert [self_check_once()(model, "first"), another(model, "again")] == [0.125, 0.125]
     model.weights[0] += 1
     assert another(model, "changed") == 0.125
-    assert asked == ["wrong", "wrong", "first", "changed"]
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "other" / "cache"))
+    assert another(model, "elsewhere") == 0.125, "the cache that it was made with may be gone"
+    assert asked == ["wrong", "wrong", "first", "changed", "elsewhere"]
 
 
 def test_the_module_is_left_with_our_attention_and_without_gradients() -> None:

@@ -298,16 +298,15 @@ def checked_once() -> Iterator[None]:
 
 def self_check_once() -> Callable[[Any, str], float]:
     """`admission.self_check`, passed once for the same weights and configuration: in this process, and in all that have
-    this cache of tests."""
+    its cache of tests when they check. A process may have been made where that was another (`warm`)."""
     from plait.models.admission import self_check
-
-    passed = Path(os.environ["PLAIT_CACHE"]) / "self-checks"
 
     def once(model: Any, name: str) -> float:
         said = f"{type(model.module).__name__} {model.weights.dtype} {model.module.config.to_json_string()}"
         which = hashlib.sha256(said.encode())
         which.update(model.weights.detach().cpu().flatten().view(torch.uint8).numpy())
-        passed.mkdir(exist_ok=True)
+        passed = Path(os.environ["PLAIT_CACHE"]) / "self-checks"
+        passed.mkdir(parents=True, exist_ok=True)
         with (passed / which.hexdigest()).open("a+") as file:
             if not _locked(file):
                 return self_check(model, name)

@@ -223,6 +223,20 @@ def test_a_dotted_key_in_a_file_is_answered_with_its_section(tmp_path: Path, tex
     assert str(caught.value).startswith(says)
 
 
+def test_a_recipe_in_the_folder_of_a_run_may_have_the_names_of_an_earlier_version(tmp_path: Path) -> None:
+    """Nobody has written them: a run stores all keys. What is given beside it has today's."""
+    (path := tmp_path / "recipe.yaml").write_text(
+        "model: m\ndata: {source: d.jsonl}\nmax_staleness: 1\non_update: wait\nturns: {most: 3}\ncost: {at_once: 5}\n"
+    )
+    with pytest.raises(ConfigError, match=r"^unknown key `on_update`"):
+        load_recipe(path)
+    (tmp_path / "run.lock").touch()
+    recipe = load_recipe(path, [("turns.max_turns", 4)])
+    assert (recipe.partial_rollout, recipe.turns.max_turns, recipe.cost.max_concurrency) == ("off", 4, 5)
+    with pytest.raises(ConfigError, match=r"^unknown key `turns\.most`: it is `turns\.max_turns` now$"):
+        load_recipe(path, [("turns.most", 4)])
+
+
 def test_sections_that_are_given_as_one_value_are_told_together() -> None:
     with pytest.raises(ConfigError) as caught:
         recipe_of({"model": {"name": "m"}, "data": "d.jsonl", "reward": "r.py:f", "steps": 1})

@@ -251,8 +251,7 @@ def _check_prefill(recipe: Recipe, plan: Plan, label: str) -> None:
         raise ConfigError(
             f"{label}: {apart.call} computes its prompts on other ranks (`mode` prefill) than its samples, but "
             f"`partial_rollout` is {recipe.partial_rollout}: prompts on their way cannot halt for new weights; set "
-            "`partial_rollout` to "
-            "wait, or leave prefill out of the plan"
+            "`partial_rollout` to off, or leave prefill out of the plan"
         )
 
 

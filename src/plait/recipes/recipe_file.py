@@ -15,6 +15,7 @@ from plait.data.files import why_no_file
 from plait.data.settings import SEVERAL
 from plait.errors import ConfigError
 from plait.json_text import Malformed, kind_of
+from plait.output import run_holding
 from plait.recipes.keys import (
     alternatives,
     choices,
@@ -28,6 +29,7 @@ from plait.recipes.keys import (
 )
 from plait.recipes.other_names import answer, answer_value
 from plait.recipes.recipe import Recipe, check_read
+from plait.recipes.renamed_keys import with_new_names
 from plait.settings import Settings, said_of_value
 from plait.yaml_text import parse
 
@@ -48,7 +50,8 @@ def load_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) ->
 
 
 def recipe_tree(path: Path | None, overrides: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """The keys of a YAML recipe with overrides over them, which `recipe_of` checks.
+    """The keys of a YAML recipe with overrides over them, which `recipe_of` checks. One in the folder of a run may be
+    of an earlier version: its keys have the names of today.
 
     Raises:
         ConfigError: the file cannot be read, or has several stages; a key leads through a value that is no section.
@@ -59,7 +62,8 @@ def recipe_tree(path: Path | None, overrides: Sequence[tuple[str, Any]]) -> dict
             f"recipe `{path}` has several stages, which `plait train` and `plait.train` run; for anything else give "
             "the `recipe.yaml` in the folder of one that has begun"
         )
-    return merged(tree, overrides)
+    is_stored = path is not None and run_holding(path) is not None
+    return merged(with_new_names(tree) if is_stored else tree, overrides)
 
 
 def merged(tree: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> dict[str, Any]:

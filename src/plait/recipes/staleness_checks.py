@@ -25,8 +25,7 @@ def check_staleness(flow: Dataflow, recipe: Recipe) -> None:
         if not recipe.update_rule.waits:
             raise ConfigError(
                 f"`partial_rollout` is {recipe.partial_rollout}, but with `max_staleness` 0 no sample is running when "
-                "new weights "
-                "come; raise `max_staleness`, or leave `partial_rollout` out"
+                "new weights come; raise `max_staleness`, or leave `partial_rollout` out"
             )
         return
     rollouts = flow.of_kind(CallKind.GENERATE)
@@ -53,8 +52,7 @@ def _check_going_on(rollouts: Sequence[Node], flow: Dataflow, recipe: Recipe) ->
     if len(rollouts) > 1:
         raise ConfigError(
             f"`partial_rollout` is {recipe.partial_rollout}, but the flow `{flow.name}` generates more than once, and "
-            "unfinished "
-            f"samples can go on only where a step has one rollout; {wait}"
+            f"unfinished samples can go on only where a step has one rollout; {wait}"
         )
     resample = rollouts[0].generation.resample
     if resample is not None and recipe.tokens_per_version:
@@ -67,9 +65,8 @@ def _check_going_on(rollouts: Sequence[Node], flow: Dataflow, recipe: Recipe) ->
     if asked is not None:
         raise ConfigError(
             f"`partial_rollout` is {recipe.partial_rollout}, but the flow `{flow.name}` draws again by what "
-            f"`{asked.key}` says, "
-            "and other calls keep the ranks of a model busy while samples of later batches end; let functions alone "
-            f"decide (remove `{asked.key}`), or {wait}"
+            f"`{asked.key}` says, and other calls keep the ranks of a model busy while samples of later batches end; "
+            f"let functions alone decide (remove `{asked.key}`), or {wait}"
         )
     for key, value, is_set in (
         ("fusion", recipe.fusion, is_moved),
@@ -78,6 +75,6 @@ def _check_going_on(rollouts: Sequence[Node], flow: Dataflow, recipe: Recipe) ->
         if is_set:
             raise ConfigError(
                 f"`partial_rollout` is {recipe.partial_rollout} and `{key}` is {value}: instances whose samples end "
-                "early get "
-                f"those of the next batches, so none has to move; set `{key}` to off, or `partial_rollout` to off"
+                f"early get those of the next batches, so none has to move; set `{key}` to off, or `partial_rollout` "
+                "to off"
             )

@@ -35,8 +35,7 @@ def check_turns(flow: Dataflow, recipe: Recipe) -> None:
         (
             recipe.turns.wait_for is WaitFor.STEP and not recipe.update_rule.waits,
             f"`turns.wait_for` is step, but with `partial_rollout` {recipe.partial_rollout} samples outlive their "
-            "step; set "
-            "`turns.wait_for` to auto or prompt, or `partial_rollout` to off",
+            "step; set `turns.wait_for` to auto or prompt, or `partial_rollout` to off",
         ),
         (
             recipe.turns.wait_for is WaitFor.PROMPT and can.program is not None,
@@ -88,7 +87,6 @@ def said_of_rounds(flow: Dataflow, recipe: Recipe) -> str | None:
     if not recipe.update_rule.waits:
         said.append(
             "samples count as with `partial_rollout` off: what is gained where they outlive their step "
-            "(`partial_rollout` "
-            f"{recipe.partial_rollout}) is not predicted"
+            f"(`partial_rollout` {recipe.partial_rollout}) is not predicted"
         )
     return "; ".join(said) or None

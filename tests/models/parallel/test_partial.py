@@ -457,6 +457,8 @@ ADAPTED = [
     pytest.param("llama", sizes(tp=2), {"copied": True}, id="a copy"),
     pytest.param("llama", sizes(tp=2), {"dtype": "bfloat16"}, id="bfloat16"),
     pytest.param("llama", sizes(tp=4) | PARTED, {}, id="sharded tokens"),
+    pytest.param("olmo2", sizes(tp=4) | PARTED, {"targets": ("k_proj",)}, id="sharded tokens, uncounted by some"),
+    pytest.param("olmo2", sizes(tp=4) | PARTED, {}, id="sharded tokens, gathered, shared", marks=pytest.mark.slow),
     pytest.param("starcoder2", sizes(tp=2) | PARTED, {}, id="sharded tokens, biases", marks=pytest.mark.slow),
     pytest.param("deepseek_v3", sizes(tp=2) | PARTED, {}, id="parted, latent attention", marks=pytest.mark.slow),
     pytest.param("qwen2_moe", sizes(tp=2, pp=2) | PARTED, {}, id="parted, shared experts", marks=pytest.mark.slow),

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from plait.layout.params import Param
@@ -61,4 +62,18 @@ def dress(layer: Any, adapter: str) -> None:
 
 def _uncounted(low: nn.Module, args: Any, out: Tensor) -> Tensor:
     """Another rank makes this very output too, and its gradient is taken."""
-    return out.detach()
+    return _Uncounted.apply(out)  # type: ignore[no-any-return]
+
+
+class _Uncounted(torch.autograd.Function):
+    """Gradients of 0 behind it. The backward goes through all the same: an input that is kept by tokens (`kept_tokens`)
+    is gathered there by all ranks, or by none."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor) -> Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return torch.zeros_like(grad)
