@@ -100,7 +100,8 @@ def test_the_header_stands_before_torch_is_imported(make_recipe: Callable[..., R
     path = tmp_path / "recipe.json"
     path.write_text(json.dumps(make_recipe(**{"evaluation.items": 2}).model_dump(mode="json")))
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
-    generate = ("generate", "--model", "m", "--prompts", str(tmp_path / "p.jsonl"), "--out", str(tmp_path / "o.jsonl"))
+    model = ("--model", "smollm2-135m-instruct")
+    generate = ("generate", *model, "--prompts", str(tmp_path / "p.jsonl"), "--out", str(tmp_path / "o.jsonl"))
     for title, *argv in (
         (f"plait train {path}", "train", str(path)),
         (f"plait eval {path}", "eval", str(path)),

@@ -17,7 +17,7 @@ ROWS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "an empty file": ("", ("data.source",)),
     "blank lines": ("\n\n \n", ("data.source",)),
     "no JSON": ("hello\n", (":1", "malformed")),
-    "a list": ("[1]\n", (":1",)),
+    "a list": ("[1]\n", ("#1", "found a number")),
     "a number": ("3\n", (":1",)),
     "a text": ('"a"\n', (":1",)),
     "null": ("null\n", (":1",)),

@@ -1,4 +1,4 @@
-"""Runs of models whose layers are recurrent beside those that attend."""
+"""Runs of models with recurrent layers beside those that attend."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_samples_are_drawn_by_what_trains(make_recipe: MakeRecipe, folder: Path,
 )
 def test_what_states_cannot_do_is_refused_by_name(make_recipe: MakeRecipe, folder: Path, key: str, value: Any) -> None:
     recipe = make_recipe(model=str(folder), **{key: value})
-    with pytest.raises(ConfigError, match=rf"^`{key}` is {value}, but 2 of the 3 layers of .* keep a state"):
+    with pytest.raises(ConfigError, match=rf"^`{key}` is {value}, but 2 of the 3 layers of .* are recurrent"):
         prepare(recipe)
     assert prepare(make_recipe(model=str(folder))).recipe.sampling.speculation == "off"
 
@@ -208,7 +208,7 @@ def test_samples_that_stand_still_between_versions_are_refused(make_recipe: Make
 def test_a_draft_model_must_keep_none(make_recipe: MakeRecipe, folder: Path, tiny_folder: Path) -> None:
     for model, drafts in ((folder, tiny_folder), (tiny_folder, folder)):
         recipe = make_recipe(model=str(model), **{"sampling.draft_model": str(drafts)})
-        with pytest.raises(ConfigError, match=r"`sampling\.draft_model`.* keep a state"):
+        with pytest.raises(ConfigError, match=r"`sampling\.draft_model`.* are recurrent"):
             prepare(recipe)
 
 

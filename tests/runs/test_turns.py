@@ -325,7 +325,7 @@ def test_a_reply_that_fails_in_an_evaluation_is_said_to_be_of_it(make_recipe: Ma
         ("missing", {}, r"`turns\.reply`: .* has no `missing`"),
         ("reply", {"rebalance": "auto"}, "`turns.reply` is set, and `rebalance` is auto"),
         ("reply", {"fusion": 0.5}, "`turns.reply` is set, and `fusion` is 0.5"),
-        ("reply", {"turns.reply": None}, "most is set, but has no effect without reply"),
+        ("reply", {"turns.reply": None}, "max_turns is set, but has no effect without reply"),
         (
             "reply",
             {"turns.wait_for": "step", "partial_rollout": "keep", "max_staleness": 1},

@@ -15,7 +15,7 @@ from plait.cli.generate_options import (
     read_lengths,
 )
 from plait.cli.opening import opening, title_of
-from plait.errors import ConfigError, DataError, RunError, UserError
+from plait.errors import ConfigError, DataError, ModelError, RunError, UserError
 from plait.observe.screen import say
 from plait.settings import said_of_value
 
@@ -39,7 +39,6 @@ def generate(options: Options) -> int:
 
 def _generate(options: Options) -> int:
     from plait.cli.kept import Kept
-    from plait.models.files.hub import check_config_of
     from plait.observe.run_log import write_rows
 
     check_numbers(options)
@@ -48,9 +47,7 @@ def _generate(options: Options) -> int:
     sampling, source, lengths = _sampling(options), *_files(options)
     history = _history(options)
     _engine(options)
-    for model in (options.model, options.draft_model):
-        if model is not None:
-            check_config_of(model)
+    _models(options)
     check_out(options)
     with (
         Kept(options.out, asked_of(options), resume=options.resume, overwrite=options.overwrite) as kept,
@@ -139,6 +136,18 @@ def _sampling(options: Options) -> Sampling:
     except ConfigError as error:
         key, _, problem = str(error).partition(":")
         raise ConfigError(f"--{key.replace('_', '-')}:{problem}") from error
+
+
+def _models(options: Options) -> None:
+    """See that the models are there, as far as their files tell, before anything is loaded. Raises ModelError."""
+    from plait.models.files.hub import check_config_of
+
+    check_config_of(options.model)
+    try:
+        if options.draft_model is not None:
+            check_config_of(options.draft_model)
+    except ModelError as error:
+        raise ModelError(f"--draft-model: {error}") from error
 
 
 def _engine(options: Options) -> SamplingSettings:

