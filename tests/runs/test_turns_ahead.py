@@ -73,8 +73,7 @@ def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path) -> 
     assert min(row["turns/mean"] for row in rows) > 1.3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("partial_rollout", ["keep", "recompute"])
+@pytest.mark.parametrize("partial_rollout", slow_but(["keep"], ["keep", "recompute"]))
 def test_a_killed_run_ends_as_its_record_says(make_recipe: MakeRecipe, tmp_path: Path, partial_rollout: str) -> None:
     keys = ahead(tmp_path, partial_rollout, "slow_reply", steps=STEPS, max_staleness=2, **{"checkpoint.every": 1})
     recipe = make_recipe(**keys)
