@@ -33,6 +33,19 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
 
 
+@pytest.fixture(scope="module")
+def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A family's model, with the settings that MODELS of the module has for it."""
+    made, settings = tmp_path_factory.mktemp("families"), getattr(request.module, "MODELS", {})
+
+    def get(family: str) -> Path:
+        if not (made / family).exists():
+            save_tiny(made / family, family=family, weight_scale=0.05, **settings.get(family, {}))
+        return made / family
+
+    return get
+
+
 @pytest.fixture(autouse=True, scope="module")
 def models_are_checked_once() -> Iterator[None]:
     """A quarter of what a tiny run computes is the self-check of its model, which is the same for all."""

@@ -18,7 +18,6 @@ from plait.runtime.api import run
 from plait.runtime.folder.export import export_whole
 from plait.runtime.prepare import prepare
 from tests.cases import slow_but
-from tests.models.tiny import save_tiny
 from tests.runs.placed_runs import GRPO, where
 from tests.runs.plans import assert_equal_runs
 
@@ -54,19 +53,6 @@ PLANS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
     "routers": ("qwen3_moe", TP2, {"optimizer.router_aux_loss_coef": 0.1, "sampling.router_replay": True}),
     "drafts": ("qwen3_moe", TP2, {"sampling.speculation": 2}),
 }
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A family's model."""
-    made = tmp_path_factory.mktemp("families")
-
-    def get(family: str) -> Path:
-        if not (made / family).exists():
-            save_tiny(made / family, family=family, weight_scale=0.05, **MODELS[family])
-        return made / family
-
-    return get
 
 
 def logprobs(model: Any) -> torch.Tensor:

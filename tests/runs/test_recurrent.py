@@ -92,19 +92,6 @@ PLANS |= {f"{family} moved": (family, MOVED, {}) for family in PLANNED}
 PLANS |= {f"{family} others": (family, OTHERS, {}) for family in PLANNED}
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A family's model."""
-    made = tmp_path_factory.mktemp("families")
-
-    def get(family: str) -> Path:
-        if not (made / family).exists():
-            save_tiny(made / family, family=family, weight_scale=0.05)
-        return made / family
-
-    return get
-
-
 @pytest.mark.parametrize("name", slow_but(["qwen3_5_text moved"], PLANS))
 def test_a_plan_changes_nothing(
     name: str, folders: Callable[[str], Path], place: Path, placed: MakeRecipe, reference: Callable[..., Path]

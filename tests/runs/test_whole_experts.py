@@ -12,7 +12,6 @@ from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from tests.cases import slow_but
-from tests.models.tiny import save_tiny
 from tests.runs.placed_runs import GRPO, where
 from tests.runs.plans import assert_equal_runs
 
@@ -43,19 +42,6 @@ RUNS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
     "columns": ("mixtral", TWO, {}),
     "shared experts": ("deepseek_v3", THREE, {}),
 }
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A family's model."""
-    made = tmp_path_factory.mktemp("families")
-
-    def get(family: str) -> Path:
-        if not (made / family).exists():
-            save_tiny(made / family, family=family, weight_scale=0.05, **MODELS[family])
-        return made / family
-
-    return get
 
 
 @pytest.mark.parametrize("name", slow_but(["three"], RUNS))

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import ceil
 
+from plait.cost.flow_calls import FlowCalls
 from plait.cost.hardware import Software
 from plait.cost.layer_times import Micro
-from plait.cost.lengths import SampleLengths
 from plait.cost.micro_batch import pieces, share_of
 from plait.cost.wide_columns import head_forwards
-from plait.cost.workload import Samples, Workload
-from plait.dataflow import CallKind, Dataflow, Node
+from plait.dataflow import CallKind, Node
 from plait.layout.mesh import Layout, Parallelism
-from plait.models.shape import ModelShape
 from plait.schedule.needs import may_stream
 
 
 class Cutting:
-    """Micro-batches of the calls of a flow.
+    """Micro-batches of the calls of a flow."""
 
-    Args:
-        samples, lengths: of each node.
-    """
-
-    def __init__(
-        self,
-        workload: Workload,
-        shapes: Mapping[str, ModelShape],
-        flow: Dataflow,
-        samples: Mapping[int, Samples],
-        lengths: Mapping[int, SampleLengths],
-        software: Software,
-    ) -> None:
-        self._workload, self._shapes, self._flow = workload, shapes, flow
-        self._samples, self._lengths, self._software = samples, lengths, software
+    def __init__(self, calls: FlowCalls, software: Software) -> None:
+        self._workload, self._shapes, self._flow = calls.workload, calls.shapes, calls.flow
+        self._samples, self._lengths, self._software = calls.samples, calls.lengths, software
 
     def share(self, node: Node, dp: int) -> int:
         """Samples of one optimizer step of a training call that the copy with most of them has."""

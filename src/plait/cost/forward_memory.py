@@ -9,9 +9,9 @@ from functools import cache
 
 from plait.cost.costs import CallCost
 from plait.cost.cutting import Cutting
+from plait.cost.flow_calls import FlowCalls
 from plait.cost.kept_sets import NO_SETS, KeptSets
 from plait.cost.layer_kinds import stage_counts
-from plait.cost.lengths import SampleLengths
 from plait.cost.micro_batch import Cut, LargestBatch, share_of
 from plait.cost.sample_sets import SampleSets
 from plait.cost.wide_columns import wide_numbers
@@ -26,8 +26,8 @@ from plait.cost.working_memory import (
     stage_activations,
     wide_bytes,
 )
-from plait.cost.workload import Samples, Workload
-from plait.dataflow import Dataflow, Node, TrainOptions
+from plait.cost.workload import Workload
+from plait.dataflow import Node, TrainOptions
 from plait.layout.mesh import Parallelism
 from plait.models.lora_settings import NO_LORA
 from plait.models.shape import ModelShape
@@ -64,25 +64,10 @@ class ForwardMemory:
 
 
 class ForwardMemories:
-    """What the calls of a flow take that train or score. Kept: a search asks for one parallelism on many meshes.
+    """What the calls of a flow take that train or score. Kept: a search asks for one parallelism on many meshes."""
 
-    Args:
-        shapes: role → the shape of its model.
-        samples, lengths: of each node.
-    """
-
-    def __init__(
-        self,
-        workload: Workload,
-        shapes: Mapping[str, ModelShape],
-        flow: Dataflow,
-        samples: Mapping[int, Samples],
-        lengths: Mapping[int, SampleLengths],
-        cutting: Cutting,
-        sets: SampleSets,
-    ) -> None:
-        self._workload, self._shapes, self._flow = workload, shapes, flow
-        self._samples, self._lengths, self._cutting, self._sets = samples, lengths, cutting, sets
+    def __init__(self, calls: FlowCalls, cutting: Cutting, sets: SampleSets) -> None:
+        self._calls, self._cutting, self._sets = calls, cutting, sets
         self._of = cache(self._of_call)
 
     def of(self, node: Node, sizes: Parallelism, budget: int, schedule: str | None) -> ForwardMemory:
@@ -95,20 +80,20 @@ class ForwardMemories:
         return self._of(node.id, sizes, budget, schedule)
 
     def _of_call(self, number: int, sizes: Parallelism, budget: int, schedule: str | None) -> ForwardMemory:
-        node, workload = self._flow.nodes[number], self._workload
+        node, workload, shapes = self._calls.flow.nodes[number], self._calls.workload, self._calls.shapes
         role, batch = str(node.role), self._largest(node, sizes, budget, trains=schedule is not None)
         if schedule is not None:  # those of calls whose gradients meet are one behind the other
-            calls = next(calls for calls in self._flow.updates(role) if node.id in {call.id for call in calls})
+            calls = next(calls for calls in self._calls.flow.updates(role) if node.id in {call.id for call in calls})
             counts = (self._largest(call, sizes, budget, trains=True).count for call in calls)
             batch = replace(batch, count=sum(counts))
         beside = Beside(is_scalar(role), role in workload.balanced, self._sets.read(node))
-        return forward_memory(workload, self._shapes[role], sizes, batch, schedule, beside)
+        return forward_memory(workload, shapes[role], sizes, batch, schedule, beside)
 
     def _largest(self, node: Node, sizes: Parallelism, budget: int, *, trains: bool) -> LargestBatch:
-        samples, options = self._samples[node.id], node.training if trains else TrainOptions()
+        samples, options = self._calls.samples[node.id], node.training if trains else TrainOptions()
         share = self._cutting.share(node, sizes.dp) if trains else share_of(samples.count, 1, sizes.dp)
         cut = Cut(budget, self._cutting.least(sizes), options.whole_groups, wide_numbers(node))
-        return LargestBatch.of_share(share, samples.per_prompt, self._lengths[node.id], cut)
+        return LargestBatch.of_share(share, samples.per_prompt, self._calls.lengths[node.id], cut)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from functools import cache
 from math import ceil
 from typing import Literal
 
-from plait.cost.call_lengths import lengths_by_call
 from plait.cost.cluster import ClusterSpec
 from plait.cost.connections import Connections, heads_of_keys
 from plait.cost.corrections import Corrections
 from plait.cost.costs import Amount, CallCost, MoveCost, Spread, num_instances
 from plait.cost.cutting import Cutting
+from plait.cost.flow_calls import FlowCalls
 from plait.cost.forward_memory import ForwardMemories
 from plait.cost.generations import Generations
 from plait.cost.layer_kinds import layer_kinds
@@ -80,12 +80,10 @@ class ModelCosts:
         self.offload = cache(self._offload)
         outputs = lambda role: 1 if is_scalar(role) else None
         self._parameters = cache(lambda role: given.get(role) or parameters_of_shape(self.shapes[role], outputs(role)))
-        self._samples = {node.id: workload.samples_of(flow, node) for node in flow.nodes}
-        self._lengths = lengths_by_call(flow, workload.lengths, workload.samples_per_prompt)
-        self._sets = SampleSets(workload, self.shapes, flow, self._samples, self._lengths)
-        self._cutting = Cutting(workload, self.shapes, flow, self._samples, self._lengths, cluster.software)
-        calls = (workload, self.shapes, flow, self._samples, self._lengths)
-        self._forwards = ForwardMemories(*calls, self._cutting, self._sets)
+        calls = FlowCalls.of(workload, self.shapes, flow)
+        self._samples, self._lengths = calls.samples, calls.lengths
+        self._sets, self._cutting = SampleSets(calls), Cutting(calls, cluster.software)
+        self._forwards = ForwardMemories(calls, self._cutting, self._sets)
         self._memory = RoleMemory(workload, self.shapes, self._parameters)
         works = work_of_roles(shapes, flow, workload.dtype, workload.lora, workload.frozen)
         role_passes = RolePasses(works, cluster, profile)

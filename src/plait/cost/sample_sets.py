@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from plait.cost.flow_calls import FlowCalls
 from plait.cost.kept_sets import NO_SETS, KeptSets, held_set_bytes, reads_sets, sets_of
-from plait.cost.lengths import SampleLengths
 from plait.cost.micro_batch import share_of
-from plait.cost.workload import Samples, Workload
-from plait.dataflow import CallKind, Dataflow, Node
-from plait.models.shape import ModelShape
+from plait.cost.workload import Samples
+from plait.dataflow import CallKind, Node
 from plait.recipes.role_models import is_scalar
 
 
 class SampleSets:
-    """
-    Args:
-        shapes: role → the shape of its model.
-        samples, lengths: of each node.
-    """
+    """Those of the calls of a flow."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        shapes: Mapping[str, ModelShape],
-        flow: Dataflow,
-        samples: Mapping[int, Samples],
-        lengths: Mapping[int, SampleLengths],
-    ) -> None:
-        self._sets = {node.id: sets_of(flow, node, workload.sampling, shapes.__getitem__) for node in flow.nodes}
-        self._samples, self._lengths, self._of_device = samples, lengths, workload.device == "cpu"
+    def __init__(self, calls: FlowCalls) -> None:
+        flow, workload, shape_of = calls.flow, calls.workload, calls.shapes.__getitem__
+        self._sets = {node.id: sets_of(flow, node, workload.sampling, shape_of) for node in flow.nodes}
+        self._samples, self._lengths, self._of_device = calls.samples, calls.lengths, workload.device == "cpu"
         self._batches = workload.batches
 
     def sent(self, node: Node) -> KeptSets:
