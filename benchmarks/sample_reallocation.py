@@ -54,7 +54,7 @@ from plait.policy.migration import AT_ONCE, Bounds, HowToMove
 from plait.runtime.folder.decisions import Experience
 from plait.runtime.steps.rebalancing import Balance, Rebalancer
 from plait.schedule.timeline import Span, Timeline
-from plait.workers.words import TELL_STEPS
+from plait.workers.call_messages import TELL_STEPS
 
 PROMPT = 128
 """Tokens of a prompt, simulated."""

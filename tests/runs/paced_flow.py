@@ -20,7 +20,7 @@ FLOW = f"""
     from plait.algorithms.grpo import grpo as grpo
     from plait.workers.lockstep_engine import LockstepEngine
     from plait.workers.remote_engine import RemoteEngine
-    from plait.workers.words import Generate, Migrate
+    from plait.workers.call_messages import Generate, Migrate
 
     paced = {{int(word) for word in __file__.rpartition("-")[2].removesuffix(".py").split("_")}}
     advances, hears, steps = RemoteEngine.advance, LockstepEngine.hear, LockstepEngine.step

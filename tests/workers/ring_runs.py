@@ -22,9 +22,9 @@ from plait.models.backbone_model import copy_of
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
 from plait.models.parallel.partial import part_of
+from plait.workers.call_messages import Delivered, Generate
 from plait.workers.instances import engine_of
 from plait.workers.lockstep_engine import LockstepEngine
-from plait.workers.words import Delivered, Generate
 from tests.generation.scripted_drafter import ScriptedDrafter, misleading
 from tests.models.tiny import tiny_model
 from tests.workers.said import Said, said_by

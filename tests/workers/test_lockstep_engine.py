@@ -25,6 +25,7 @@ from plait.policy.step import PROMPT, StepKind
 from plait.policy.turns import Turn
 from plait.reallocation.offload import HostMemory
 from plait.workers import follower
+from plait.workers.call_messages import Delivered, Forget, ForgetCall, Generate, Migrate
 from plait.workers.commands import End, command_of
 from plait.workers.follower import FollowerLoop
 from plait.workers.gathering import Gathering, Said, Stage
@@ -33,7 +34,6 @@ from plait.workers.messages import Message
 from plait.workers.rank_state import RankState
 from plait.workers.status_file import StatusFile
 from plait.workers.upkeep import Version
-from plait.workers.words import Delivered, Forget, ForgetCall, Generate, Migrate
 from tests.models.tiny import tiny_model
 
 

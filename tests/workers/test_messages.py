@@ -14,6 +14,7 @@ from plait.dataflow import Column, Level
 from plait.generation.request import GoingOn, Request
 from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
+from plait.workers.call_messages import Delivered
 from plait.workers.messages import (
     Message,
     pack_requests,
@@ -21,7 +22,6 @@ from plait.workers.messages import (
     unpack_requests,
     unpack_rows,
 )
-from plait.workers.words import Delivered
 
 REPLIES = (Reply(1, (20, 21)), Reply(2, ()))
 

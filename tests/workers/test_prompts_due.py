@@ -17,12 +17,12 @@ from plait.policy.batching import Scheduler
 from plait.policy.prompt_pace import PromptRoom
 from plait.policy.prompts_alone import due, is_computed, may_compute
 from plait.policy.step import Limits
+from plait.workers.call_messages import Answer, Forget, Generate, Migrate
 from plait.workers.dealing import Outstanding
 from plait.workers.gathering import Gathering, Said, Stage, Through
 from plait.workers.lockstep_engine import LockstepEngine
 from plait.workers.messages import Message
 from plait.workers.remote_prompts import RemotePrompts
-from plait.workers.words import Answer, Forget, Generate, Migrate
 
 DRAWS, COMPUTES = 0, 1
 GIVEN = ["computes 0[0:10]", "gives [0]"]

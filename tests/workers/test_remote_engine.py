@@ -13,10 +13,10 @@ from plait.generation.request import Request
 from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
+from plait.workers.call_messages import Delivered, Forget, Generate
 from plait.workers.messages import Message
 from plait.workers.remote_engine import RemoteEngine
 from plait.workers.upkeep import EndTurns
-from plait.workers.words import Delivered, Forget, Generate
 
 
 def request(uid: int, prompt_tokens: int, *lengths: int, rollout: int = 0) -> Request:

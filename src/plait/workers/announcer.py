@@ -17,6 +17,7 @@ from plait.layout.mesh import Layout
 from plait.schedule.plan import Mode
 from plait.schedule.work import MOVED_ON, Done, Work, nothing, to_the_end
 from plait.training.optimizer import AVERAGED
+from plait.workers.call_messages import ForgetCall, Report, Told, Word
 from plait.workers.freshness import Copy, Freshness
 from plait.workers.messages import Message, Plain
 from plait.workers.offload_manager import Need
@@ -25,7 +26,6 @@ from plait.workers.ranks import LEADER, WAIT_S
 from plait.workers.recorder import Recorder
 from plait.workers.status_file import StatusFile
 from plait.workers.transport import Transport
-from plait.workers.words import ForgetCall, Report, Told, Word
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from plait.dataflow import Dataflow
 from plait.workers.announcer import Follow, Move
+from plait.workers.call_messages import Forget, ForgetCall, Generate, Halt, Migrate, Word
 from plait.workers.knowledge_upkeep import TakeUpKnowledge, TellKnowledge
 from plait.workers.messages import Message, Plain
 from plait.workers.score_call import ScoreCall
 from plait.workers.train_calls import EvaluateCall, TrainCall
 from plait.workers.upkeep import EndTurns, Gather, Load, Recall, Save, Spans, Version
-from plait.workers.words import Forget, ForgetCall, Generate, Halt, Migrate, Word
 
 
 @dataclass(frozen=True)

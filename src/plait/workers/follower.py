@@ -13,6 +13,7 @@ from typing import Any
 from plait.policy.turns import ALONE, Turn, next_turn
 from plait.schedule.work import Work, nothing
 from plait.workers.announcer import name_of
+from plait.workers.call_messages import Forget, ForgetCall, Generate, Halt, Migrate, Report
 from plait.workers.commands import Call, End, Upkeep, command_of
 from plait.workers.lockstep_engine import LockstepEngine, join_instance
 from plait.workers.messages import Message
@@ -23,7 +24,6 @@ from plait.workers.score_call import ScoreCall
 from plait.workers.status_file import StatusFile
 from plait.workers.train_calls import EvaluateCall, TrainCall
 from plait.workers.transport import Transport
-from plait.workers.words import Forget, ForgetCall, Generate, Halt, Migrate, Report
 
 REPORT_S = 0.25
 """Seconds between two reports of a call in which the leader has no part."""

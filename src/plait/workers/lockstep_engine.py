@@ -23,11 +23,11 @@ from plait.models.parallel.transfer import Transfer
 from plait.policy.decode_ring import StageUse
 from plait.policy.step import Key
 from plait.schedule.work import LINK, MOVED_ON, Done
+from plait.workers.call_messages import TELL_STEPS, Answer, Delivered, Forget, Generate, Halt, Migrate, Word
 from plait.workers.gathering import Computed, Gathering, MoveWord, Stage, Through
 from plait.workers.instances import deciding
 from plait.workers.rank_state import RankState
 from plait.workers.step_links import Kind, OneToAll, Waited
-from plait.workers.words import TELL_STEPS, Answer, Delivered, Forget, Generate, Halt, Migrate, Word
 
 if TYPE_CHECKING:
     from plait.workers.migrations import SampleMoverOfRank

@@ -34,12 +34,12 @@ from plait.schedule.placements import WHOLE, PartKey, RolePlacement, part_key, p
 from plait.schedule.plan import After, Mode, Plan
 from plait.schedule.work import Work, nothing, to_the_end
 from plait.training.trainer import Trainer
+from plait.workers.call_messages import Forget, Generate, Halt, Listener, Migrate, Word
 from plait.workers.loading import room_for
 from plait.workers.offload_manager import Need, OffloadManager, OffloadUnit
 from plait.workers.rank_optimizers import RankOptimizers
 from plait.workers.ranks import WAIT_S
 from plait.workers.recorder import Recorder
-from plait.workers.words import Forget, Generate, Halt, Listener, Migrate, Word
 
 if TYPE_CHECKING:
     from plait.workers.migrations import SampleMoverOfRank

@@ -16,6 +16,7 @@ from plait.policy.step import Key
 from plait.schedule.work import MOVED_ON, Done
 from plait.speculation.counts import Counts
 from plait.workers.announcer import Announcer
+from plait.workers.call_messages import Answer, Delivered, Forget, Generate, Halt, Migrate, Word
 from plait.workers.dealing import Dealer, Outstanding
 from plait.workers.gathering import Computed, Gathering, move_word_of
 from plait.workers.lockstep_engine import LockstepEngine, join_instance
@@ -24,7 +25,6 @@ from plait.workers.ranks import LEADER
 from plait.workers.remote_moves import RemoteMoves
 from plait.workers.remote_prompts import RemotePrompts
 from plait.workers.upkeep import EndTurns, Version
-from plait.workers.words import Answer, Delivered, Forget, Generate, Halt, Migrate, Word
 
 Heard = tuple[int, int, Answer]
 """(instance, number of a command, its answer)."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from plait.generation.request import Request
 from plait.policy.prompt_pace import PromptRoom, Taken, num_that_go
 from plait.policy.step import PROMPT
+from plait.workers.call_messages import TELL_STEPS
 from plait.workers.dealing import Outstanding
 from plait.workers.gathering import Computed, Gathering, MoveWord, Pair, Said, Stage
-from plait.workers.words import TELL_STEPS
 
 _AFTER = {Stage.HERE: Stage.GIVE, Stage.GIVE: Stage.TAKE, Stage.TAKE: Stage.ENTER}
 

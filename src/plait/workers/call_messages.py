@@ -1,5 +1,5 @@
-"""What the leader and other ranks say to each other while they compute; each a record that says its wire form itself:
-words to an instance that generates, what it says, and word of a call that the leader has no part in."""
+"""What the leader and other ranks tell each other while a call runs, each a record with its wire form: requests and
+commands to an instance that generates, what that delivers, and reports of calls that the leader has no part in."""
 
 from __future__ import annotations
 
