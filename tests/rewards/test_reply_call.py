@@ -14,11 +14,11 @@ import pytest
 from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.errors import ConfigError
 from plait.rewards.calls import call_arguments, missing_arguments
+from plait.rewards.function_kinds import REPLY
 from plait.rewards.functions import RewardFunction
 from plait.rewards.group import Call, Group, packed_call
 from plait.rewards.reply_call import COLUMN, ReplyCall
 from plait.rewards.signature import Form, Miscounted, RewardCall, Signature
-from plait.rewards.words import REPLY
 
 TOOL = {"role": "tool", "content": "7", "name": "add"}
 TURNS = ({"role": "assistant", "content": "a"}, TOOL, {"role": "assistant", "content": "b"})

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from plait.errors import ConfigError, PlaitError, RunError
+from plait.rewards.function_kinds import STRANGE
 from plait.rewards.functions import RewardFunction, main_file
 from plait.rewards.group import Call, packed_call
 from plait.rewards.process import RewardProcess
@@ -24,7 +25,6 @@ from plait.rewards.scores import FailureKind, Worked
 from plait.rewards.settings import RewardSettings, TurnSettings
 from plait.rewards.signature import Signature, signature_from
 from plait.rewards.submitted import Submitted
-from plait.rewards.words import STRANGE
 from plait.rewards.worker import AT_IMPORT, BESIDE
 from plait.rewards.working import Sent, Worker, next_given
 from plait.user_code import IMPORT_LIMIT_S

@@ -8,9 +8,9 @@ from typing import Any
 from plait.data.formats import LOG_ARGUMENTS
 from plait.data.records import Sample
 from plait.dataflow.unfit import nearest
+from plait.rewards.function_kinds import REPLY
 from plait.rewards.functions import RewardFunction
 from plait.rewards.signature import COLUMNS_OF, GIVEN, Form, Signature
-from plait.rewards.words import REPLY
 
 
 def call_arguments(samples: Sequence[Sample]) -> dict[str, list[Any]]:

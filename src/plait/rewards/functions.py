@@ -13,11 +13,11 @@ from typing import Any
 
 from plait.errors import ConfigError
 from plait.rewards.answers import AnswerFormat
+from plait.rewards.function_kinds import COST, REWARD, Kind
 from plait.rewards.loading import split_path
 from plait.rewards.scores import MODEL, nth
 from plait.rewards.settings import RewardSettings
 from plait.rewards.tasks import TaskReward, WellFormed
-from plait.rewards.words import COST, REWARD, Kind
 
 RewardCallable = Callable[..., Any]
 

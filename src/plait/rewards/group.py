@@ -13,9 +13,9 @@ from typing import Any
 from plait.data.records import Sample
 from plait.errors import RunError
 from plait.rewards.calls import call_arguments
+from plait.rewards.function_kinds import REPLY
 from plait.rewards.functions import RewardFunction
 from plait.rewards.scores import NONE, Failure, FailureKind, GroupScores, Worked, weighted_reward, weighted_turns
-from plait.rewards.words import REPLY
 
 
 @dataclass(eq=False)

@@ -6,10 +6,10 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+from plait.rewards.function_kinds import REPLY
 from plait.rewards.functions import RewardFunction, reward_functions
 from plait.rewards.reply_call import COLUMN, KEY, ReplyCall
 from plait.rewards.scores import Failure, GroupScores
-from plait.rewards.words import REPLY
 
 
 def reply_function(path: str) -> RewardFunction:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from plait.data.records import Sample
-from plait.rewards.words import REWARD, Kind
+from plait.rewards.function_kinds import REWARD, Kind
 
 NONE = math.nan
 """No score: the function does not apply, or failed. Among rewards: the sample has none and is not trained on."""

@@ -1,4 +1,4 @@
-"""How messages speak of the functions of a pool: they give rewards, or the replies between turns."""
+"""What the functions of a pool give, rewards or the replies between turns, as messages name it."""
 
 from __future__ import annotations
 
