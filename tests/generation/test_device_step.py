@@ -16,8 +16,8 @@ from torch import Tensor
 
 from plait import kernels
 from plait.cost.step_room import LargestStep, step_bytes
-from plait.data import across
-from plait.data.across import Moment
+from plait.data import host_device
+from plait.data.host_device import Moment
 from plait.generation import draft_seconds, draft_steps, joint, module_forward
 from plait.generation.captured_step import Size, Step
 from plait.generation.engine import Engine
@@ -352,21 +352,23 @@ def test_the_pool_and_the_rows_keep_their_addresses(made: Any) -> None:
 
 
 def test_uploads_and_the_download_carry_the_numbers() -> None:
-    numbers = across.uploaded([[1, 2], [3, 2**40]], torch.int64, "cpu")
+    numbers = host_device.uploaded([[1, 2], [3, 2**40]], torch.int64, "cpu")
     assert numbers.tolist() == [[1, 2], [3, 2**40]]
     ids, logprobs = torch.tensor([5, 151_935]), torch.tensor([-0.1, -11.0])
-    assert across.downloading(ids, logprobs)() == (ids.tolist(), logprobs.tolist())
+    assert host_device.downloading(ids, logprobs)() == (ids.tolist(), logprobs.tolist())
     both = torch.stack([ids.double(), logprobs.double()])
-    assert across.numbers_of(both) == (ids.tolist(), logprobs.tolist()), "as one tensor of float64 they are the same"
+    assert host_device.numbers_of(both) == (ids.tolist(), logprobs.tolist()), (
+        "as one tensor of float64 they are the same"
+    )
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_download_waits_for_what_was_asked_before_alone() -> None:
     ids, logprobs = torch.tensor([5, 151_935], device="cuda"), torch.tensor([-0.1, -11.0], device="cuda")
-    wait = across.downloading(ids, logprobs)
+    wait = host_device.downloading(ids, logprobs)
     ids.add_(1)  # the next step writes where this one drew
-    later = across.downloading(ids, logprobs)
+    later = host_device.downloading(ids, logprobs)
     assert wait() == ([5, 151_935], logprobs.tolist())
     assert later() == ([6, 151_936], logprobs.tolist())
 

@@ -66,7 +66,7 @@ def test_seconds_are_those_of_the_work_and_wait_for_its_end_alone(device: Device
 
 def test_on_a_cpu_they_are_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([1.0, 3.0, 3.5])
-    monkeypatch.setattr("plait.data.across.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("plait.data.host_device.time.perf_counter", lambda: next(now))
     seconds = DraftSeconds(torch.device("cpu"), lambda: 0.0)
     seconds.begin()
     seconds.asked_for(8, 8, is_step=False)

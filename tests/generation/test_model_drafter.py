@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from plait.data import across
+from plait.data import host_device
 from plait.generation import draft_steps, forward
 from plait.generation.engine import Engine
 from plait.generation.model_drafter import ModelDrafter
@@ -292,7 +292,7 @@ def test_drafts_are_the_same_read_at_once_or_when_all_are_drawn(least: float, mo
     found: dict[bool, list[DraftTokens]] = {}
     for ahead in (False, True):
         monkeypatch.setattr(
-            draft_steps, "downloading", lambda *drawn, a=ahead: (reads.update([a]), across.downloading(*drawn))[1]
+            draft_steps, "downloading", lambda *drawn, a=ahead: (reads.update([a]), host_device.downloading(*drawn))[1]
         )
         drafter = drafter_of(tiny_model("llama"), ahead=ahead)
         for slot, text in enumerate(texts):

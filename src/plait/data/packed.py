@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from plait.data.across import uploaded
+from plait.data.host_device import uploaded
 from plait.data.supports import Supports
 
 

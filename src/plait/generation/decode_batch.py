@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plait.data.across import uploaded
+from plait.data.host_device import uploaded
 from plait.generation.ragged import SHORT_ROWS, NewTokens, RaggedBatch
 from plait.generation.sampler import SamplingRows
 from plait.policy.blocks import num_blocks_for

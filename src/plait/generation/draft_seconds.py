@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from plait.data.across import Moment, moment, seconds_between
+from plait.data.host_device import Moment, moment, seconds_between
 from plait.speculation.step_cost import StepCost
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from plait.data.across import computes_behind, downloading
+from plait.data.host_device import computes_behind, downloading
 from plait.generation.decode_batch import NO_DRAFTS, DecodeBatch, Drafts
 from plait.generation.draft_seconds import DraftSeconds
 from plait.generation.joint import Tokens

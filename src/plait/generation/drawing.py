@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.data.across import HostTokens, uploaded
+from plait.data.host_device import HostTokens, uploaded
 from plait.data.supports import WHOLE, encoded, num_bit_bytes
 from plait.generation.decode_batch import NO_DRAFTS, DecodeBatch, Drafts
 from plait.generation.flight import Drawn, InFlight

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import torch
 
-from plait.data.across import computes_behind
+from plait.data.host_device import computes_behind
 from plait.data.records import FinishReason, Sample
 from plait.generation.checks import allow, check_exact, check_kv, check_new, check_room
 from plait.generation.decode_batch import NO_DRAFTS, Drafts

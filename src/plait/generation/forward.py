@@ -15,7 +15,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from plait.data.across import uploaded
+from plait.data.host_device import uploaded
 from plait.generation.backend import Backend, unserved
 from plait.generation.compiled_forward import CompiledForward
 from plait.generation.decode_batch import DecodeBatch, Drafts

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from torch import Tensor
 
-from plait.data.across import Bits, HostTokens, downloading, downloading_bits
+from plait.data.host_device import Bits, HostTokens, downloading, downloading_bits
 from plait.generation.link import NO_LINK, Link
 from plait.generation.sampler import SamplingRows, sample
 from plait.kernels.noise import DrawNoise

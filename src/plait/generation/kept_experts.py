@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plait.data.across import uploaded
 from plait.data.experts import Experts, bytes_of
+from plait.data.host_device import uploaded
 from plait.generation.link import Link
 from plait.generation.pool import KVPool, places_of
 from plait.layout.shards import stage_bounds

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plait.data.across import uploaded
+from plait.data.host_device import uploaded
 from plait.generation.states import StatePool
 from plait.kernels import device_attention, on_devices
 from plait.policy.blocks import BLOCK_TOKENS, prefix_keys

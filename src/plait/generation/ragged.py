@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from plait.data.across import uploaded
+from plait.data.host_device import uploaded
 
 SHORT_ROWS = 16
 """New tokens of a sample up to which its rows go through the kernel; longer chunks pay for a gather of their keys."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait.data.across import uploaded
+from plait.data.host_device import uploaded
 from plait.data.supports import bits_of
 from plait.generation.candidates import among_candidates, largest
 from plait.kernels import device_draw, draw, noise, paged_attention

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from plait.data.across import uploaded
+from plait.data.host_device import uploaded
 from plait.generation.ragged import RaggedBatch
 from plait.models.compute.recurrent import States
 

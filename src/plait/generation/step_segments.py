@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plait.data.across import uploaded
+from plait.data.host_device import uploaded
 from plait.errors import ModelError
 from plait.generation.pool import KVPool
 from plait.generation.ragged import RaggedBatch

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 
-from plait.data.across import uploaded
+from plait.data.host_device import uploaded
 from plait.errors import ModelError
 from plait.models.compute.float64 import kept_float64
 from plait.models.compute.layer_kernels import LayerKernels

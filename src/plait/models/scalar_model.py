@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from plait.data.across import uploaded
 from plait.data.chat import READS_TO_MARKER
+from plait.data.host_device import uploaded
 from plait.data.packed import PackedBatch, Span
 from plait.layout.decoder import HEAD
 from plait.models.backbone import Backbone

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from plait.algorithms.losses import Aggregation
-from plait.data.across import uploaded
+from plait.data.host_device import uploaded
 from plait.dataflow.unfit import nearest
 from plait.errors import RunError
 from plait.metric_names import problem_of

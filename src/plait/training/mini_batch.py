@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plait.data.across import uploaded
+from plait.data.host_device import uploaded
 from plait.data.rows import NO_VALUES, FloatArray, Rows
 from plait.dataflow import Column, Level, Node
 from plait.errors import RunError

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from plait.data.across import read
+from plait.data.host_device import read
 from plait.errors import RunError
 from plait.layout.holdings import Holdings, zero_shards
 from plait.layout.params import Block

@@ -26,7 +26,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from plait.data.across import uploaded
+from plait.data.host_device import uploaded
 from plait.data.packed import PackedBatch
 from plait.models.shape import ModelShape, config_fields
 from plait.training.mini_batch import MiniBatch

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plait.data.across import uploaded
+from plait.data.host_device import uploaded
 from plait.data.packed import PackedBatch
 from plait.data.token_experts import Drawn, TokenExperts, token_experts
 from plait.errors import RunError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from plait.data.across import read
+from plait.data.host_device import read
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Asked, Level, Score, Top
 from plait.errors import RunError

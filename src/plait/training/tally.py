@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plait.data.across import read
+from plait.data.host_device import read
 from plait.data.rows import FloatArray
 from plait.models.outputs import Outputs
 from plait.models.parallel.peers import Peers

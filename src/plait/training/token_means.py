@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plait.data.across import read
+from plait.data.host_device import read
 from plait.data.rows import FloatArray, Rows
 
 

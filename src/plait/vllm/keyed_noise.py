@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from plait.data.across import uploaded
+from plait.data.host_device import uploaded
 from plait.generation.sampler import SamplingRows, sample
 from plait.kernels import noise
 

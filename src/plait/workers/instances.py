@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plait.data.across import Bits, HostTokens, numbers_of
+from plait.data.host_device import Bits, HostTokens, numbers_of
 from plait.generation.decode_batch import NO_DRAFTS, Drafts
 from plait.generation.engine import Engine
 from plait.generation.joint import Tokens

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plait.data.across import uploaded
+from plait.data.host_device import uploaded
 from plait.data.packed import PackedBatch, Span
 from plait.kernels import device_gather
 from plait.kernels.device_gather import GatherTable

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from plait.data.across import uploaded
+from plait.data.host_device import uploaded
 from plait.data.packed import PackedBatch
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.visibility import Array, Places, places, sees

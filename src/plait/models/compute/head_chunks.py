@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from plait.data.across import uploaded
+from plait.data.host_device import uploaded
 from plait.data.supports import Supports
 from plait.kernels import fused_rows
 from plait.models.compute import cpu_linear

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plait.data.across import uploaded
+from plait.data.host_device import uploaded
 from plait.data.packed import Group, PackedBatch, Span
 from plait.kernels import fused_rows
 from plait.models.compute.attention_form import AttentionForm
