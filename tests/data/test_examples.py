@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.data.assistant_turns import SpokenFinder
 from plait.data.chat import Ids
 from plait.data.examples import ExampleSet, ExampleStream, Given, evaluation_samples, example_set
 from plait.data.formats import Row, RowKind
@@ -14,7 +15,6 @@ from plait.data.mixture import Mixed
 from plait.data.records import FinishReason
 from plait.data.settings import DataSettings
 from plait.data.sources import Source, open_splits, read_rows
-from plait.data.spoken import SpokenFinder
 from plait.errors import DataError
 from tests.cases import examples
 from tests.data.json_rows import written

@@ -56,10 +56,10 @@ SAMPLING = (
     ),
     Bug(
         "a teacher reads for all samples of a prompt what was written for the first",
-        "plait.data.behind:WrittenPrompts.behind",
+        "plait.data.replaced_prompts:WrittenPrompts.behind",
         "groups.setdefault(prompt.token_ids, len(groups))",
         "groups.setdefault((sample.prompt.uid,), len(groups))",
-        ("data/test_behind.py::test_who_reads_the_same_tokens_shares_them",),
+        ("data/test_replaced_prompts.py::test_who_reads_the_same_tokens_shares_them",),
     ),
     Bug(
         "a judge's verdict counts for another sample of the prompt",

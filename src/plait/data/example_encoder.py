@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from plait.data.assistant_turns import Rewritten, Spoken, SpokenFinder
 from plait.data.chat import EndingTokenizer, Ids, render, rendered_whole, shared_prefix
 from plait.data.formats import Messages, Parts, Row, RowKind, parts_of
 from plait.data.prompts import PromptEncoder
 from plait.data.records import Prompt
 from plait.data.settings import DataSettings
 from plait.data.sources import Source
-from plait.data.spoken import Rewritten, Spoken, SpokenFinder
 from plait.errors import DataError
 from plait.policy.packing import GroupTokens
 

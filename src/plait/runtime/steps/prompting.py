@@ -8,10 +8,10 @@ from operator import itemgetter
 from typing import Any
 
 from plait.cost.vllm_memory import longest_sample
-from plait.data.behind import WrittenPrompts
 from plait.data.formats import checked_prompt
 from plait.data.lineage import made_of
 from plait.data.records import MADE_UID, Prompt, Sample
+from plait.data.replaced_prompts import WrittenPrompts
 from plait.data.rows import FloatArray
 from plait.dataflow import CallKind, Node
 from plait.dataflow.from_samples import title_of_call

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from plait.data.assistant_turns import SpokenFinder
 from plait.data.chat import READS_TO_MARKER, Ids, left_out, not_found, render
 from plait.data.formats import Row
 from plait.data.records import FinishReason, Sample, conversation
 from plait.data.rows import FloatArray, Rows
-from plait.data.spoken import SpokenFinder
 from plait.dataflow import Score
 from plait.engines import ScoredBy, TrainingEngine
 from plait.errors import ModelError, RunError

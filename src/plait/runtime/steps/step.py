@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from plait.data.behind import WrittenPrompts
 from plait.data.examples import Given
 from plait.data.records import Prompt, Sample
+from plait.data.replaced_prompts import WrittenPrompts
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Column, Dataflow, Node
 from plait.dataflow.graph import added_scores

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.data.behind import WrittenPrompts
 from plait.data.experts import Experts
 from plait.data.records import FinishReason, Prompt, Reply, Sample
+from plait.data.replaced_prompts import WrittenPrompts
 from plait.data.rows import Rows, sizes_of
 from plait.policy.packing import LEAST_ROOT, split_micro_batches
 
