@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
-from plait.cost.beginning import Beginning
 from plait.cost.captures import capturing
 from plait.cost.costs import CallCost, LateTails, Spread, num_instances
 from plait.cost.decoding import Decoding, Pieces, coarse, levelled, profile
@@ -16,6 +15,7 @@ from plait.cost.generation_bytes import GenerationBytes, GenerationMemory
 from plait.cost.instances import Instances
 from plait.cost.layer_times import Terms, added, scaled, total
 from plait.cost.passes import Passes
+from plait.cost.prefill import Prefill
 from plait.cost.workload import Samples, Workload
 from plait.layout.mesh import Layout
 
@@ -64,11 +64,11 @@ class Generating:
         workload: Workload,
         passes: Callable[[str, Layout, Layout], Passes],
         instances: Instances,
-        beginning: Beginning,
+        prefill: Prefill,
         taken: GenerationBytes,
     ) -> None:
         self._workload, self._passes, self._endings = workload, passes, Endings(workload)
-        self._instances, self._beginning, self._bytes = instances, beginning, taken
+        self._instances, self._prefill, self._bytes = instances, prefill, taken
         self._pieces = cache(lambda samples, count, running: Pieces.of(self._instances.shares(samples, count), running))
 
     def cost(
@@ -138,7 +138,7 @@ class Generating:
                 passes, drafting = self._passes(role, instance, layout), self._instances.drafting(instance, layout)
                 decoding = Decoding(passes, workload.lengths.prompts.mean, groups, drafting)
                 sizes = {len(shares[first + number]) for number in numbers}
-                begun = {size: self._beginning.seconds(role, passes, samples, size, groups, drafting) for size in sizes}
+                begun = {size: self._prefill.seconds(role, passes, samples, size, groups, drafting) for size in sizes}
                 totals = decoding.totals(self._pieces(samples, count, running)).tolist()
                 for number in (first + n for n in numbers):
                     captures = capturing(workload, (passes.times, *drafting.times), profile(shares[number], running))

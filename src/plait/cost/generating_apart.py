@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 from math import ceil
 
-from plait.cost.beginning import Beginning
 from plait.cost.captures import capturing
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import PROMPTS, CallCost, Spread, Tail, num_instances
@@ -17,6 +16,7 @@ from plait.cost.generation_bytes import GenerationBytes
 from plait.cost.instances import Instances
 from plait.cost.layer_times import Terms, scaled, total
 from plait.cost.passes import Passes
+from plait.cost.prefill import Prefill
 from plait.cost.prompts_apart import WAITING, Source, arrivals, drawn, least_s, sent_s, tokens_sent
 from plait.cost.workload import Samples, Workload
 from plait.layout.mesh import Layout
@@ -48,11 +48,11 @@ class GeneratingApart:
         cluster: ClusterSpec,
         passes: Callable[[str, Layout, Layout], Passes],
         instances: Instances,
-        beginning: Beginning,
+        prefill: Prefill,
         taken: GenerationBytes,
     ) -> None:
         self._workload, self._cluster, self._passes = workload, cluster, passes
-        self._instances, self._beginning, self._bytes = instances, beginning, taken
+        self._instances, self._prefill, self._bytes = instances, prefill, taken
         self._endings = Endings(workload)
         self._drawn = cache(self._drawn_by_all)
 
@@ -105,7 +105,7 @@ class GeneratingApart:
                 )
                 decoding = self._instances.decoding(role, own[number], layout, groups)
                 share, mine = shares[first + number], there_s[first + number :: count]
-                begun = self._beginning.elsewhere(role, passes, len(mine), drafting)
+                begun = self._prefill.elsewhere(role, passes, len(mine), drafting)
                 begun = begun | capturing(workload, (passes.times, *drafting.times), profile(share, running))
                 terms.append(drawn(share, mine, running, decoding, begun))
                 last_s = max(last_s, least_s(share, mine, decoding))
@@ -144,8 +144,8 @@ class GeneratingApart:
             begun_s, seconds, passes = 0.0, 0.0, self._passes(role, instance, layout)
             if count:
                 groups = self._instances.groups(role, layout, count)(count)
-                begun_s = total(self._beginning.packing(role, passes.times))
-                seconds = self._beginning.prompts_s(passes, count, groups)
+                begun_s = total(self._prefill.packing(role, passes.times))
+                seconds = self._prefill.prompts_s(passes, count, groups)
             one_s = sent_s(self._cluster, instance, target, self._bytes.of_prompt(role, prompts.mean))
             sources.append(Source(count, seconds, prompts.mean, workload.max_prefill_tokens, one_s, begun_s))
         return sources

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from plait.cost.beginning import Beginning
 from plait.cost.cluster import ClusterSpec
 from plait.cost.generating import Generating
 from plait.cost.generating_apart import GeneratingApart
@@ -13,6 +12,7 @@ from plait.cost.generation_bytes import GenerationBytes
 from plait.cost.instances import Instances
 from plait.cost.lengths import SampleLengths
 from plait.cost.passes import Passes
+from plait.cost.prefill import Prefill
 from plait.cost.profile import Profile
 from plait.cost.workload import Workload
 from plait.layout.mesh import Layout, Parallelism
@@ -74,9 +74,9 @@ class Generations:
         )
         taken = GenerationBytes(workload, cluster, shapes)
         instances = Instances(workload, cluster, shapes, passes, self._held, taken.of_token, profile)
-        beginning = Beginning(workload, shapes, self._held, profile)
+        prefill = Prefill(workload, shapes, self._held, profile)
         return Generation(
             lengths,
-            Generating(workload, passes, instances, beginning, taken),
-            GeneratingApart(workload, cluster, passes, instances, beginning, taken),
+            Generating(workload, passes, instances, prefill, taken),
+            GeneratingApart(workload, cluster, passes, instances, prefill, taken),
         )

@@ -1,4 +1,4 @@
-"""What a generation takes before an instance decodes: weights that are packed, and prompts. Torch-free."""
+"""Seconds of a generation before an instance decodes: weights are packed, and prompts computed. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plait.layout.mesh import Parallelism
 from plait.models.shape import ModelShape
 
 
-class Beginning:
+class Prefill:
     """Seconds of instances before they decode.
 
     Args:
