@@ -201,13 +201,13 @@ def test_what_two_halves_of_a_layer_take_beyond_their_share_is_as_measured() -> 
 
 @pytest.mark.process
 def test_two_processes_measure_layers_that_they_share() -> None:
-    """And nothing of a model whose heads cannot be parted."""
+    """And nothing of a model whose heads cannot be divided by two."""
     config = {**KNOWN["smollm2-135m"], "hidden_size": 32, "intermediate_size": 64}
     with LocalProcesses().start(Pair, 2, arguments=("cpu",)) as group:
         for heads, sizes in ((4, [8, 32]), (1, [])):
             given = config | {"num_attention_heads": heads, "num_key_value_heads": heads}
-            for cut in group.submit([0, 1], "cut", given, "float32", (8, 32), 1).result(60.0):
-                for points in (cut.forward, cut.backward):
+            for sharded in group.submit([0, 1], "sharded_layer", given, "float32", (8, 32), 1).result(60.0):
+                for points in (sharded.forward, sharded.backward):
                     assert [tokens for tokens, _ in points] == sizes
                     assert all(seconds > 0 for _, seconds in points)
 

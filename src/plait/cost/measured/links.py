@@ -12,7 +12,7 @@ from datetime import timedelta
 from statistics import fmean, median
 from typing import Any
 
-from plait.cost.measured.cut import CutLayer, CutLayers
+from plait.cost.measured.sharded_layer import ShardedLayer, ShardedLayers
 from plait.cost.profile import LinkRecord
 from plait.errors import LayoutError, ModelError, RunError, cause_of
 from plait.launch.group import Group
@@ -34,7 +34,7 @@ WORK_BYTES = 48 << 20
 WORK_ROWS, WORK_WIDTH = 32, 1024
 TURNS = 6
 WAIT_S = 60.0
-CUT_WAIT_S = 120.0
+SHARDED_WAIT_S = 120.0
 START_S = 90.0
 """For two processes to import torch and be connected over NCCL."""
 
@@ -49,7 +49,7 @@ class Links:
     all_reduce: LinkRecord | None = None
     between: LinkRecord | None = None
     contention: float = 1.0
-    cut: CutLayer = field(default_factory=CutLayer)
+    sharded: ShardedLayer = field(default_factory=ShardedLayer)
 
 
 def measure_links(config: Mapping[str, Any], dtype: str, tokens: Sequence[int], *, rounds: int = ROUNDS) -> Links:
@@ -63,8 +63,11 @@ def measure_links(config: Mapping[str, Any], dtype: str, tokens: Sequence[int], 
     with LocalProcesses().start(Pair, 2, arguments=("cpu",)) as group:
         send, all_reduce = _messages(group)
         between, contention = group.submit([0, 1], "together", dtype, rounds).result(WAIT_S)[0]
-        cut = group.submit([0, 1], "cut", config, dtype, tokens, rounds).result(CUT_WAIT_S)[0] if tokens else CutLayer()
-    return Links(send, all_reduce, _fitted(between), max(1.0, contention), cut)
+        sharded = ShardedLayer()
+        if tokens:
+            asked = group.submit([0, 1], "sharded_layer", config, dtype, tokens, rounds)
+            sharded = asked.result(SHARDED_WAIT_S)[0]
+    return Links(send, all_reduce, _fitted(between), max(1.0, contention), sharded)
 
 
 def measure_gpu_links() -> Links:
@@ -138,12 +141,12 @@ class Pair:
         contention, *waits = (median(column) for column in zip(*measured, strict=True))
         return list(zip(BETWEEN_SIZES, waits, strict=True)), contention
 
-    def cut(self, config: Mapping[str, Any], dtype: str, tokens: Sequence[int], rounds: int) -> CutLayer:
+    def sharded_layer(self, config: Mapping[str, Any], dtype: str, tokens: Sequence[int], rounds: int) -> ShardedLayer:
         """What a layer takes whose halves they have; nothing where it cannot be sharded in two."""
         try:
-            return CutLayers(self.rank, config, dtype).measure(tokens, rounds)
+            return ShardedLayers(self.rank, config, dtype).measure(tokens, rounds)
         except (LayoutError, ModelError):
-            return CutLayer()
+            return ShardedLayer()
 
     def _round(self, rows: Any, weights: list[Any]) -> list[float]:
         """Times as long as alone that computing takes where both do; seconds of a sum of each size between which both

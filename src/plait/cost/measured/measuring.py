@@ -13,9 +13,6 @@ from typing import Any
 import torch
 
 from plait.cost.machine import machine_name
-from plait.cost.measured.cut import FEW as CUT_FEW
-from plait.cost.measured.cut import MANY as CUT_MANY
-from plait.cost.measured.cut import REPEATS as CUT_REPEATS
 from plait.cost.measured.links import ROUNDS as LINK_ROUNDS
 from plait.cost.measured.links import Links, measure_gpu_links, measure_links
 from plait.cost.measured.models import (
@@ -31,6 +28,9 @@ from plait.cost.measured.models import (
     steps_of,
 )
 from plait.cost.measured.rates import COPIED_BYTES
+from plait.cost.measured.sharded_layer import FEW as SHARDED_FEW
+from plait.cost.measured.sharded_layer import MANY as SHARDED_MANY
+from plait.cost.measured.sharded_layer import REPEATS as SHARDED_REPEATS
 from plait.cost.measured.sizes import Sizes, sizes_of
 from plait.cost.measured.stopwatch import ROUNDS, Seconds, Size, Work, in_rounds, seconds_in_a_row, seconds_of
 from plait.cost.measured.work import (
@@ -100,8 +100,8 @@ def measure(
         memory_gib=_memory_gib(device),
         forward=layers_of(forward),
         backward=no_faster(backward, forward),
-        cut_forward=links.cut.forward,
-        cut_backward=links.cut.backward,
+        cut_forward=links.sharded.forward,
+        cut_backward=links.sharded.backward,
         prompts=layers_of(prompts),
         decode=decode,
         decode_by_layers=steps_of(by_layers),
@@ -162,7 +162,7 @@ def _decoding(measured: Mapping[Size, Seconds], models: Pair, least_s: float, de
 def _links_of_cpu(config: Mapping[str, Any], dtype: str, forward: Layers, backward: Layers, rounds: int) -> Links:
     """With layers that two processes share, of rows of as many tokens as `SHARED_S` has room for."""
     seconds = {tokens: forward[(tokens,)][0] + layer for (tokens,), (layer, _) in backward.items()}
-    repeats = rounds * CUT_REPEATS * (CUT_FEW + CUT_MANY)
+    repeats = rounds * SHARDED_REPEATS * (SHARDED_FEW + SHARDED_MANY)
     shared = [tokens for tokens in seconds if repeats * seconds[tokens] < SHARED_S]
     return measure_links(config, dtype, shared, rounds=rounds)
 

@@ -1,4 +1,4 @@
-"""What a layer takes of which two processes have a half each, with its sums and their waits. Imports torch late."""
+"""Seconds of a layer that two processes shard by tensor parallelism, its all-reduces included. Imports torch late."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ REPEATS = 5
 
 
 @dataclass(frozen=True)
-class CutLayer:
+class ShardedLayer:
     """(tokens of a row, seconds of a layer); empty: the model cannot be sharded in two."""
 
     forward: Points = ()
     backward: Points = ()
 
 
-class CutLayers:
-    """One of two ranks, over whose process group a model of random weights is cut.
+class ShardedLayers:
+    """One of two ranks that shard a model of random weights by tensor parallelism.
 
     Args:
         rank: 0 or 1.
@@ -54,7 +54,7 @@ class CutLayers:
         models = [part_of(random_model(small, layers, dtype, "cpu"), team) for layers in self._layers]
         self._models = [(model, optimizer_of(model)) for model in models]
 
-    def measure(self, tokens: Sequence[int], rounds: int) -> CutLayer:
+    def measure(self, tokens: Sequence[int], rounds: int) -> ShardedLayer:
         """
         Args:
             tokens: of the rows.
@@ -66,7 +66,9 @@ class CutLayers:
                 repeats = [self._layer_s(count) for _ in range(REPEATS)]
                 times += repeats[1:]
         middle = {count: tuple(map(median, zip(*times, strict=True))) for count, times in taken.items()}
-        return CutLayer(*(tuple((count, max(1e-9, both[which])) for count, both in middle.items()) for which in (0, 1)))
+        return ShardedLayer(
+            *(tuple((count, max(1e-9, both[which])) for count, both in middle.items()) for which in (0, 1))
+        )
 
     def _layer_s(self, tokens: int) -> tuple[float, float]:
         """Seconds of a layer's forward and backward, once."""
