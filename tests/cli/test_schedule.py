@@ -80,15 +80,15 @@ def test_bad_input_is_one_message_that_names_the_option(capsys, change, message)
 INTERRUPTED = """
 import sys
 from plait.cli import main
-from plait.planner.hunt import Hunt
+from plait.planner.portfolio import Portfolio
 
-turn = Hunt.turn
+turn = Portfolio.turn
 
 def telling(self, for_memory):
     print("searching", file=sys.stderr, flush=True)
     turn(self, for_memory)
 
-Hunt.turn = telling
+Portfolio.turn = telling
 words = "schedule --stages 8,4 --microbatches 32,16 --forward 5,4 --memory 1.95,2 --seconds 600 --json"
 sys.exit(main(words.split()))
 """

@@ -96,8 +96,7 @@ def search(
         space: of the problem, where plans of it are at hand.
         engine: what `plait` searches with, unless parts of it are compared.
     """
-    hunt = _Hunt(problem, space or PlanSpace(problem), budget or Budget(), seed, engine)
-    return hunt.run(given)
+    return _Search(problem, space or PlanSpace(problem), budget or Budget(), seed, engine).run(given)
 
 
 @dataclass
@@ -113,7 +112,7 @@ class _Chain:
 
 
 @dataclass
-class _Hunt:
+class _Search:
     problem: PlanProblem
     space: PlanSpace
     budget: Budget

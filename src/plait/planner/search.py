@@ -1,5 +1,5 @@
-"""Search for a short, then lean, fused schedule; needs no solver. What is tried in which order is in `hunt`: a search
-that ends by `max_moves`, or at both bounds, gives the same schedule every time.
+"""Search for a short, then lean, fused schedule; needs no solver. What is tried in which order is in `portfolio`: a
+search that ends by `max_moves`, or at both bounds, gives the same schedule every time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 from plait.errors import ConfigError
 from plait.planner.evaluate import Score, score_order
-from plait.planner.hunt import Hunt
+from plait.planner.portfolio import Portfolio
 from plait.planner.tables import schedule_from
 from plait.schedule.pipeline import Workload
 from plait.schedule.schedule import Schedule
@@ -77,13 +77,13 @@ def search(
     """
     if seconds < 0:
         raise ConfigError(f"seconds: expected zero or more, found {seconds}")
-    hunt = Hunt(workload, seed)
+    portfolio = Portfolio(workload, seed)
     began = clock()
     stopped_by: Stop = "bounds"
     with interruptible() as interrupted:
-        hunt.compile()
+        portfolio.compile()
         began = clock()
-        while not hunt.done(memory):
+        while not portfolio.done(memory):
             if interrupted():
                 stopped_by = "interrupted"
                 break
@@ -91,17 +91,19 @@ def search(
             if spent >= seconds:
                 stopped_by = "time"
                 break
-            if max_moves is not None and hunt.moves >= max_moves:
+            if max_moves is not None and portfolio.moves >= max_moves:
                 stopped_by = "moves"
                 break
-            share = hunt.moves / max_moves if max_moves is not None else spent / seconds
-            hunt.turn(memory and (hunt.at_bound or share > 0.8))
+            share = portfolio.moves / max_moves if max_moves is not None else spent / seconds
+            portfolio.turn(memory and (portfolio.at_bound or share > 0.8))
             if on_progress is not None:
-                on_progress(Progress(clock() - began, hunt.makespan, hunt.peak, hunt.bound, hunt.moves))
+                on_progress(
+                    Progress(clock() - began, portfolio.makespan, portfolio.peak, portfolio.bound, portfolio.moves)
+                )
     spent = clock() - began
-    schedule = schedule_from(workload, hunt.t, hunt.best, "fused")
-    result = score_order(workload, hunt.t, hunt.best)
-    return SearchResult(schedule, result, hunt.bound, hunt.at_bound, spent, hunt.moves, stopped_by)
+    schedule = schedule_from(workload, portfolio.t, portfolio.best, "fused")
+    result = score_order(workload, portfolio.t, portfolio.best)
+    return SearchResult(schedule, result, portfolio.bound, portfolio.at_bound, spent, portfolio.moves, stopped_by)
 
 
 @contextmanager

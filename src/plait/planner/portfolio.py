@@ -1,6 +1,6 @@
-"""The hunt for a schedule: what is known so far, and whose turn it is.
+"""The engines of the schedule search, a portfolio that takes turns: the best schedule so far, and whose turn it is.
 
-Four engines work by turns on the best schedule known: dispatch rules that evolve (`evolution.evolve`), annealing on
+Four engines work on the best schedule known: dispatch rules that evolve (`evolution.evolve`), annealing on
 critical arcs (`annealing.anneal`; both from RLHFuse's paper notes, B5), annealing on keys that any decode fits the
 memory caps (`annealing.wander`), and, once the makespan stands, annealing of the memory above a goal that sinks
 (`annealing.squeeze`). Under memory caps every other turn goes to a fifth, which grows many partial schedules side by
@@ -62,8 +62,8 @@ class _Descent:
         return self._moves_per_leg, hot, self.temperature
 
 
-class Hunt:
-    """The state of one search; `turn` takes a fraction of a second."""
+class Portfolio:
+    """One search; `turn` takes a fraction of a second."""
 
     def __init__(self, workload: Workload, seed: int):
         self.t = tables_of(workload)
