@@ -25,7 +25,7 @@ from plait.rewards.scores import FailureKind, Worked
 from plait.rewards.settings import RewardSettings, TurnSettings
 from plait.rewards.signature import Signature, signature_from
 from plait.rewards.submitted import Submitted
-from plait.rewards.worker import AT_IMPORT, BESIDE
+from plait.rewards.worker import AT_IMPORT, CONCURRENT
 from plait.rewards.working import Sent, Worker, next_given
 from plait.user_code import IMPORT_LIMIT_S
 
@@ -131,7 +131,7 @@ class CallWorkers:
         worker.sent[self._num_sent] = Sent(call, worker.free_number, time.monotonic() + self._settings.timeout_s)
         worker.beside = beside
         try:
-            worker.process.connection.send_bytes(BESIDE + data if beside else data)
+            worker.process.connection.send_bytes(CONCURRENT + data if beside else data)
         except ConnectionError:
             self._lost(worker)
 

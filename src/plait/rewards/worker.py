@@ -1,5 +1,5 @@
 """A reward worker: a process of its own whose main thread calls reward functions, one call at a time; of coroutine
-functions several (`beside`).
+functions several (`concurrent_calls`).
 
 It reads pickled requests from its parent and answers in JSON; an answer says which call it is of, and which process
 gave it. It dies with its parent, at once and whatever its functions are doing, and before its parent where memory runs
@@ -35,7 +35,7 @@ IN_WORKER = "PLAIT_REWARD_WORKER"
 """Environment variable set in workers: a script that a worker loads must not start a run of its own."""
 
 
-BESIDE = b"+"
+CONCURRENT = b"+"
 """What a request begins with that may be under way with others."""
 AT_IMPORT = -1
 """In place of a function's number, and of a call's: while the functions' files are imported."""
@@ -152,10 +152,10 @@ def _answer(line: Line, functions: list[RewardCall], seeds: Seeds) -> None:
     """Take one request and answer it, and all before it that may be under way together."""
 
     data = line.receive()
-    while data.startswith(BESIDE):
-        from plait.rewards.beside import Beside  # slow to import, and workers must start in a blink
+    while data.startswith(CONCURRENT):
+        from plait.rewards.concurrent_calls import ConcurrentCalls  # slow to import, and workers must start in a blink
 
-        data = Beside(line, functions, seeds).run(data) or line.receive()
+        data = ConcurrentCalls(line, functions, seeds).run(data) or line.receive()
 
     def begin(request: dict[str, Any]) -> RewardCall:
         line.call, line.function = request["call"], request["function"]

@@ -18,13 +18,13 @@ from typing import Any
 from plait.rewards.awaiting import event_loop, settled_together
 from plait.rewards.seeds import CallDraws, Seeds
 from plait.rewards.signature import RewardCall
-from plait.rewards.worker import BESIDE, Answering, Line
+from plait.rewards.worker import CONCURRENT, Answering, Line
 
 _DRAWS = ContextVar[CallDraws | None]("draws", default=None)
 """Those of the call that a task belongs to; tasks that it begins inherit them."""
 
 
-class Beside:
+class ConcurrentCalls:
     """See the top of the file.
 
     Args:
@@ -59,14 +59,14 @@ class Beside:
             data = self._line.receive()
         except (EOFError, ConnectionError):
             os._exit(0)
-        if data.startswith(BESIDE):
+        if data.startswith(CONCURRENT):
             self._begin(data)
         else:
             self._other = data
             self._loop.remove_reader(self._line.fileno())
 
     def _begin(self, data: bytes) -> None:
-        task = self._loop.create_task(self._answer(data.removeprefix(BESIDE)))
+        task = self._loop.create_task(self._answer(data.removeprefix(CONCURRENT)))
         self._under_way.add(task)
         task.add_done_callback(self._ended)
 
