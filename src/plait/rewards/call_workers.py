@@ -20,13 +20,13 @@ from plait.errors import ConfigError, PlaitError, RunError
 from plait.rewards.function_kinds import STRANGE
 from plait.rewards.functions import RewardFunction, main_file
 from plait.rewards.group import Call, packed_call
+from plait.rewards.pool_worker import Sent, Worker, next_given
 from plait.rewards.process import RewardProcess
 from plait.rewards.scores import FailureKind, Worked
 from plait.rewards.settings import RewardSettings, TurnSettings
 from plait.rewards.signature import Signature, signature_from
 from plait.rewards.submitted import Submitted
 from plait.rewards.worker import AT_IMPORT, CONCURRENT
-from plait.rewards.working import Sent, Worker, next_given
 from plait.user_code import IMPORT_LIMIT_S
 
 _LOST_SENDS = 3
