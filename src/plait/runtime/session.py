@@ -26,7 +26,7 @@ from plait.runtime.folder.moments import Moments
 from plait.runtime.folder.progressed import Progressed, check_not_gone, check_steps, resumed_from
 from plait.runtime.folder.stored_recipe import changed_keys, check_left, recipe_text
 from plait.runtime.health.doctor import RunDoctor
-from plait.runtime.health.patient import Patient
+from plait.runtime.health.inspected_run import InspectedRun
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.records import Records, value_of
 from plait.runtime.steps.batches import Batches
@@ -275,7 +275,7 @@ class Session:
 
     def _open_doctor(self) -> RunDoctor:
         return RunDoctor(
-            Patient(self.prepared.flow, self.roles, self.recipe, self.workers, self.aside),
+            InspectedRun(self.prepared.flow, self.roles, self.recipe, self.workers, self.aside),
             self.recipe.doctor,
             self.directory.files.doctor,
             resume=self._resume,

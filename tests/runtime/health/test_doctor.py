@@ -38,7 +38,7 @@ from plait.runtime import api
 from plait.runtime.finished_step import finish_metrics
 from plait.runtime.folder.claim import claim
 from plait.runtime.health.doctor import RunDoctor
-from plait.runtime.health.patient import Patient
+from plait.runtime.health.inspected_run import InspectedRun
 from plait.runtime.health.step_facts import StepFacts, answer_ends, mask_edges, training_facts, turn_ends
 from plait.runtime.health.weight_facts import fingerprint
 from plait.runtime.prepare import prepare
@@ -108,7 +108,7 @@ def opened(recipe: Recipe, *, resume: bool = False, settings: DoctorSettings = Q
         Session(prepared, directory, resume=resume, leading=Alone(prepared)) as session,
     ):
         doctor = RunDoctor(
-            Patient(session.prepared.flow, session.roles, recipe, session.workers, session.aside),
+            InspectedRun(session.prepared.flow, session.roles, recipe, session.workers, session.aside),
             settings,
             recipe.run_dir / "beside.jsonl",
             resume=resume,
@@ -483,8 +483,8 @@ def test_a_reference_of_the_same_name_is_no_other(model: str | None, is_another:
     """Its KL is asked for: it begins at 0."""
     recipe = load_recipe(None, [("model", "m"), ("data.source", "d"), ("reference.model", model)])
     flow = trace_algorithm(load_flow("grpo"), {"kl_coef": 0.1}, ("actor", "reward", "ref"))
-    patient: Any = SimpleNamespace(flow=flow, recipe=recipe, models={}, roles=(), rollouts=lambda state: [])
-    assert StepFacts(patient).of_step(StepState(1), {})["reference_is_another"] == is_another
+    inspected: Any = SimpleNamespace(flow=flow, recipe=recipe, models={}, roles=(), rollouts=lambda state: [])
+    assert StepFacts(inspected).of_step(StepState(1), {})["reference_is_another"] == is_another
 
 
 @pytest.mark.parametrize(
@@ -493,8 +493,8 @@ def test_a_reference_of_the_same_name_is_no_other(model: str | None, is_another:
 def test_who_learns_from_given_samples_or_a_teacher_is_told(algorithm: str, is_taught: float) -> None:
     recipe = load_recipe(None, [("model", "m"), ("data.source", "d")])
     flow = trace_algorithm(load_flow(algorithm), {}, ("actor", "reward", "ref", "critic"))
-    patient: Any = SimpleNamespace(flow=flow, recipe=recipe, models={}, roles=(), rollouts=lambda state: [])
-    assert StepFacts(patient).of_step(StepState(1), {})["is_taught"] == is_taught
+    inspected: Any = SimpleNamespace(flow=flow, recipe=recipe, models={}, roles=(), rollouts=lambda state: [])
+    assert StepFacts(inspected).of_step(StepState(1), {})["is_taught"] == is_taught
 
 
 def test_what_training_reads_is_told_of_what_takes_part() -> None:

@@ -18,7 +18,7 @@ from plait.observe.doctor import Doctor, Finding
 from plait.observe.doctor_reading import Diagnosis, Reading, Severity
 from plait.observe.doctor_settings import DoctorSettings
 from plait.observe.run_log import RunLog, cut_after
-from plait.runtime.health.patient import Patient
+from plait.runtime.health.inspected_run import InspectedRun
 from plait.runtime.health.probe import Suspects, diagnose
 from plait.runtime.health.step_facts import StepFacts
 from plait.runtime.health.weight_facts import WeightFacts
@@ -41,7 +41,7 @@ class RunDoctor:
 
     def __init__(
         self,
-        patient: Patient,
+        inspected: InspectedRun,
         settings: DoctorSettings,
         path: Path,
         *,
@@ -49,18 +49,18 @@ class RunDoctor:
         last_step: int,
         tell: Callable[[str], None],
     ) -> None:
-        self._patient = patient
+        self._inspected = inspected
         # Samples may be as old as the recipe lets them be.
-        most = max(settings.max_version_lag, patient.recipe.max_staleness)
+        most = max(settings.max_version_lag, inspected.recipe.max_staleness)
         self._settings = settings = settings.model_copy(update={"max_version_lag": most})
         self._tell = tell
-        self._doctor = Doctor(settings, patient.recipe.dtype.value, patient.recipe.sampling.temperature)
+        self._doctor = Doctor(settings, inspected.recipe.dtype.value, inspected.recipe.sampling.temperature)
         if resume and path.exists():
             cut_after(path, last_step)
             self._doctor.read(path)
         self._log = RunLog(path, resume=resume)
-        self._step_facts = StepFacts(patient)
-        self._weight_facts = WeightFacts(patient, lambda: self._doctor.baseline)
+        self._step_facts = StepFacts(inspected)
+        self._weight_facts = WeightFacts(inspected, lambda: self._doctor.baseline)
         for name, value in self._weight_facts.first().items():
             self._doctor.remember(last_step, name, value)
         self._write()
@@ -119,19 +119,19 @@ class RunDoctor:
 
     def _probe(self, state: StepState, reading: Reading) -> Diagnosis | None:
         """Look for the cause of a mismatch on the samples of the step's first rollout."""
-        for node, _ in self._patient.rollouts(state):
-            role = models_of(self._patient.roles).get(str(node.role))
+        for node, _ in self._inspected.rollouts(state):
+            role = models_of(self._inspected.roles).get(str(node.role))
             if role is None or role.engine is None or not (_whole(role.model, role.engine.model)):
                 continue
             others = {
                 name: model
-                for name, model in self._patient.models.items()
-                if name not in self._patient.flow.trained_roles and isinstance(model, LanguageModel) and _whole(model)
+                for name, model in self._inspected.models.items()
+                if name not in self._inspected.flow.trained_roles and isinstance(model, LanguageModel) and _whole(model)
             }
-            patient = self._patient
-            temperature, has_come_apart = patient.recipe.sampling.temperature, reading.has_come_apart
-            suspects = Suspects(role, temperature, patient.aside, others, has_come_apart)
-            with patient.workers.leader_weights.holding() as are_here:
+            inspected = self._inspected
+            temperature, has_come_apart = inspected.recipe.sampling.temperature, reading.has_come_apart
+            suspects = Suspects(role, temperature, inspected.aside, others, has_come_apart)
+            with inspected.workers.leader_weights.holding() as are_here:
                 return diagnose(suspects, state.tables[node.id]) if are_here else None
         return None
 

@@ -13,7 +13,7 @@ from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Score, Top
 from plait.models.loading import read_tokens
 from plait.runtime.health.compared import comparison_facts
-from plait.runtime.health.patient import Patient
+from plait.runtime.health.inspected_run import InspectedRun
 from plait.runtime.steps.step import StepState
 from plait.training.loss_split import split_gap
 from plait.training.mini_batch import LossCall
@@ -39,34 +39,34 @@ with the other."""
 class StepFacts:
     """See the top of the file."""
 
-    def __init__(self, patient: Patient) -> None:
-        self._patient = patient
+    def __init__(self, inspected: InspectedRun) -> None:
+        self._inspected = inspected
         self._stops, self._ends, self._answer_ends = self._end_ids()
 
     def of_step(self, state: StepState, metrics: Mapping[str, float]) -> dict[str, float]:
         """What the rules read; a fact that does not apply is absent."""
         facts = {"drawn_by_another": float(self._is_drawn_by_another(state)), "is_taught": float(self._is_taught())}
-        rollouts = [rows for node, rows in self._patient.rollouts(state)]
+        rollouts = [rows for node, rows in self._inspected.rollouts(state)]
         samples = [sample for rows in rollouts for sample in rows.samples]
         if samples:
             facts |= self._of_samples(samples, metrics)
             facts["groups_broken"] = float(self._groups_are_broken(state))
-            facts |= comparison_facts(self._patient.flow, state)
-        if self._patient.flow.calls("ref"):
+            facts |= comparison_facts(self._inspected.flow, state)
+        if self._inspected.flow.calls("ref"):
             facts["has_reference"] = 1.0
-            recipe = self._patient.recipe
+            recipe = self._inspected.recipe
             facts["reference_is_another"] = float(recipe.reference.model not in (None, recipe.model))
-        facts |= self._of_reference(state) | training_facts(self._patient.flow, state, self._ends)
-        gaps = split_gaps(self._patient.flow, state, self._patient.recipe.sampling.max_response_tokens)
+        facts |= self._of_reference(state) | training_facts(self._inspected.flow, state, self._ends)
+        gaps = split_gaps(self._inspected.flow, state, self._inspected.recipe.sampling.max_response_tokens)
         return facts | {f"loss_split/{name}": gap for name, gap in gaps.items()}
 
     def _of_samples(self, samples: Sequence[Sample], metrics: Mapping[str, float]) -> dict[str, float]:
-        sampling = self._patient.recipe.sampling
+        sampling = self._inspected.recipe.sampling
         facts = {"samples": float(len(samples))}
         version = metrics.get("training/policy_version")
         if version is not None:
             facts["version_lag"] = lag = version - 1 - min(sample.oldest_version for sample in samples)
-            facts["off_policy"] = float(0 < lag <= self._patient.recipe.max_staleness)
+            facts["off_policy"] = float(0 < lag <= self._inspected.recipe.max_staleness)
         if sampling.stop:
             return facts | {"stop_strings": 1.0}
         stops = self._stops
@@ -80,8 +80,8 @@ class StepFacts:
         return facts
 
     def _groups_are_broken(self, state: StepState) -> bool:
-        for node, rows in self._patient.rollouts(state):
-            drawn = node.generation.num_samples(self._patient.recipe.samples_per_prompt)
+        for node, rows in self._inspected.rollouts(state):
+            drawn = node.generation.num_samples(self._inspected.recipe.samples_per_prompt)
             if any(len(members) != drawn for members in rows.groups.values()):
                 return True
         return False
@@ -89,7 +89,7 @@ class StepFacts:
     def _is_drawn_by_another(self, state: StepState) -> bool:
         """Whether the samples whose log-probs are compared with the engine's, those of the actor's first training on a
         rollout, are none of its own (a teacher's), so that other probabilities are to be expected."""
-        flow, own = self._patient.flow, {node.id for node, _ in self._patient.rollouts(state)}
+        flow, own = self._inspected.flow, {node.id for node, _ in self._inspected.rollouts(state)}
         trainings = (node for node in flow.calls("actor") if node.kind is CallKind.TRAIN)
         compared = (node.rows for node in trainings if flow.nodes[node.rows].kind is CallKind.GENERATE)
         return next(compared, None) not in (None, *own)
@@ -97,15 +97,15 @@ class StepFacts:
     def _is_taught(self) -> bool:
         """Whether the actor learns from a teacher, one that reads other prompts perhaps, or from given samples in its
         first training, whose entropy is that of the step: it becomes as certain as these are."""
-        flow = self._patient.flow
+        flow = self._inspected.flow
         first = next((node for node in flow.calls("actor") if node.kind is CallKind.TRAIN), None)
         reads_more = any(node.prompts is not None for node in flow.of_kind(CallKind.SCORE))
         return reads_more or bool(flow.teachers) or (first is not None and flow.nodes[first.rows].kind is CallKind.READ)
 
     def _of_reference(self, state: StepState) -> dict[str, float]:
         """KL(sampling ‖ reference) of the step's samples, k3, from the columns that the flow asked for."""
-        sampled = {node.id for node, _ in self._patient.rollouts(state)}
-        for node in self._patient.flow.calls("ref"):
+        sampled = {node.id for node, _ in self._inspected.rollouts(state)}
+        for node in self._inspected.flow.calls("ref"):
             rows = state.tables.get(node.rows)
             is_logprobs = node.kind is CallKind.SCORE and node.scoring is Score.LOGPROBS
             if is_logprobs and node.prompts is None and rows is not None and node.rows in sampled:
@@ -118,12 +118,12 @@ class StepFacts:
     def _end_ids(self) -> tuple[frozenset[int], frozenset[int], frozenset[int]]:
         """Tokens that end a response here; those that end a turn, here or in the families of models; and of these those
         that nothing of an answer follows."""
-        recipe, actor = self._patient.recipe, self._patient.models.get("actor")
+        recipe, actor = self._inspected.recipe, self._inspected.models.get("actor")
         tokenizer: Any = None
         own_ids: tuple[int, ...] = ()
         if actor is not None:
             tokenizer, own_ids = actor.tokenizer, actor.eos_token_ids
-        elif "actor" in self._patient.roles:  # it is with other ranks alone
+        elif "actor" in self._inspected.roles:  # it is with other ranks alone
             tokenizer, own_ids = read_tokens(recipe.model)
         stated_ids = recipe.sampling.stop_token_ids
         stops = frozenset(own_ids if stated_ids is None else stated_ids)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from plait.models.flat_weights import FlatWeights
-from plait.runtime.health.patient import Patient
+from plait.runtime.health.inspected_run import InspectedRun
 
 SAMPLED_WEIGHTS = 1 << 17
 """Weights of a model that its fingerprint looks at, evenly spread."""
@@ -21,8 +21,8 @@ class WeightFacts:
         baseline: name of a fingerprint → what it was when the run began.
     """
 
-    def __init__(self, patient: Patient, baseline: Callable[[], Mapping[str, float | str]]) -> None:
-        self._patient = patient
+    def __init__(self, inspected: InspectedRun, baseline: Callable[[], Mapping[str, float | str]]) -> None:
+        self._inspected = inspected
         self._baseline = baseline
         self._before = self._fingerprints()
 
@@ -36,15 +36,15 @@ class WeightFacts:
         before, self._before = self._before, now
         first = self._baseline()
         comparable = [name for name in now if self._first(name) in first]
-        every = self._patient.recipe.reference.sync_every
+        every = self._inspected.recipe.reference.sync_every
         as_before = {name: first[self._first(name)] for name in comparable if self._is_frozen(name)}
         if every and "ref" in as_before:  # what it is since its last sync
             as_before["ref"] = now["ref"] if step % every == 0 else before.get("ref", now["ref"])
         changed = [name for name, expected in as_before.items() if now[name] != expected]
         facts = {"ref_changed" if name == "ref" else f"changed/{name}": 1.0 for name in changed}
-        if "actor" in self._patient.flow.trained_roles and "actor" in comparable and "actor" in before:
+        if "actor" in self._inspected.flow.trained_roles and "actor" in comparable and "actor" in before:
             facts["weights_moved"] = float(now["actor"] != before["actor"])
-            adapted = self._patient.models["actor"].own is not None
+            adapted = self._inspected.models["actor"].own is not None
             if "ref" in now and not every and not adapted and now["ref"] == now["actor"] != first[self._first("actor")]:
                 facts["ref_is_policy"] = 1.0
         return facts
@@ -52,7 +52,7 @@ class WeightFacts:
     def _first(self, name: str) -> str:
         """Name of the fingerprint that a role began with. Under another plan a rank has another part of the model: that
         is compared with its own beginning."""
-        part = self._patient.models[name].part
+        part = self._inspected.models[name].part
         if part is None or part.is_whole:
             return f"weights/{name}"
         sizes, team = part.team.layout.parallelism, part.team
@@ -60,15 +60,15 @@ class WeightFacts:
         return f"weights/{name} ({place}, stages {sizes.stages})"
 
     def _is_frozen(self, name: str) -> bool:
-        return name not in self._patient.flow.trained_roles
+        return name not in self._inspected.flow.trained_roles
 
     def _fingerprints(self) -> dict[str, str]:
         """Role → that of what training changes of it, or of all that it has where it is not trained; those that are
         here."""
         prints: dict[str, str] = {}
-        for name, model in self._patient.models.items():
+        for name, model in self._inspected.models.items():
             held = model if self._is_frozen(name) or model.nested else model.trained
-            now = self._patient.workers.leader_weights.now(name, held.weights)
+            now = self._inspected.workers.leader_weights.now(name, held.weights)
             if now is not None:
                 prints[name] = fingerprint(model.nested or FlatWeights(held.layout, now))
         return prints

@@ -1,4 +1,4 @@
-"""What the doctor of a run looks at: its flow, its recipe, its roles and their models."""
+"""The run that a doctor inspects: its flow, its recipe, its roles and their models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plait.runtime.workers import Workers
 
 
 @dataclass(frozen=True)
-class Patient:
+class InspectedRun:
     """A run, as the doctor sees it."""
 
     flow: Dataflow
