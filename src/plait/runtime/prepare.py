@@ -36,9 +36,9 @@ from plait.recipes.router_checks import check_balanced, check_replayed
 from plait.recipes.token_checks import among_known
 from plait.rewards.functions import RewardFunction, eval_functions_of, functions_of
 from plait.runtime.folder.stored_recipe import with_sampling
+from plait.runtime.inputs.notices import say_notices
 from plait.runtime.inputs.prepared import NOTHING_KEPT, Kept, Outline, Prepared
 from plait.runtime.inputs.reading import RunData, read_data
-from plait.runtime.inputs.said_before import say_before
 from plait.runtime.inputs.text_lengths import lengths_in
 from plait.runtime.inputs.tokenizers import check_draft_model, check_ids, check_reach, check_roles, load_tokenizer
 from plait.runtime.prediction.choosing import auto_plan, check_room
@@ -87,7 +87,7 @@ def prepare(
     outlined = spending(outlined, plan, lengths, is_alike=machines.alike)
     plan, recipe = settled_by_costs(outlined, kept.settled(plan), lengths, machines)
     recipe = _with_steps(recipe, outlined.flow, data)
-    say_before(outlined.flow, recipe, models if trains else ())
+    say_notices(outlined.flow, recipe, models if trains else ())
     plan = settled(replace(outlined, recipe=recipe), plan, lengths)
     if to_be_found(plan):
         facts = Facts(recipe, models, shapes, parameters_of(models), plan, outlined.flow, lengths)

@@ -13,7 +13,7 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel, optimizer_of
 
 
-def say_before(flow: Dataflow, recipe: Recipe, models: Sequence[RoleModel]) -> None:
+def say_notices(flow: Dataflow, recipe: Recipe, models: Sequence[RoleModel]) -> None:
     """Say where adapters are merged, and where a run ends before the learning rate of a role is at its peak.
 
     Args:
