@@ -16,7 +16,7 @@ from plait.errors import RESUME, RunError
 from plait.launch.failures import Ended, Failure, WorkerError
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.run_files import OLD_WORKERS
-from plait.runtime.processes import handed_on
+from plait.runtime.processes import forwarded_signals
 from plait.runtime.processes.launching import as_alone, crowding, still_loading
 from plait.runtime.processes.supervisor import explained, how_to_resume
 from plait.runtime.processes.worker_output import worker_output
@@ -97,10 +97,10 @@ def test_what_ranks_have_printed_is_replaced_when_another_run_begins(tmp_path: P
 
 
 def test_the_timer_of_a_second_signal_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handed_on, "LEAVE_S", 0.1)
+    monkeypatch.setattr(forwarded_signals, "LEAVE_S", 0.1)
     with subprocess.Popen(["sleep", "60"]) as leader:
         group: Any = SimpleNamespace(signal=lambda rank, number: leader.send_signal(number))
-        with handed_on.handing_on_signals(group) as signals:
+        with forwarded_signals.forwarding_signals(group) as signals:
             assert not signals.asked
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGINT)

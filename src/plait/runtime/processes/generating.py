@@ -27,7 +27,7 @@ from plait.runtime.evaluating.generate import answer, answer_alone
 from plait.runtime.evaluating.generate_job import Asked, Earlier, Job, checked
 from plait.runtime.evaluating.generation_report import GenerationReport, Meter, row_of
 from plait.runtime.process import set_up
-from plait.runtime.processes.handed_on import HandedOnSignals, handing_on_signals
+from plait.runtime.processes.forwarded_signals import ForwardedSignals, forwarding_signals
 from plait.runtime.processes.launching import RUN_S, as_alone, crowding
 from plait.runtime.stopping import LEADERS_SIGNAL
 from plait.stop_signals import let_be
@@ -158,12 +158,12 @@ def _by_processes(
         bare = replace(job, prompts=Source(job.prompts.name, ()), lengths=None, history=())
         nothing = replace(asked, requests=(), earlier=())
         responses = _Responses(asked.requests, keep, progress)
-        signals: HandedOnSignals | None = None
+        signals: ForwardedSignals | None = None
         began = time.perf_counter()
         try:
             with (
                 launcher.start(Answering, len(parts), arguments=(bare, nothing)) as group,
-                handing_on_signals(group, ranks) as signals,
+                forwarding_signals(group, ranks) as signals,
             ):
                 handles = [_ask(group, rank, part, asked.earlier, done) for rank, part in enumerate(parts)]
                 threading.Thread(target=_wait, args=(handles, told), daemon=True).start()

@@ -23,7 +23,7 @@ from plait.runtime.folder.history import Origin
 from plait.runtime.folder.progressed import has_checkpoint
 from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.inputs.prepared import Prepared
-from plait.runtime.processes.handed_on import HandedOnSignals, handing_on_signals
+from plait.runtime.processes.forwarded_signals import ForwardedSignals, forwarding_signals
 from plait.runtime.processes.launching import RUN_S, launcher_shown
 from plait.runtime.processes.nodes import threads_of
 from plait.runtime.processes.restarting import RanksLost
@@ -107,12 +107,12 @@ def spread(plan: Plan) -> str:
 
 
 def _run(launcher: LocalProcesses, job: Job, directory: RunDirectory, nodes: Gathered | None, status: Path) -> Outcome:
-    signals: HandedOnSignals | None = None
+    signals: ForwardedSignals | None = None
     num_ranks = job.plan.num_ranks
     try:
         with (
             launcher.start(Worker, num_ranks, arguments=(job,)) as group,
-            handing_on_signals(group) as signals,
+            forwarding_signals(group) as signals,
             nullcontext() if nodes is None else nodes.wishes_to(signals.wished),
         ):
             leader = group.submit(LEADER, "run")

@@ -1,4 +1,4 @@
-"""Signals that ask to stop, from the process that the user started to the ranks that it started."""
+"""Forwards signals that ask to stop, from the process that the user started to the ranks that it started."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEAVE_S = 5.0
 """After a second signal, for the leader to leave."""
 
 
-class HandedOnSignals:
+class ForwardedSignals:
     """Hands signals that ask to stop on to the leader, which ends its step and saves; at the second it leaves at once,
     and if it does not, so does this process.
 
@@ -70,14 +70,14 @@ class HandedOnSignals:
             self._timer.cancel()
 
     def ended_it(self, failure: Failure) -> bool:
-        """Whether a rank died of a signal that was handed on before it could take it."""
+        """Whether a rank died of a forwarded signal before it could take it."""
         return self._asked > 0 and failure.ended is Ended.DIED and failure.rank in self._ranks
 
 
 @contextlib.contextmanager
-def handing_on_signals(group: Group, ranks: Sequence[int] = (LEADER,)) -> Iterator[HandedOnSignals]:
+def forwarding_signals(group: Group, ranks: Sequence[int] = (LEADER,)) -> Iterator[ForwardedSignals]:
     """While inside, signals to this process go on to the group's leader, or to ranks that lead themselves."""
-    signals = HandedOnSignals(group, ranks)
+    signals = ForwardedSignals(group, ranks)
     with contextlib.ExitStack() as stack:
         stack.callback(signals.end)
         stack.enter_context(signals_to(signals))
