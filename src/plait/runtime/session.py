@@ -103,18 +103,18 @@ class Session:
         output = self.directory.files.reward_output
         join = partial(self._leading.workers, self.recorder, loads=checkpoint is not None)
         opened = open_roles(prepared, join, self.recorder, self.progress, stack, output)
-        self.workers, self.roles, self.eval_functions, self.aside = (
+        self.workers, self.roles, self.eval_functions, self.between_steps = (
             opened.workers,
             opened.roles,
             opened.eval_functions,
-            opened.aside,
+            opened.between_steps,
         )
         if checkpoint is not None:
             self.workers.checkpoint.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)
             self._publish_weights()
             take_up_knowledge(self.workers, recipe, checkpoint.folder, self.progress.message)
-        check_engines(prepared, self.roles, self.aside)
-        self.executor = Executor(prepared, self.roles, self.recorder, self.progress, self.aside.clock)
+        check_engines(prepared, self.roles, self.between_steps)
+        self.executor = Executor(prepared, self.roles, self.recorder, self.progress, self.between_steps.clock)
         self.feed = prepared.feed(self.done.prompts_drawn)
         self.utilisation = Utilisation(prepared)
         self.batches = Batches(self.feed, recipe.prompts_per_step, self._drawn_before(checkpoint))
@@ -194,7 +194,9 @@ class Session:
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> Evaluation:
         """See `measure`. All ranks are asked now what they recorded of it: a next step, which asks, may not come."""
         self.executor.settle()
-        measured = measure(self.prepared, self.roles, self.eval_functions, self.executor.calls, self.aside, stop=stop)
+        measured = measure(
+            self.prepared, self.roles, self.eval_functions, self.executor.calls, self.between_steps, stop=stop
+        )
         self.recorder.extend(self.workers.spans())
         return measured
 
@@ -275,7 +277,7 @@ class Session:
 
     def _open_doctor(self) -> RunDoctor:
         return RunDoctor(
-            InspectedRun(self.prepared.flow, self.roles, self.recipe, self.workers, self.aside),
+            InspectedRun(self.prepared.flow, self.roles, self.recipe, self.workers, self.between_steps),
             self.recipe.doctor,
             self.directory.files.doctor,
             resume=self._resume,

@@ -108,7 +108,7 @@ def opened(recipe: Recipe, *, resume: bool = False, settings: DoctorSettings = Q
         Session(prepared, directory, resume=resume, leading=Alone(prepared)) as session,
     ):
         doctor = RunDoctor(
-            InspectedRun(session.prepared.flow, session.roles, recipe, session.workers, session.aside),
+            InspectedRun(session.prepared.flow, session.roles, recipe, session.workers, session.between_steps),
             settings,
             recipe.run_dir / "beside.jsonl",
             resume=resume,

@@ -18,7 +18,7 @@ from plait.metric_names import with_logged
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import NONE, GroupScores
 from plait.runtime.evaluating.evaluation import Evaluation, logged_means, task_of
-from plait.runtime.steps.aside import Aside
+from plait.runtime.steps.between_steps import BetweenSteps
 from plait.runtime.steps.engine_loop import engine_loop
 from plait.runtime.steps.function_reports import FunctionReports
 from plait.runtime.steps.roles import ModelRole, RewardRole
@@ -72,7 +72,7 @@ def answer(
     actor: ModelRole,
     held_out: HeldOut,
     scorers: Scorers,
-    aside: Aside,
+    between_steps: BetweenSteps,
     *,
     stop: Callable[[], bool],
 ) -> Evaluation:
@@ -92,16 +92,16 @@ def answer(
     sampling = held_out.sampling.sampling(temperature=held_out.temperature, **whole)
     for prompt in held_out.prompts:
         actor.engine.add(Request(prompt, held_out.per_item, sampling, NoiseKey(held_out.seed)))
-    aside.progress.phase(
+    between_steps.progress.phase(
         CALL, len(held_out.prompts) * held_out.per_item, "items" if held_out.per_item == 1 else "answers"
     )
-    scored = _FunctionScores(scorers.pools(), held_out.per_item, aside)
+    scored = _FunctionScores(scorers.pools(), held_out.per_item, between_steps)
     ranks = actor.trainer.mesh(CallKind.GENERATE, begins=True)
-    samples = aside.run(CALL, _answered(actor.engine, scored, stop), ranks, actor.trainer.role)
+    samples = between_steps.run(CALL, _answered(actor.engine, scored, stop), ranks, actor.trainer.role)
     answers = tuple(samples[prompt.uid, index] for prompt in held_out.prompts for index in range(held_out.per_item))
     of_functions = scored.of(answers)
     totals = {
-        name: _totals(answers, role, of_functions.get(name), aside)
+        name: _totals(answers, role, of_functions.get(name), between_steps)
         for name, role in (("reward", scorers.reward), ("cost", scorers.cost))
         if role is not None
     }
@@ -138,10 +138,10 @@ class _Scored(NamedTuple):
 class _FunctionScores:
     """What the functions of some pools say of answers. They get all answers to a prompt together, as in training."""
 
-    def __init__(self, pools: Mapping[str, RewardPool], per_item: int, aside: Aside) -> None:
+    def __init__(self, pools: Mapping[str, RewardPool], per_item: int, between_steps: BetweenSteps) -> None:
         self._pools = pools
         self._per_item = per_item
-        self._report = FunctionReports(aside.recorder, aside.progress.message)
+        self._report = FunctionReports(between_steps.recorder, between_steps.progress.message)
         self._unscored: dict[int, list[Sample]] = {}
         """Prompt uid → its answers, while some are still to come."""
         self._scores: dict[str, dict[tuple[int, int], _Scored]] = {name: {} for name in pools}
@@ -240,7 +240,7 @@ def _logged(groups: Sequence[GroupScores], taken: Collection[str]) -> dict[str, 
 
 
 def _totals(
-    samples: tuple[Sample, ...], role: RewardRole, scores: Sequence[_Scored] | None, aside: Aside
+    samples: tuple[Sample, ...], role: RewardRole, scores: Sequence[_Scored] | None, between_steps: BetweenSteps
 ) -> tuple[float, ...]:
     """The weighted scores of a role, of its functions and its models together; NaN where nobody could reply."""
     none = np.array([NONE if sample.reply_error else 0.0 for sample in samples])
@@ -248,5 +248,7 @@ def _totals(
     for scorer in role.scorers.values():
         trainer = scorer.trainer
         ranks = trainer.mesh(CallKind.SCORE, begins=True)
-        totals = totals + scorer.weight * aside.run(CALL, scorer.scores(samples, call=CALL), ranks, trainer.role)
+        totals = totals + scorer.weight * between_steps.run(
+            CALL, scorer.scores(samples, call=CALL), ranks, trainer.role
+        )
     return tuple(totals.tolist())

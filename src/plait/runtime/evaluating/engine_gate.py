@@ -21,7 +21,7 @@ from plait.observe.doctor_reading import limits_of
 from plait.observe.progress import ProgressSink
 from plait.recipes.engine_checks import abilities
 from plait.runtime.inputs.prepared import Prepared
-from plait.runtime.steps.aside import Aside
+from plait.runtime.steps.between_steps import BetweenSteps
 from plait.runtime.steps.engine_loop import engine_loop
 from plait.runtime.steps.roles import ModelRole, Roles, models_of
 from plait.schedule.work import Work
@@ -35,7 +35,7 @@ GATE_ROLLOUT = -1
 """None of a run's rollouts: the noise of these samples is theirs alone."""
 
 
-def check_engines(prepared: Prepared, roles: Roles, aside: Aside) -> None:
+def check_engines(prepared: Prepared, roles: Roles, between_steps: BetweenSteps) -> None:
     """Compare the log-probs of samples of each engine with those of its role's trainer, where it computes elsewhere.
 
     Raises:
@@ -48,8 +48,8 @@ def check_engines(prepared: Prepared, roles: Roles, aside: Aside) -> None:
         role = models_of(roles)[name]
         if role.engine is not None:
             ranks = role.trainer.mesh(CallKind.GENERATE, begins=True) | role.trainer.mesh(CallKind.SCORE, begins=True)
-            rows, expected = aside.run(CALL, _compared(prepared, role, role.engine), ranks, name)
-            _check(prepared, name, rows, expected, aside.progress)
+            rows, expected = between_steps.run(CALL, _compared(prepared, role, role.engine), ranks, name)
+            _check(prepared, name, rows, expected, between_steps.progress)
 
 
 def _compared(prepared: Prepared, role: ModelRole, engine: GenerationEngine) -> Work[tuple[Rows, FloatArray]]:

@@ -14,7 +14,7 @@ from plait.runtime.evaluating.answering import HeldOut, Scorers, answer
 from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.folder.moments import Round
 from plait.runtime.inputs.prepared import Prepared
-from plait.runtime.steps.aside import Aside
+from plait.runtime.steps.between_steps import BetweenSteps
 from plait.runtime.steps.calls import Calls
 from plait.runtime.steps.grading import grade_metrics
 from plait.runtime.steps.graph_order import GraphOrder
@@ -29,7 +29,7 @@ def measure(
     roles: Roles,
     eval_functions: RewardPool | None,
     calls: Calls,
-    aside: Aside,
+    between_steps: BetweenSteps,
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
@@ -44,7 +44,7 @@ def measure(
     """
     recipe = prepared.recipe
     if not prepared.held_out:
-        losses_of = partial(evaluate_given, prepared.flow, calls, aside)
+        losses_of = partial(evaluate_given, prepared.flow, calls, between_steps)
         logged = dict(losses_of(StepState(0, given=prepared.held_out_given)))
         for source, held_out_given in _by_source(prepared.held_out_given).items():
             measured = losses_of(StepState(0, given=held_out_given))
@@ -60,10 +60,10 @@ def measure(
         pass_at=recipe.evaluation.pass_at,
     )
     scorers = Scorers(rewards.get("reward"), rewards.get("cost"), eval_functions)
-    return answer(actor, held_out, scorers, aside, stop=stop)
+    return answer(actor, held_out, scorers, between_steps, stop=stop)
 
 
-def evaluate_given(flow: Dataflow, calls: Calls, aside: Aside, state: StepState) -> dict[str, float]:
+def evaluate_given(flow: Dataflow, calls: Calls, between_steps: BetweenSteps, state: StepState) -> dict[str, float]:
     """The metrics that training on the given samples of `state` would have, with the numbers for the whole batch that
     the flow makes of them, under the names that they have in a step: its calls are run, one after another, and a TRAIN
     call only evaluates its loss. And the numbers of what functions read from the samples' texts."""
@@ -72,7 +72,7 @@ def evaluate_given(flow: Dataflow, calls: Calls, aside: Aside, state: StepState)
         mesh = calls.mesh(node, state.step, begins=True)
         task = Task(((state.step, node.id),), node.call, nothing(), mesh, node.role or "")
         task.work = _evaluated(node, calls, state, task)
-        measured = aside.run_task(task)
+        measured = between_steps.run_task(task)
         if node.kind is CallKind.TRAIN:
             order.training_ended(node, measured)
     grades = grade_metrics(flow, state)

@@ -130,7 +130,7 @@ class RunDoctor:
             }
             inspected = self._inspected
             temperature, has_come_apart = inspected.recipe.sampling.temperature, reading.has_come_apart
-            suspects = Suspects(role, temperature, inspected.aside, others, has_come_apart)
+            suspects = Suspects(role, temperature, inspected.between_steps, others, has_come_apart)
             with inspected.workers.leader_weights.holding() as are_here:
                 return diagnose(suspects, state.tables[node.id]) if are_here else None
         return None

@@ -9,7 +9,7 @@ from plait.data.rows import Rows
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.models.backbone_model import BackboneModel
 from plait.recipes.recipe import Recipe
-from plait.runtime.steps.aside import Aside
+from plait.runtime.steps.between_steps import BetweenSteps
 from plait.runtime.steps.roles import Roles
 from plait.runtime.steps.step import StepState
 from plait.runtime.workers import Workers
@@ -24,7 +24,7 @@ class InspectedRun:
     recipe: Recipe
     workers: Workers
     """They know where weights are."""
-    aside: Aside
+    between_steps: BetweenSteps
     """Drives what models are asked beside the steps."""
 
     @cached_property

@@ -26,7 +26,7 @@ from plait.models.compute.attention import PackedContext
 from plait.models.compute.head_chunks import LEFT_OUT
 from plait.models.language_model import LanguageModel
 from plait.observe.doctor_reading import Diagnosis
-from plait.runtime.steps.aside import Aside
+from plait.runtime.steps.between_steps import BetweenSteps
 from plait.runtime.steps.roles import ModelRole
 from plait.training.router_replay import replay_of
 
@@ -51,7 +51,7 @@ class Suspects:
     """The role of the samples: its engine drew them, its trainer trains on them."""
     temperature: float
     """That the recipe asks for."""
-    aside: Aside
+    between_steps: BetweenSteps
     """Drives what the trainer is asked."""
     others: Mapping[str, LanguageModel]
     """Further models whose weights the engine may hold: the reference, which has those of the beginning."""
@@ -72,7 +72,7 @@ def diagnose(suspects: Suspects, rows: Rows) -> Diagnosis | None:
     plain = _Plain(model, few)
     scoring = suspects.role.trainer
     ranks = scoring.mesh(CallKind.SCORE, begins=True)
-    trainer = suspects.aside.run(CALL, scoring.score(few, Score.LOGPROBS, call=CALL), ranks, scoring.role)
+    trainer = suspects.between_steps.run(CALL, scoring.score(few, Score.LOGPROBS, call=CALL), ranks, scoring.role)
     engine = few.sampling_logprobs
     tolerance = _AGREE[model.dtype]
     expected = plain.logprobs(suspects.temperature)

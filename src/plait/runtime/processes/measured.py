@@ -46,6 +46,6 @@ def measured(prepared: Prepared, leading: Leading, progress: AbstractContextMana
         opened = open_roles(prepared, partial(leading.workers, recorder), recorder, shown, stack)
         shown.start()
         calls = Calls(prepared, opened.roles, recorder, shown)
-        result = measure(prepared, opened.roles, opened.eval_functions, calls, opened.aside)
+        result = measure(prepared, opened.roles, opened.eval_functions, calls, opened.between_steps)
         opened.workers.close()
         return result

@@ -19,7 +19,7 @@ from plait.recipes.turn_checks import rounds_by_prompt
 from plait.rewards.pool import RewardPool
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.inputs.tokenizers import load_tokenizer
-from plait.runtime.steps.aside import Aside
+from plait.runtime.steps.between_steps import BetweenSteps
 from plait.runtime.steps.conversing import Conversing, Replies
 from plait.runtime.steps.function_reports import FunctionReports
 from plait.runtime.steps.reward_pools import Pools, open_pools
@@ -37,7 +37,7 @@ class OpenedRoles:
     roles: Roles
     eval_functions: RewardPool | None
     """Functions of evaluations; None: there are none."""
-    aside: Aside
+    between_steps: BetweenSteps
     """Drives what is computed between steps. Its clock drives the steps, too."""
 
 
@@ -69,7 +69,7 @@ def open_roles(
     for pool in pools.all:
         pool.looked = workers.tick
     return OpenedRoles(
-        workers, roles, pools.eval_functions, Aside(workers.clock(pools.all, progress), recorder, progress)
+        workers, roles, pools.eval_functions, BetweenSteps(workers.clock(pools.all, progress), recorder, progress)
     )
 
 

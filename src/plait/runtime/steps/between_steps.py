@@ -13,7 +13,7 @@ from plait.workers.recorder import Recorder
 
 
 @dataclass(frozen=True)
-class Aside:
+class BetweenSteps:
     """Drives works beside which nothing else is to be done; what they do is recorded as of no step."""
 
     clock: Clock
