@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from plait.cost.costs import CallCost
-from plait.cost.cutting import Cutting
 from plait.cost.flow_calls import FlowCalls
 from plait.cost.kept_sets import NO_SETS, KeptSets
 from plait.cost.layer_kinds import stage_counts
 from plait.cost.micro_batch import Cut, LargestBatch, share_of
+from plait.cost.micro_batch_split import MicroBatchSplit
 from plait.cost.sample_sets import SampleSets
 from plait.cost.wide_columns import wide_numbers
 from plait.cost.working_memory import (
@@ -66,8 +66,8 @@ class ForwardMemory:
 class ForwardMemories:
     """What the calls of a flow take that train or score. Kept: a search asks for one parallelism on many meshes."""
 
-    def __init__(self, calls: FlowCalls, cutting: Cutting, sets: SampleSets) -> None:
-        self._calls, self._cutting, self._sets = calls, cutting, sets
+    def __init__(self, calls: FlowCalls, split: MicroBatchSplit, sets: SampleSets) -> None:
+        self._calls, self._split, self._sets = calls, split, sets
         self._of = cache(self._of_call)
 
     def of(self, node: Node, sizes: Parallelism, budget: int, schedule: str | None) -> ForwardMemory:
@@ -91,8 +91,8 @@ class ForwardMemories:
 
     def _largest(self, node: Node, sizes: Parallelism, budget: int, *, trains: bool) -> LargestBatch:
         samples, options = self._calls.samples[node.id], node.training if trains else TrainOptions()
-        share = self._cutting.share(node, sizes.dp) if trains else share_of(samples.count, 1, sizes.dp)
-        cut = Cut(budget, self._cutting.least(sizes), options.whole_groups, wide_numbers(node))
+        share = self._split.share(node, sizes.dp) if trains else share_of(samples.count, 1, sizes.dp)
+        cut = Cut(budget, self._split.least(sizes), options.whole_groups, wide_numbers(node))
         return LargestBatch.of_share(share, samples.per_prompt, self._calls.lengths[node.id], cut)
 
 

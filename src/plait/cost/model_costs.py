@@ -12,13 +12,13 @@ from plait.cost.cluster import ClusterSpec
 from plait.cost.connections import Connections, heads_of_keys
 from plait.cost.corrections import Corrections
 from plait.cost.costs import Amount, CallCost, MoveCost, Spread, num_instances
-from plait.cost.cutting import Cutting
 from plait.cost.flow_calls import FlowCalls
 from plait.cost.forward_memory import ForwardMemories
 from plait.cost.generations import Generations
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.layer_times import BALANCING, added, scaled, total
 from plait.cost.micro_batch import share_of
+from plait.cost.micro_batch_split import MicroBatchSplit
 from plait.cost.moves import move_cost, offload_cost
 from plait.cost.optimizer_step import optimizer_step
 from plait.cost.profile import Profile
@@ -82,8 +82,8 @@ class ModelCosts:
         self._parameters = cache(lambda role: given.get(role) or parameters_of_shape(self.shapes[role], outputs(role)))
         calls = FlowCalls.of(workload, self.shapes, flow)
         self._samples, self._lengths = calls.samples, calls.lengths
-        self._sets, self._cutting = SampleSets(calls), Cutting(calls, cluster.software)
-        self._forwards = ForwardMemories(calls, self._cutting, self._sets)
+        self._sets, self._split = SampleSets(calls), MicroBatchSplit(calls, cluster.software)
+        self._forwards = ForwardMemories(calls, self._split, self._sets)
         self._memory = RoleMemory(workload, self.shapes, self._parameters)
         works = work_of_roles(shapes, flow, workload.dtype, workload.lora, workload.frozen)
         role_passes = RolePasses(works, cluster, profile)
@@ -162,8 +162,8 @@ class ModelCosts:
         """Forward and backward of each pipeline stage, of a mini-batch's share of one copy in so many micro-batches; a
         backward with the layers that are computed again."""
         node, workload = self._nodes[call], self.workload
-        share = self._cutting.share(node, layout.parallelism.dp)
-        micro, _ = self._cutting.micro(node, share, layout, workload.micro_batch_tokens, micro_batches)
+        share = self._split.share(node, layout.parallelism.dp)
+        micro, _ = self._split.micro(node, share, layout, workload.micro_batch_tokens, micro_batches)
         passes = self._passes(str(node.role), layout)
         seconds = []
         for stage in range(layout.parallelism.pp):
@@ -184,8 +184,8 @@ class ModelCosts:
             context = running * (lengths.prompts.mean + lengths.responses.mean / 2)
             seconds = lambda kind: total(kind.decode_layer(running, context))
         else:
-            share = self._cutting.share(node, sizes.dp) if mode == "train" else share_of(samples.count, 1, sizes.dp)
-            micro, _ = self._cutting.micro(node, share, layout, self.workload.micro_batch_tokens)
+            share = self._split.share(node, sizes.dp) if mode == "train" else share_of(samples.count, 1, sizes.dp)
+            micro, _ = self._split.micro(node, share, layout, self.workload.micro_batch_tokens)
             seconds = lambda kind: total(kind.passed(micro))
         passes, kinds = self._passes(role, layout), layer_kinds(self.shapes[role])
         if len(kinds) == 1:
@@ -219,7 +219,7 @@ class ModelCosts:
         passes = self._passes(str(node.role), layout)
         samples = self._samples[node.id]
         share = ceil(samples.count / layout.parallelism.dp)
-        micro, count = self._cutting.micro(node, share, layout, budget)
+        micro, count = self._split.micro(node, share, layout, budget)
         copies = self._copies(str(node.role), layout)
         terms = max((copy.scoring(micro, count) for copy in copies), key=total)
         whole_s = total(terms)
@@ -229,8 +229,8 @@ class ModelCosts:
         )
         num_bytes = passes.received_bytes(micro) * count * layout.parallelism.dp
         in_parts_s = 0.0
-        if self.workload.gathers and (parts := count + self._cutting.small_parts(node)) > count:
-            part, _ = self._cutting.micro(node, share, layout, budget, parts)
+        if self.workload.gathers and (parts := count + self._split.small_parts(node)) > count:
+            part, _ = self._split.micro(node, share, layout, budget, parts)
             parts_s = max(total(copy.scoring(part, parts)) for copy in copies)
             in_parts_s = max(0.0, parts_s - whole_s)
         cost = self._forwards.of(node, layout.parallelism, budget, None).cost(terms, num_bytes, in_parts_s)
@@ -241,8 +241,8 @@ class ModelCosts:
         passes, copies = self._passes(role, layout), self._copies(role, layout)
         samples = self._samples[node.id]
         mini_batches = min(options.mini_batches, samples.prompts if options.whole_groups else samples.count)
-        share = self._cutting.share(node, sizes.dp)
-        micro, count = self._cutting.micro(node, share, layout, budget)
+        share = self._split.share(node, sizes.dp)
+        micro, count = self._split.micro(node, share, layout, budget)
         again = self.workload.checkpoint_activations
         step = max((copy.training(micro, count, recompute=again, schedule=schedule) for copy in copies), key=total)
         updates = not options.with_next

@@ -1,4 +1,4 @@
-"""Into which micro-batches the samples of a call are cut, on average."""
+"""The average micro-batch of each call, and how many there are."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from plait.layout.mesh import Layout, Parallelism
 from plait.schedule.needs import may_stream
 
 
-class Cutting:
-    """Micro-batches of the calls of a flow."""
+class MicroBatchSplit:
+    """How the samples of a flow's calls are split into micro-batches, on average."""
 
     def __init__(self, calls: FlowCalls, software: Software) -> None:
         self._workload, self._shapes, self._flow = calls.workload, calls.shapes, calls.flow
