@@ -16,7 +16,7 @@ from plait.schedule.timeline import Span, Timeline
 from plait.schedule.work import COMPUTE, DISK
 
 OFFLOADS = ("OFFLOAD", "ONLOAD")
-CONCURRENT = " beside "
+BESIDE = " beside "
 """In the lane of calls that a worker of functions has under way while it has others."""
 _PIPELINE = (
     Kind.FORWARD,
@@ -59,7 +59,7 @@ def busy_by_rank(timeline: Timeline, name_of: Callable[[Span], str]) -> dict[str
     written to a disk is left out. So is what a worker has under way beside another call: both wait at a time."""
     busy: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for span in timeline.spans:
-        if span.lane != DISK and CONCURRENT not in span.lane:
+        if span.lane != DISK and BESIDE not in span.lane:
             busy[name_of(span)][span.rank] += span.duration_s
     return {name: dict(ranks) for name, ranks in busy.items()}
 
