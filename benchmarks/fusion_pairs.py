@@ -47,7 +47,7 @@ from plait.cost.workload import Workload
 from plait.dataflow import CallKind
 from plait.layout.mesh import Layout
 from plait.planner.search import search
-from plait.policy.early_scores import PARTED
+from plait.policy.early_scores import SPLITS
 from plait.policy.threshold import Outcome, Rollout, outcome, spread, tune
 from plait.policy.unfinished import finish_times
 from plait.recipes.recipe_file import load_recipe
@@ -221,8 +221,8 @@ def streaming_table() -> str:
             rollout = Rollout(count, step_s, score_s, 64, 2 * step_s(1), frees=True, together=together)
             rollout = replace(rollout, again_s=score_s * together * PROMPT / group)
             whole = _tuned(rollout, rows, responses.values)
-            parted = [_tuned(replace(rollout, parted=int(share * batch)), rows, responses.values) for share in PARTED]
-            best = min(whole, *parted) if together > 1 else whole
+            split = [_tuned(replace(rollout, num_split=int(share * batch)), rows, responses.values) for share in SPLITS]
+            best = min(whole, *split) if together > 1 else whole
             left = max(0.0, 1 - best.streamed_s / best.total_s)
             gain = 1 - best.total_s / whole.total_s
             cells.append(f"{left:.1%}" if together == 1 else f"{gain:.1%}, {left:.1%}")

@@ -80,19 +80,19 @@ def test_samples_of_a_prompt_wait_for_each_other() -> None:
 
 def test_samples_of_a_prompt_do_not_wait_for_the_last_ones_where_that_gains_more() -> None:
     """Of four samples of each prompt one takes a hundred steps, on one instance each, and the rest one. Whole groups
-    have all to be scored at the end; parted, with few left and gathered, most is behind generation."""
+    have all to be scored at the end; split, with few left and gathered, most is behind generation."""
     groups = [(2, 2, 2, 101)]
     size = RolloutSize(samples=32, instances=2, max_batch=32, together=4)
     times = FusionTimes(step_s=1.0, more_s=0.0, token_s=0.1, parts_s=0.0, prompt_tokens=1.0)
     early = predicted(times, groups, size, seed=1)
     assert early.pays
-    assert early.parted > 0
+    assert early.num_split > 0
     twice = predicted(replace(times, step_tokens=2.0), groups, size, seed=1)
     assert early.gain_s - twice.gain_s == pytest.approx(2.0), "a move of two steps takes as long as four tokens"
     alone = predicted(times, [(101,)], replace(size, together=1), seed=1)
-    assert alone.parted == 0
+    assert alone.num_split == 0
     again = predicted(replace(times, prompt_tokens=1e4, token_s=1e-5), groups, size, seed=1)
-    assert again.parted == 0, "prompts would be read again"
+    assert again.num_split == 0, "prompts would be read again"
 
 
 def test_without_lengths_or_with_one_instance_there_is_nothing() -> None:

@@ -46,15 +46,15 @@ def test_samples_that_are_scored_together_wait_for_the_last_of_them() -> None:
     assert outcome(in_parts, steps, 2).total_s == 8.0
 
 
-def test_groups_are_parted_at_the_last_samples() -> None:
+def test_groups_are_split_at_the_last_samples() -> None:
     """As above, but with two samples unfinished the two that have ended are scored without them, and prompts read again
     take 0.25 s more of each piece: 9 s in all. Gathered at 1 s, the freed instance scores until 5 s, and 5 s are left
     for both. As they are, it scores from 3 s on, and 7 s are left."""
     steps = [[1, 3], [1, 5]]
-    parted = replace(FREES, together=2, parted=2, again_s=0.5)
-    assert outcome(parted, steps, 2).total_s == 5.0 + 5.0 / 2
-    assert outcome(parted, steps, 0).total_s == 5.0 + 7.0 / 2
-    assert outcome(replace(parted, parted=4), steps, 0).total_s == 8.0, "nothing has ended by then"
+    split = replace(FREES, together=2, num_split=2, again_s=0.5)
+    assert outcome(split, steps, 2).total_s == 5.0 + 5.0 / 2
+    assert outcome(split, steps, 0).total_s == 5.0 + 7.0 / 2
+    assert outcome(replace(split, num_split=4), steps, 0).total_s == 8.0, "nothing has ended by then"
 
 
 def test_weights_that_come_back_are_waited_for() -> None:

@@ -63,11 +63,11 @@ def test_who_may_take_a_place_leaves_it_vague() -> None:
     assert places(groups, at_once=3) == []
 
 
-def test_the_last_samples_are_parted_from_the_others_of_their_groups() -> None:
+def test_the_last_samples_are_split_from_the_others_of_their_groups() -> None:
     """The last three of eight are those of 9, 8 and 5 tokens: the groups that have them give what ended before, in the
     order of prompts, behind those that have none."""
     groups = ended((9, 1), (3, 4), (2, 8), (5, 1))
-    assert settled(groups, 8, parted=3) == [
+    assert settled(groups, 8, num_split=3) == [
         (1, (0, 1)),
         (0, (1,)),
         (2, (0,)),
@@ -76,19 +76,19 @@ def test_the_last_samples_are_parted_from_the_others_of_their_groups() -> None:
         (2, (1,)),
         (0, (0,)),
     ]
-    assert settled(groups, 8, parted=2) == [(1, (0, 1)), (3, (0, 1)), (0, (1,)), (2, (0,)), (2, (1,)), (0, (0,))]
-    assert settled(ended((9, 8), (3, 4)), 4, parted=2) == [(1, (0, 1)), (0, (0, 1))], (
+    assert settled(groups, 8, num_split=2) == [(1, (0, 1)), (3, (0, 1)), (0, (1,)), (2, (0,)), (2, (1,)), (0, (0,))]
+    assert settled(ended((9, 8), (3, 4)), 4, num_split=2) == [(1, (0, 1)), (0, (0, 1))], (
         "a group of the last alone is whole"
     )
-    assert settled(groups, 8, parted=8) == settled(groups, 8), "nothing ends before"
+    assert settled(groups, 8, num_split=8) == settled(groups, 8), "nothing ends before"
 
 
-def test_what_is_parted_is_known_when_the_last_samples_are() -> None:
+def test_what_is_split_is_known_when_the_last_samples_are() -> None:
     groups = ended((9, 1), (3, 4))
     groups[0][0] = SampleLength(3, ended=False)
-    assert settled(groups, 4, parted=1) == [], "prompt 1 may have the last"
+    assert settled(groups, 4, num_split=1) == [], "prompt 1 may have the last"
     groups[0][0] = SampleLength(4, ended=False)
-    assert settled(groups, 4, parted=1) == [ScoredPart(1, (0, 1)), ScoredPart(0, (1,))]
+    assert settled(groups, 4, num_split=1) == [ScoredPart(1, (0, 1)), ScoredPart(0, (1,))]
     assert settled(groups, 4) == [ScoredPart(1, (0, 1))]
 
 
@@ -118,11 +118,11 @@ def test_what_is_known_early_is_so_at_the_end(rollout: tuple[list[list[int]], in
 
 
 @given(rollouts(), st.integers(1, 40))
-def test_what_is_parted_early_is_so_at_the_end(
-    rollout: tuple[list[list[int]], int, random.Random], parted: int
+def test_what_is_split_early_is_so_at_the_end(
+    rollout: tuple[list[list[int]], int, random.Random], num_split: int
 ) -> None:
     lengths, at_once, rng = rollout
-    final = settled([[SampleLength(n, ended=True) for n in group] for group in lengths], at_once, parted)
+    final = settled([[SampleLength(n, ended=True) for n in group] for group in lengths], at_once, num_split)
     every = sorted((place, index) for place, group in enumerate(lengths) for index in range(len(group)))
     assert sorted((place, index) for place, indices in final for index in indices) == every
     share = rng.random()
@@ -133,7 +133,7 @@ def test_what_is_parted_early_is_so_at_the_end(
         ]
         for one in lengths
     ]
-    known = settled(groups, at_once, parted)
+    known = settled(groups, at_once, num_split)
     assert known == final[: len(known)]
     assert all(groups[place][index].ended for place, indices in known for index in indices)
 

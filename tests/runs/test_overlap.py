@@ -189,7 +189,7 @@ def test_parts_have_samples_without_the_last_of_their_prompts() -> None:
     there while they are unfinished; `left` counts prompts until all their samples are taken."""
     prompts = [Prompt(uid, "", (1,) * 4) for uid in (3, 1, 2)]
     growing = PartialRollout(prompts, 2)
-    parts = RolloutParts(growing, PartSize(17), at_once=6, parted=3)
+    parts = RolloutParts(growing, PartSize(17), at_once=6, num_split=3)
 
     def taken() -> tuple[str, list[str], int] | None:
         part = parts.take()

@@ -19,7 +19,7 @@ from plait.schedule.fusion_times import FusionTimes
 
 LAST_SHARE = 1 / 4
 """The share of all scoring that is behind the last sample at least: groups end late that have a long one."""
-PARTED = (1 / 16, 1 / 8, 1 / 4)
+SPLITS = (1 / 16, 1 / 8, 1 / 4)
 """Shares of all samples that may be unfinished when groups are split."""
 APART = 1 / 16
 """The share of the last call that scores by which ranks that score parts end apart."""
@@ -30,12 +30,12 @@ Draw = tuple[Sequence[Sequence[int]], float]
 
 @dataclass(frozen=True)
 class EarlyScores:
-    """gain_s: seconds that scoring in parts is predicted to gain; of_s: of generation and scoring without; parted:
+    """gain_s: seconds that scoring in parts is predicted to gain; of_s: of generation and scoring without; num_split:
     unfinished samples at which groups are split, as `threshold.Rollout` has them"""
 
     gain_s: float
     of_s: float
-    parted: int = 0
+    num_split: int = 0
 
     @property
     def pays(self) -> bool:
@@ -73,12 +73,12 @@ def _least_gain(times: FusionTimes, draws: Sequence[Draw], size: RolloutSize) ->
     share more."""
     believed = _gain(times, draws, size)
     if size.together > 1:
-        counts = sorted({int(share * size.samples) for share in PARTED} - {0})
-        parted = [_gain(times, draws, replace(size, parted=count)) for count in counts]
-        best = max((believed, *parted), key=lambda early: early.gain_s)
+        counts = sorted({int(share * size.samples) for share in SPLITS} - {0})
+        split = [_gain(times, draws, replace(size, num_split=count)) for count in counts]
+        best = max((believed, *split), key=lambda early: early.gain_s)
         if best.pays and best.gain_s - believed.gain_s >= LEAST_SHARE * believed.of_s:
             believed = best
-    chosen_size = replace(size, parted=believed.parted)
+    chosen_size = replace(size, num_split=believed.num_split)
     if believed.pays and any(_loses(doubted, draws, chosen_size) for doubted in _doubted(times)):
         return EarlyScores(0.0, believed.of_s)
     return believed
@@ -86,7 +86,7 @@ def _least_gain(times: FusionTimes, draws: Sequence[Draw], size: RolloutSize) ->
 
 def _gain(times: FusionTimes, draws: Sequence[Draw], size: RolloutSize) -> EarlyScores:
     plain_s, early_s = _taken(times, draws, size)
-    return EarlyScores(plain_s - min(early_s) - times.parts_s / size.instances, plain_s, size.parted)
+    return EarlyScores(plain_s - min(early_s) - times.parts_s / size.instances, plain_s, size.num_split)
 
 
 def _loses(times: FusionTimes, draws: Sequence[Draw], size: RolloutSize) -> bool:
@@ -130,7 +130,7 @@ def _rollout(times: FusionTimes, tokens: float, size: RolloutSize) -> Rollout:
         STEPS_OF_A_MOVE * times.step_s * times.step_tokens,
         frees=True,
         together=size.together,
-        parted=size.parted,
+        num_split=size.num_split,
         again_s=times.token_s * times.prompt_tokens,
         slots=size.max_batch,
     )

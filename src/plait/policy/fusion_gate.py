@@ -35,14 +35,14 @@ THRESHOLDS = 16
 @dataclass(frozen=True)
 class RolloutSize:
     """What a rollout is: samples in all, instances that generate them, how many an instance takes at once, and how many
-    can be scored together (those of a prompt), when the last of them has ended; parted: unfinished samples at which
+    can be scored together (those of a prompt), when the last of them has ended; num_split: unfinished samples at which
     those that have ended are scored without the others of their prompts."""
 
     samples: int
     instances: int
     max_batch: int
     together: int = 1
-    parted: int = 0
+    num_split: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Seen:
             frees=True,
             together=size.together,
             load_s=self.load_s,
-            parted=size.parted,
+            num_split=size.num_split,
             slots=size.max_batch,
         )
 
@@ -187,7 +187,7 @@ def gain_s(seen: Seen, lengths: Sequence[int], left: Remaining, size: RolloutSiz
     rollout = seen.rollout(size)
     sizes = Counter(sample.part for row in rows for sample in row)
     works = {
-        part: (size_of_part if count <= size.parted else size.together) * seen.score_s
+        part: (size_of_part if count <= size.num_split else size.together) * seen.score_s
         for part, size_of_part in sizes.items()
     }
 

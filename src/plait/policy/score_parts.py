@@ -82,22 +82,22 @@ class _Ends(NamedTuple):
     latest_N: FloatArray
 
 
-def settled(groups: Sequence[Sequence[SampleLength]], at_once: int, parted: int = 0) -> list[ScoredPart]:
+def settled(groups: Sequence[Sequence[SampleLength]], at_once: int, num_split: int = 0) -> list[ScoredPart]:
     """Groups whose place in the order is known, first to last; all of them when all samples have ended.
 
     Args:
         groups: in the order in which they were asked for.
         at_once: samples that run at a time.
-        parted: samples, the last of all, that are scored without the others of their groups. The others are pieces
+        num_split: samples, the last of all, that are scored without the others of their groups. The others are pieces
             that come behind the groups without any of the last, in the order in which they were asked for; then come
             those, and groups that have no others.
     """
     ends = _ends(groups, at_once)
     every_N = np.arange(len(ends.places_N))
-    if not parted:
+    if not num_split:
         return _pieces(ends, every_N)
     order_N = np.lexsort((ends.numbers_N, ends.places_N, ends.earliest_N))
-    early_X, late_X = order_N[:-parted], order_N[max(0, len(order_N) - parted) :]
+    early_X, late_X = order_N[:-num_split], order_N[max(0, len(order_N) - num_split) :]
     vague_X = early_X[ends.earliest_N[early_X] != ends.latest_N[early_X]]
     places_late = ends.places_N[late_X]
     if not len(vague_X):
@@ -152,7 +152,7 @@ def _by_turns(lengths: Sequence[float], at_once: int) -> FloatArray:
 
 
 def next_part(sizes: Sequence[int], left: int, size: PartSize, number: int) -> int | None:
-    """Pieces of the next part: groups, or what is parted from them; None: it is not known yet.
+    """Pieces of the next part: groups, or what is split off them; None: it is not known yet.
 
     Args:
         sizes: tokens of the pieces that are settled and in no part yet, in their order.

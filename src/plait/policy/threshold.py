@@ -31,7 +31,7 @@ class Rollout:
     together:      samples of an instance, one behind the other, that can be scored (a prompt's), when the last of them
                    has ended; where `frees`
     load_s:        from when an instance is free until it scores: weights come back
-    parted:        unfinished samples at which groups of `together` are parted: what has ended by then is scored without
+    num_split:     unfinished samples at which groups of `together` are split: what has ended by then is scored without
                    the others, which are scored when the last of them has ended; 0: never
     again_s:       device seconds more that scoring a group takes in two: its prompt is read again
     slots:         samples that an instance runs at once, at most; others wait until one ends
@@ -45,14 +45,14 @@ class Rollout:
     frees: bool = False
     together: int = 1
     load_s: float = 0.0
-    parted: int = 0
+    num_split: int = 0
     again_s: float = 0.0
     slots: float = inf
 
     def parts(self, ends: Sequence[Sequence[float]]) -> list[list[GroupPart]]:
         """What each sample of each instance is scored with, by when samples end."""
         order, together = sorted(end for row in ends for end in row), self.together
-        until = order[-self.parted - 1] if 0 < self.parted < len(order) else inf
+        until = order[-self.num_split - 1] if 0 < self.num_split < len(order) else inf
         return [[GroupPart(i, k // together, end <= until) for k, end in enumerate(row)] for i, row in enumerate(ends)]
 
     def works(self, parts: Iterable[Sequence[GroupPart]]) -> dict[Hashable, float]:

@@ -149,8 +149,8 @@ class Calls:
             is_last, copies = node.id == order[-1], len(instances)
             tokens = trainer.tokens_of_a_part(rollout.root_tokens) // copies
             size = PartSize(tokens, node.id == order[0], copies if is_last else None)
-            parted = self.rollout.parted(*self._rollout_of(node), state.step)
-            parts = RolloutParts(rollout, size, self._running(node), parted)
+            num_split = self.rollout.num_split(*self._rollout_of(node), state.step)
+            parts = RolloutParts(rollout, size, self._running(node), num_split)
             behind = state.step, node.rows
             return partial(where_free, parts, Copies(instances, behind, copies if is_last else 0), task)
         written = None if node.prompts is None else state.written[node.prompts]

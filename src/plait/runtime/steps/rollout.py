@@ -86,10 +86,10 @@ class Rollout:
         prompts = self._recipe.prompts_per_step * prompts_each(self._flow, node, self._recipe.samples_per_prompt)
         return RolloutSize(count * prompts, engine.traits.num_instances, most, count)
 
-    def parted(self, node: Node, engine: GenerationEngine, step: int) -> int:
+    def num_split(self, node: Node, engine: GenerationEngine, step: int) -> int:
         """How many samples of a rollout, its last ones, are scored apart from the others of their prompts: as many as
         the recipe has gathered, or as the gate says."""
-        return self.gate.early(step, node.call, self.size_of(node, engine)).parted
+        return self.gate.early(step, node.call, self.size_of(node, engine)).num_split
 
     def work(
         self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw, fused: Task | None
@@ -246,12 +246,12 @@ class Rollout:
         count = self._count(node)
         prompts = self._prompts(node, state)
         tokens = {(p.uid, index): len(p.token_ids) for p in prompts for index in range(count)}
-        batch = Batch(tokens, count, self.parted(node, engine, state.step))
+        batch = Batch(tokens, count, self.num_split(node, engine, state.step))
         return Tail(fused, engine, batch, self._bounds, self._decides(node, engine, state, batch))
 
     def _decides(self, node: Node, engine: GenerationEngine, state: StepState, batch: Batch) -> Decides:
         """Decides when the samples of this rollout are gathered."""
-        size = replace(self.size_of(node, engine), samples=len(batch.prompts), parted=batch.parted)
+        size = replace(self.size_of(node, engine), samples=len(batch.prompts), num_split=batch.num_split)
         return self.gate.deciding(state.step, node.call, size)
 
     def _balance(

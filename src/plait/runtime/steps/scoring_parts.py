@@ -78,11 +78,11 @@ class RolloutParts:
     Args:
         size: how large a part may be.
         at_once: how many samples run at a time.
-        parted: how many samples, the last ones, are scored apart from the others of their groups.
+        num_split: how many samples, the last ones, are scored apart from the others of their groups.
     """
 
-    def __init__(self, rollout: PartialRollout, size: PartSize, at_once: int, parted: int = 0) -> None:
-        self._rollout, self._size, self._at_once, self._parted = rollout, size, at_once, parted
+    def __init__(self, rollout: PartialRollout, size: PartSize, at_once: int, num_split: int = 0) -> None:
+        self._rollout, self._size, self._at_once, self._num_split = rollout, size, at_once, num_split
         self._taken = self._number = 0
         self._open = dict.fromkeys(range(len(rollout.prompts)), rollout.count)
         """Group → how many of its samples are in no part that was taken."""
@@ -104,7 +104,7 @@ class RolloutParts:
         if rollout.news >= self._due and self._placed < rollout.num_finished:
             self._due = rollout.news + max(1, int(FEW_NEWS * (rollout.num_asked - rollout.num_finished)))
             lengths = [rollout.lengths_of(prompt.uid) for prompt in rollout.prompts]
-            self._order = settled(lengths, self._at_once, self._parted)
+            self._order = settled(lengths, self._at_once, self._num_split)
             self._placed = sum(len(piece.indices) for piece in self._order)
         pieces = [rollout.samples_of(piece) for piece in self._order[self._taken :]]
         sizes = [_tokens(samples) - rollout.root_tokens for samples in pieces]

@@ -125,7 +125,7 @@ class ByExperience:
     def end(self, num_moved: int, move_s: float | None) -> None:
         moved_at = self._moved_at if num_moved else 0
         row = _row(self._choice, self._seen, moved_at, num_moved, move_s, self._how)
-        row["parted"] = self._size.parted
+        row["split"] = self._size.num_split
         self._experience.keep(self._key, row, move_s if num_moved else None)
 
 
@@ -145,12 +145,12 @@ def _row(
 
 @dataclass(frozen=True)
 class Batch:
-    """The samples of a rollout. prompts: sample → tokens of its prompt; per_prompt: samples of each; parted: as
+    """The samples of a rollout. prompts: sample → tokens of its prompt; per_prompt: samples of each; num_split: as
     `RolloutSize` has it"""
 
     prompts: Mapping[Key, int]
     per_prompt: int
-    parted: int = 0
+    num_split: int = 0
 
 
 class Tail:
@@ -172,7 +172,7 @@ class Tail:
         self._unfinished = len(batch.prompts)
         self._open = {uid for uid, _ in batch.prompts}
         """Prompts whose samples nobody can have scored yet."""
-        self._parted: Counter[int] | None = None
+        self._split_off: Counter[int] | None = None
         """Prompts that were split → samples that are scored without the others; None: none was yet."""
         self._waiting_s = 0.0
         """Instance seconds of scoring that could be done, were instances free."""
@@ -225,12 +225,12 @@ class Tail:
             ended: prompts whose last sample has ended.
             unfinished: prompts of the others.
         """
-        per_prompt, before = self._batch.per_prompt, self._parted or Counter()
+        per_prompt, before = self._batch.per_prompt, self._split_off or Counter()
         count = sum(per_prompt - before[uid] for uid in ended)
-        if self._parted is None and self._unfinished <= self._batch.parted:
+        if self._split_off is None and self._unfinished <= self._batch.num_split:
             left = Counter(uid for uids in unfinished for uid in uids)
-            self._parted = Counter({uid: per_prompt - number for uid, number in left.items()})
-            count += self._parted.total()
+            self._split_off = Counter({uid: per_prompt - number for uid, number in left.items()})
+            count += self._split_off.total()
         return count
 
     def end(self) -> None:
