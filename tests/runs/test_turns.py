@@ -116,7 +116,9 @@ def test_what_is_recorded(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     metrics = logged(recipe)[0]
     count = len(rows)
     assert metrics["turns/mean"] == pytest.approx(1 + sum(len(row.get("replies", ())) for row in rows) / count)
-    assert metrics["turns/most_share"] == pytest.approx(sum(len(row.get("replies", ())) == 2 for row in rows) / count)
+    assert metrics["turns/max_turns_share"] == pytest.approx(
+        sum(len(row.get("replies", ())) == 2 for row in rows) / count
+    )
     replied = [sum(len(ids) for _, ids in row.get("replies", ())) for row in rows]
     assert metrics["turns/reply_tokens"] == pytest.approx(sum(replied) / count)
     lengths = [len(row["token_ids"]) + tokens for row, tokens in zip(rows, replied, strict=True)]

@@ -51,7 +51,7 @@ def _turn_metrics(flow: Dataflow, state: StepState, most: int, max_tokens: int) 
     turns = np.array([1 + len(sample.replies) for sample in samples])
     return {
         f"{prefix}turns/mean": float(turns.mean()),
-        f"{prefix}turns/most_share": float((turns >= most).mean()),
+        f"{prefix}turns/max_turns_share": float((turns >= most).mean()),
         f"{prefix}turns/reply_tokens": float(np.mean([s.num_tokens - len(s.token_ids) for s in samples])),
         f"{prefix}turns/no_room": float(
             np.mean([s.finish_reason is FinishReason.LENGTH and s.num_tokens < max_tokens for s in samples])
