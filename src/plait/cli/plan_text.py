@@ -165,17 +165,17 @@ def _calls(report: Report, width: int) -> Iterator[str]:
             rows.append((names[id(record)], "", "", record))
         rows += [(names[id(record)], few_ranks_text(p.ranks), _how(p), record) for p in record.placements]
     ranks = max(len("ranks"), *(len(row[1]) for row in rows))
-    cut = max(len("cut"), *(len(row[2]) for row in rows))
-    wide = min(max(len("call"), *map(len, names.values())), max(12, width - ranks - cut - 22))
-    most = width - (wide + ranks + cut + 22) - 2 >= 12
-    yield f"{'call':<{wide}}  {'ranks':<{ranks}}  {'cut':<{cut}}{'start':>8}{'seconds':>10}" + (
+    layout = max(len("layout"), *(len(row[2]) for row in rows))
+    wide = min(max(len("call"), *map(len, names.values())), max(12, width - ranks - layout - 22))
+    most = width - (wide + ranks + layout + 22) - 2 >= 12
+    yield f"{'call':<{wide}}  {'ranks':<{ranks}}  {'layout':<{layout}}{'start':>8}{'seconds':>10}" + (
         "  most of it" if most else ""
     )
     for name, where, how, record in rows:
         largest = max(record.terms.items(), key=lambda item: item[1], default=("", 0.0))[0]
         largest = "prompts" if how.endswith("prefill") else largest
         start = start_text(record.start_s)
-        line = f"{_short(name, wide):<{wide}}  {where:<{ranks}}  {how:<{cut}}{start:>8}{record.seconds:>10.4g}"
+        line = f"{_short(name, wide):<{wide}}  {where:<{ranks}}  {how:<{layout}}{start:>8}{record.seconds:>10.4g}"
         yield f"{line}  {largest}".rstrip() if most else line
 
 
