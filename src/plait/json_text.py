@@ -86,7 +86,7 @@ def check_texts(value: Any, whose: str = "a text") -> None:
     match value:
         case str() if not is_unicode(value):
             lone = next(ord(c) for c in value if 0xD800 <= ord(c) < 0xE000)
-            raise Malformed(f"{whose} holds a lone surrogate (\\u{lone:04x}), which is no character; mend the text")
+            raise Malformed(f"{whose} holds a lone surrogate (\\u{lone:04x}), which is no character; fix the text")
         case list():
             for item in value:
                 check_texts(item, whose)
@@ -132,7 +132,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(by_name) < len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))
-        raise Malformed(f"the key {twice[:80]!r} stands twice in one object; keep one of them")
+        raise Malformed(f"the key {twice[:80]!r} appears twice in one object; keep one of them")
     return by_name
 
 

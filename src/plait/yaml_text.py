@@ -83,7 +83,7 @@ class _Bounded(yaml.SafeLoader):
             self._num_values += 1
             self._size_of[id(node)] = self._num_values - before
         elif id(node) not in self._size_of:
-            raise _fault(f"the alias `*{alias.anchor}` stands inside of what it names", alias)
+            raise _fault(f"the alias `*{alias.anchor}` is inside the value that it names", alias)
         else:
             self._num_values += self._size_of[id(node)]
         if self._num_values > MAX_VALUES:
@@ -97,7 +97,7 @@ class _Bounded(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 raise _fault("a key is a list or a map; give a text", key)
             if key.value in seen:
-                raise _fault(f"the key `{key.value[:80]}` stands twice; keep one of them", key)
+                raise _fault(f"the key `{key.value[:80]}` appears twice; keep one of them", key)
             seen.add(key.value)
         return node
 

@@ -97,7 +97,10 @@ def test_a_dry_run_takes_an_adapter(adapter: Path, make_recipe: Callable[..., Re
     ("base", "said"),
     [
         (None, "does not say which model the adapter was trained on; set `base_model_name_or_path` there"),
-        ("no/such/folder/here", "was trained on 'no/such/folder/here', which cannot be had; correct `base_model_name_"),
+        (
+            "no/such/folder/here",
+            "was trained on 'no/such/folder/here', which cannot be loaded; correct `base_model_name_",
+        ),
     ],
 )
 def test_a_base_that_is_missing(
@@ -114,7 +117,7 @@ def test_a_base_that_is_missing(
 def test_an_adapter_on_an_adapter_is_refused(adapter: Path) -> None:
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(adapter)}))
-    with pytest.raises(ModelError, match="which holds an adapter alone itself; set `base_model_name_or_path` there"):
+    with pytest.raises(ModelError, match="which is itself only an adapter; set `base_model_name_or_path` there"):
         read_config(str(adapter))
 
 

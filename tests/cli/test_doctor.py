@@ -36,7 +36,8 @@ def test_what_was_said_is_said_again_with_the_summary(tmp_path: Path, capsys: py
     assert table[-1].split()[:5] == ["truncation", "warning", "2", "4", "1"]
     assert run(capsys, "doctor", begun(tmp_path / "sound", 0.1, 0.2))[1] == "steps: 2; the doctor found nothing\n"
     assert (
-        run(capsys, "doctor", begun(tmp_path / "broken_off"))[1] == "no step has ended that the doctor could look at\n"
+        run(capsys, "doctor", begun(tmp_path / "broken_off"))[1]
+        == "no step has ended yet, so the doctor has found nothing\n"
     )
 
 
@@ -60,8 +61,8 @@ def test_without_its_file_the_doctor_was_off_or_had_no_step_to_look_at(
     )
     for doctor, said in (
         ("doctor: {enabled: false}", "its doctor was off (`doctor.enabled`)"),
-        ("doctor: {enabled: true}", "no step has ended that the doctor could look at"),
-        ("steps: 3", "no step has ended that the doctor could look at"),
+        ("doctor: {enabled: true}", "no step has ended yet, so the doctor has found nothing"),
+        ("steps: 3", "no step has ended yet, so the doctor has found nothing"),
     ):
         (tmp_path / "recipe.yaml").write_text(doctor)
         code, out, _ = run(capsys, "doctor", tmp_path)

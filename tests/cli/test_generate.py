@@ -405,7 +405,7 @@ def test_responses_that_were_finished_outlive_a_run_that_breaks_off(
     assert (head["format"], head["asked"]["n"]) == ("plait-generation", 2)
     assert [len(row["token_ids"]) for row in kept] == [2, 3], "in the order in which they ended"
     assert main(given) == 2
-    assert "holds the responses of a run that was broken off; go on with --resume" in capsys.readouterr().err
+    assert "holds the responses of an interrupted run; go on with --resume" in capsys.readouterr().err
     assert main([*given, "--overwrite"]) == 0
     assert [len(row["token_ids"]) for row in rows(tmp_path)] == [3, 5, 2, 7]
     assert kept == [rows(tmp_path)[2], rows(tmp_path)[0]]
@@ -559,7 +559,7 @@ def test_nothing_to_resume(given: list[str], tmp_path: Path, capsys: pytest.Capt
     assert "there is no `" in capsys.readouterr().err
     (tmp_path / "out.jsonl.partial").write_text('{"prompt": "a"}\n')
     assert main([*given, "--resume"]) == 2
-    assert "is not what `plait generate` leaves" in capsys.readouterr().err
+    assert "is not a file that `plait generate` wrote" in capsys.readouterr().err
 
 
 def test_the_output_has_the_columns_of_the_data_and_the_number_of_the_row(

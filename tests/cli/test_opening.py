@@ -125,7 +125,7 @@ def test_what_an_algorithm_cannot_do_is_told_before_torch_is_imported(
     for key, value, said in (
         ("algorithm", "ppoo", "did you mean `ppo`?"),
         ("options.aggregation", "mean", "found 'mean'"),
-        ("options.mini_batches", "500", "give at most so many"),
+        ("options.mini_batches", "500", "lower the former"),
         ("sampling.temperature", "0", "give a value above 0"),
     ):
         assert main(["train", str(path), *command, f"--{key}", value]) == 2

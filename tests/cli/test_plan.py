@@ -154,9 +154,9 @@ def test_adapters_of_experts_take_their_time_and_memory(
 @pytest.mark.parametrize(
     ("cluster", "ranks", "nodes", "said"),
     [
-        ("16xH100", 2, 1, "its `num_ranks` are 2, but the cluster `16xH100` has 16 devices; say --devices 2"),
-        ("2xH100", 16, 1, "its `num_ranks` are 16, but the cluster `2xH100` has 2 devices; say --devices 16"),
-        ("8xH100", 8, 2, "its `nodes` are 2, but the cluster `8xH100` has 1; say another --cluster"),
+        ("16xH100", 2, 1, "its `num_ranks` are 2, but the cluster `16xH100` has 16 devices; give --devices 2"),
+        ("2xH100", 16, 1, "its `num_ranks` are 16, but the cluster `2xH100` has 2 devices; give --devices 16"),
+        ("8xH100", 8, 2, "its `nodes` are 2, but the cluster `8xH100` has 1; give another --cluster"),
     ],
 )
 def test_a_plan_of_other_devices_is_not_predicted(

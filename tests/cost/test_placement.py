@@ -204,7 +204,7 @@ def test_the_only_weights_are_not_dropped(make_recipe, write_plan) -> None:
     with pytest.raises(ConfigError, match=r"drop cannot bring back the weights under the adapters .* take offload"):
         resolved(make_recipe(plan=write_plan(*elsewhere), **{"lora.rank": 2}))
     with pytest.raises(
-        ConfigError, match=r"actor.generate prefill: `after`: prefill and decode have one copy; say offload of"
+        ConfigError, match=r"actor.generate prefill: `after`: prefill and decode have one copy; set `after: offload` in"
     ):
         resolved(make_recipe(plan=write_plan(generate | {"mode": "prefill", "after": "offload"}, num_ranks=1)))
 
@@ -332,7 +332,7 @@ def test_memory_that_leaves_is_counted_while_it_is_there(make_recipe, write_plan
     assert rows["actor: masters, moments and gradients, away when idle"] == 16 * count
     cache, packed = row_of("actor: KV cache", rows), packed_bytes(shape, "bfloat16")
     others = sum(rows.get(what, 0) for what in ("activations", "logits of one chunk", "gradient of the head"))
-    beyond = rows.get("actor: weights packed for decoding, beyond what else is large for a moment", 0)
+    beyond = rows.get("actor: weights packed for decoding, beyond other temporary memory", 0)
     assert beyond == max(0, packed - others + rows["activations"])
     assert during["actor.generate"] == PROCESS_BYTES + 2 * count + cache + packed + rows["activations"]
     assert during["actor.train"] == PROCESS_BYTES + 18 * count + others

@@ -494,7 +494,7 @@ def test_a_kept_profile_that_cannot_be_read_is_named_once(
     assert kept_profiles(PROFILE.machine, PROFILE.device) == []
     assert kept_profiles(PROFILE.machine, PROFILE.device) == []
     said = capsys.readouterr().err
-    assert said.count("a kept profile counts as none: ") == 1
+    assert said.count("a kept profile is ignored: ") == 1
     assert path.name in said.replace("\n", "")
 
 

@@ -88,7 +88,7 @@ def test_a_chat_template_that_refuses_the_prompt_is_said_with_its_place():
 def test_a_chat_template_that_is_none_is_said_to_be_that():
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.chat_template = "{% for message in messages %}\n{{ message['content'] "
-    with pytest.raises(DataError, match=r"^the chat template of the model is none of Jinja: line 2: unexpected end"):
+    with pytest.raises(DataError, match=r"^the chat template of the model is not valid Jinja: line 2: unexpected end"):
         rendered("hi", tokenizer=tokenizer)
 
 

@@ -392,7 +392,7 @@ def actor_samples(prompts, role):
         (train_before_the_beginning, "actor.train: after must be at least 0, found -1"),
         (generate_no_samples, "actor.generate: samples_per_prompt must be at least 1, found 0"),
         (generate_greedily_by_number, "actor.generate: greedy must be True or False, found 1"),
-        (generate_several_greedily, r"`samples_per_prompt=3` would be so many equal samples; leave one of them out"),
+        (generate_several_greedily, r"`samples_per_prompt=3` would give equal samples; leave one of them out"),
         (train_nothing, "flow `train_nothing` trains nothing"),
         (compute_without_columns, r"per_sample\(centre\) needs at least one column"),
         (compute_on_samples, r"per_sample\(centre\) takes columns, not samples"),

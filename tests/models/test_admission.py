@@ -27,8 +27,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         r"self-check: what `model\.layers\.0\.mamba` makes of several tokens does not begin with the state that it ",
         {**MOE, "attn_layer_period": 2, "attn_layer_offset": 1},
     ),
-    "falcon_mamba": ("layer types: none of its 2 layers attends", {}),
-    "mamba2": ("layer types: none of its 2 layers attends", {"num_heads": 4, "head_dim": 16}),
+    "falcon_mamba": ("layer types: none of its 2 layers is an attention layer", {}),
+    "mamba2": ("layer types: none of its 2 layers is an attention layer", {"num_heads": 4, "head_dim": 16}),
     "zamba2": (
         r"self-check: attention ran for layers \[-1\], expected each of \[1\] once",
         {"n_mamba_heads": 4, "layers_block_type": ["linear_attention", "hybrid"]},

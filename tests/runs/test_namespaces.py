@@ -95,11 +95,11 @@ def test_a_cut_link_is_named_and_the_run_goes_on_alone(
     started = time.monotonic()
     [other] = ends(commands[1:])
     assert time.monotonic() - started < 30
-    assert "the leader is lost: nothing came from it for" in other.text
+    assert "the leader is lost: nothing was received from it for" in other.text
     [leader] = ends(commands[:1])
     assert leader.code == 0, leader.text
     assert re.search(
-        r"error: rank 1 on node 1 \(\S+\) is lost with its node: nothing came from it for 1\d s", leader.text
+        r"error: rank 1 on node 1 \(\S+\) is lost with its node: nothing was received from it for 1\d s", leader.text
     )
     assert re.search(r"restart 1 of 1: .* on 1 rank of 1 node, plan colocated", leader.text)
     assert_equal_runs(recipe.run_dir, whole.run_dir)

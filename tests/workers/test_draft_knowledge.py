@@ -90,7 +90,7 @@ def test_who_computes_otherwise_takes_up_acceptance_alone(monkeypatch: pytest.Mo
     drafts = ignorant()
     ranks = rank_of(0, TP2, drafts), rank_of(1, TP2, NoSpeculation())
     notes = asked(*ranks).take_up(known)
-    assert notes == ["rank 0 learns anew what steps of actor take, as `tp` was 1 and is 2"]
+    assert notes == ["rank 0 learns again what steps of actor take, as `tp` was 1 and is 2"]
     assert hits(drafts) == [0]
     assert drafts.speculation.cost.num_steps == 0
     (note,) = asked(rank_of(0, TWO, ignorant(), "bfloat16")).take_up(known)

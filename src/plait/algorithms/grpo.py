@@ -50,9 +50,9 @@ class GRPOOptions(KLInLossOptions):
         "group, then their weighted sum over the batch)",
     )
     overlong_buffer_tokens: int = Field(
-        default=0, ge=0, description="the last so many tokens below the response limit cost reward (DAPO); 0: none do"
+        default=0, ge=0, description="within this many tokens of the limit a response is penalised (DAPO); 0: never"
     )
-    overlong_penalty: float = Field(default=1.0, ge=0, description="what a response costs that uses the whole limit")
+    overlong_penalty: float = Field(default=1.0, ge=0, description="penalty of a response that uses the whole limit")
     mask_truncated: bool = Field(
         default=False, description="truncated responses count in the group, but are not trained on"
     )

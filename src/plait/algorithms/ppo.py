@@ -32,7 +32,9 @@ class PPOOptions(CriticOptions):
     target_kl: float | None = Field(
         default=None, gt=0, description="KL of a response in nats that the weight of the KL steers to; null: it stays"
     )
-    kl_horizon: int = Field(default=10_000, ge=1, description="the weight changes by at most 20 % in so many responses")
+    kl_horizon: int = Field(
+        default=10_000, ge=1, description="the weight changes by at most 20 % over this many responses"
+    )
     reward_norm: RewardNorm = Field(
         default=RewardNorm.NONE,
         description="none, std (scores over their running deviation) or mean-std (centred as well)",

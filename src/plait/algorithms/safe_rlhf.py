@@ -41,7 +41,7 @@ class SafeRLHFOptions(PPOOptions):
     )
     lambda_lr: float = Field(default=0.1, ge=0, description="learning rate of the multiplier's logarithm")
     lambda_max: float | None = Field(default=5.0, gt=0, description="the largest multiplier; null: there is none")
-    cost_window: int = Field(default=128, ge=1, description="the mean cost is that of so many of the last responses")
+    cost_window: int = Field(default=128, ge=1, description="number of last responses that the mean cost is taken over")
     ptx_coef: float = Field(
         default=0.0,
         ge=0,

@@ -175,7 +175,7 @@ class CheckpointStore:
         if newest is None and (damaged := self.steps()):
             raise RunError(
                 f"no checkpoint in {self.folder} is whole: step {', '.join(map(str, damaged))} damaged, though "
-                "each was finished once. Put a copy back, or begin anew (another `run_dir`, or `overwrite: true`)."
+                "each was finished once. Put a copy back, or start over (another `run_dir`, or `overwrite: true`)."
             )
         return newest
 

@@ -50,7 +50,7 @@ app = App(
     suppress_keyboard_interrupt=False,  # `plait.cli` says that it came
 )
 
-TRAIN = "Train a model: generate, score, learn, again and again."
+TRAIN = "Train a model by a recipe."
 EVAL = "Measure a model on a recipe's held-out items."
 
 # Every command's help is printed by `plait.cli.help`.
@@ -63,4 +63,4 @@ app.command("plait.cli.schedule:schedule", name="schedule", help="Schedule the p
 app.command("plait.cli.plan:plan", name="plan", help="Find which devices a recipe's calls should run on.")
 app.command("plait.cli.plan:simulate", name="simulate", help="Predict the steps of a recipe on a plan.")
 app.command("plait.cli.trace:trace", name="trace", help="Look at a timeline: what ran when, on which rank.")
-app.command("plait.cli.doctor:doctor", name="doctor", help="Say what the doctor of a run found, or list engines.")
+app.command("plait.cli.doctor:doctor", name="doctor", help="Show what the doctor of a run found, or list engines.")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from plait.runtime.folder.run_files import RunFiles
 
 _ENGINES = Path("engines")
-_NO_STEP = "no step has ended that the doctor could look at"
+_NO_STEP = "no step has ended yet, so the doctor has found nothing"
 
 
 def doctor(what: Place, /) -> int:
@@ -23,7 +23,7 @@ def doctor(what: Place, /) -> int:
     ----------
     what
         Folder of a run: what its doctor has said so far, by step, the summary, and how the run ended; of several runs,
-        as those of stages: how each ended. Or engines: who can draw samples.
+        as those of stages: how each ended. Or engines: which can draw samples.
     """
     if what == _ENGINES:
         _say_engines()
@@ -108,7 +108,7 @@ def _say_vllm(device: str) -> None:
     from plait.vllm.environment import TESTED, VARIABLE, install_text, look, vllm_python
 
     python, environment = vllm_python(device), look(device)
-    fault = f"{python} is no Python that answers" if environment is None else environment.fault(device)
+    fault = f"{python} is not a Python that runs" if environment is None else environment.fault(device)
     if environment is not None and not fault:
         say(
             f"vllm    is here for `device` {device}: vLLM {environment.vllm}, torch {environment.torch}, transformers "

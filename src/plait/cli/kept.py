@@ -62,7 +62,7 @@ class Kept:
             self.drop()
         elif exists:
             raise ConfigError(
-                f"--out: `{self.path}` holds the responses of a run that was broken off; go on with --resume, begin "
+                f"--out: `{self.path}` holds the responses of an interrupted run; go on with --resume, begin "
                 "again with --overwrite, or give another file"
             )
 
@@ -136,7 +136,7 @@ class Kept:
             before, places, rows = None, [], []
         if before is None or len(set(places)) != len(places):
             raise ConfigError(
-                f"--resume: `{self.path}` is not what `plait generate` leaves; move it, and leave --resume out"
+                f"--resume: `{self.path}` is not a file that `plait generate` wrote; move it, and leave --resume out"
             )
         asked = json.loads(encode_row(self._asked))
         changed = [f"--{name}" for name in (asked | before) if before.get(name) != asked.get(name)]

@@ -74,9 +74,9 @@ def diff(
     step: Whole | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
-    """Compare two timelines: the same actions, in the same order, in how much time. Where one is predicted and has
-    calls whole, of which the other, measured, has the parts: busy seconds of calls by rank, and of kinds of actions; of
-    a run that changed its plan, in the steps by the plan that is given.
+    """Compare two timelines: whether they have the same actions in the same order, and how long these take. A predicted
+    timeline has one action for each call; it is compared with a measured one by busy seconds of calls, ranks and kinds
+    of actions. Steps that the run did by another plan are left out.
 
     Exit code 0 when both ran the same actions in the same order, or every whole call on the same ranks; else 1.
 

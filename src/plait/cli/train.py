@@ -38,7 +38,7 @@ NODE_OPTIONS = {
     "--nodes": "commands that make up the run, one on each node, all with the same recipe and keys; or, with "
     "`launcher` ray, the nodes that Ray is to give",
     "--node": "which of them this is, from 0 on; 0 leads",
-    "--leader": "HOST:PORT where node 0 listens until all have come",
+    "--leader": "HOST:PORT where node 0 listens until all nodes have joined",
     "--address": "host name or address of this node, on which its ranks talk to those of others; by default the one by "
     "which it reaches the leader",
 }
@@ -46,7 +46,7 @@ NODE_OPTIONS = {
 
 
 def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
-    """Train a model: generate, score, learn, again and again."""
+    """Train a model by a recipe."""
     tokens, place = node_options(tokens)
     path, overrides, flags = read_recipe("train", tokens, {**FLAGS, **NODE_OPTIONS})
 

@@ -126,9 +126,7 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
     left = largest.get(ACTIVATIONS, 0) if keeps_freed(facts.recipe.device) else 0
     others = sum(largest.values()) - left
     rows += [
-        (f"{role}: {PACKED}, beyond what else is large for a moment", n - others)
-        for role, n in packed.items()
-        if n > others
+        (f"{role}: {PACKED}, beyond other temporary memory", n - others) for role, n in packed.items() if n > others
     ]
     during = _during(rank, facts, held, working, left)
     most = max(count for _, count in during)

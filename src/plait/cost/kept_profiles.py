@@ -104,7 +104,7 @@ def _all_kept() -> list[Profile]:
 @cache
 def _say_left_out(error: str) -> None:
     """Once, as kept profiles are read again and again."""
-    say(f"a kept profile counts as none: {error}", file=sys.stderr)
+    say(f"a kept profile is ignored: {error}", file=sys.stderr)
 
 
 def check_kept() -> None:

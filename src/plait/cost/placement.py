@@ -105,12 +105,12 @@ def on_cluster(plan: Plan, cluster: ClusterSpec, label: str) -> Plan:
     where = f"but the cluster `{cluster.name}` has"
     if plan.num_ranks != cluster.num_devices:
         raise ConfigError(
-            f"{label}: its `num_ranks` are {plan.num_ranks}, {where} {cluster.num_devices} devices; say "
+            f"{label}: its `num_ranks` are {plan.num_ranks}, {where} {cluster.num_devices} devices; give "
             f"--devices {plan.num_ranks}, another --cluster, or another plan"
         )
     if plan.nodes not in (1, cluster.nodes):
         raise ConfigError(
-            f"{label}: its `nodes` are {plan.nodes}, {where} {cluster.nodes}; say another --cluster, or leave `nodes` "
+            f"{label}: its `nodes` are {plan.nodes}, {where} {cluster.nodes}; give another --cluster, or leave `nodes` "
             "out of the plan"
         )
     return on_nodes(plan, cluster.nodes, label)
@@ -227,7 +227,7 @@ def _check_exact(recipe: Recipe, plan: Plan, models: Sequence[RoleModel], label:
         tp = max((instance.parallelism.tp for instance in placements_of(plan, model.role).generate), default=1)
         if tp > 1:
             raise ConfigError(
-                f"`sampling.exact` needs whole layers, as sums over ranks round in another way, but instances of the "
+                f"`sampling.exact` needs unsharded layers, as sums over ranks round differently, but instances of the "
                 f"{model.role} have tp {tp} in {label}; set tp of its generation to 1 (pp may be more), "
                 "or leave `sampling.exact` out"
             )
@@ -250,7 +250,7 @@ def _check_prefill(recipe: Recipe, plan: Plan, label: str) -> None:
     if apart is not None and not recipe.update_rule.waits:
         raise ConfigError(
             f"{label}: {apart.call} computes its prompts on other ranks (`mode` prefill) than its samples, but "
-            f"`partial_rollout` is {recipe.partial_rollout}: prompts on their way cannot halt for new weights; set "
+            f"`partial_rollout` is {recipe.partial_rollout}: prompts that are being sent cannot stop for new weights; set "
             "`partial_rollout` to off, or leave prefill out of the plan"
         )
 

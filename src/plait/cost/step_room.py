@@ -14,7 +14,7 @@ from plait.layout.mesh import Parallelism
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
 
-STEP = "a step of generation, for a moment"
+STEP = "temporary memory of a generation step"
 
 FILTERED_BYTES = 56
 """What top-p takes for each number of the logits: over the temperature, exponentials, those that are kept, in order

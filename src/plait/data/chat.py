@@ -98,12 +98,12 @@ def render(
             text = _applied(tokenizer, messages, how)
     except OverTime:
         raise DataError(
-            f"{row.place}: the chat template of the model took more than {RENDER_LIMIT_S} s to write the prompt; mend "
+            f"{row.place}: the chat template of the model took more than {RENDER_LIMIT_S} s to write the prompt; fix "
             f"the template, or change {remedy}"
         ) from None
     except TemplateSyntaxError as error:
         raise DataError(
-            f"the chat template of the model is none of Jinja: line {error.lineno}: {error.message}; mend it in the "
+            f"the chat template of the model is not valid Jinja: line {error.lineno}: {error.message}; fix it in the "
             "folder of `model` (chat_template.jinja, or tokenizer_config.json)"
         ) from error
     except _OF_TEMPLATES as error:
@@ -115,7 +115,7 @@ def render(
     if not isinstance(text, str) or len(text) > MOST_RENDERED:
         raise DataError(
             f"{row.place}: the chat template of the model writes {len(text):,} characters, more than "
-            f"{MOST_RENDERED:,}; mend the template, or change {remedy}"
+            f"{MOST_RENDERED:,}; fix the template, or change {remedy}"
         )
     return text
 

@@ -160,7 +160,7 @@ def _check_told(tokenizer: Tokenizer, told: Collection[str], *, is_chat: bool) -
         if not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
             raise DataError(
                 f"`data.chat_template_kwargs` has `{name}`, which the chat template of the model does not read; remove "
-                "it, or mend the name"
+                "it, or correct the name"
             )
 
 

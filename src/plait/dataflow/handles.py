@@ -279,8 +279,8 @@ def column_of(handle: Any, rows: int | None, call: str) -> Column:
         raise FlowError(f"{call} takes a column (what a call returns), not {describe(handle)}")
     if rows is not None and handle.column.rows != rows and handle.column.level is Level.TOKEN:
         raise FlowError(
-            f"{call}: {handle.column} belongs to other samples than the rest of the call, whose tokens are others; "
-            "make one number per sample of it (`per_sample`), or read it in `per_group`"
+            f"{call}: {handle.column} belongs to other samples than the rest of the call, with other tokens; "
+            "turn it into one number per sample (`per_sample`), or read it in `per_group`"
         )
     return handle.column
 

@@ -79,8 +79,8 @@ class Role:
             )
         if greedy is True and isinstance(samples_per_prompt, int) and samples_per_prompt > 1:
             raise FlowError(
-                f"{self.name}.generate(greedy=True) says the same however often it is asked, so "
-                f"`samples_per_prompt={samples_per_prompt}` would be so many equal samples; leave one of them out"
+                f"{self.name}.generate(greedy=True) draws the same response each time, so "
+                f"`samples_per_prompt={samples_per_prompt}` would give equal samples; leave one of them out"
             )
         node = self._tracer.add(
             f"{self.name}.generate",

@@ -77,13 +77,15 @@ class SamplingSettings(Settings):
         default=0.0,
         ge=0,
         lt=1,
-        description="sample from tokens that are at least so many times as probable as the most probable one; 0: all",
+        description="tokens whose probability is below this share of the most probable one's are not drawn; 0: all are",
     )
     router_replay: bool = Field(
         default=False,
         description="mixtures of experts: each token is trained by the experts that it had when it was drawn (R3)",
     )
-    max_response_tokens: int = Field(default=256, ge=1, description="a response is truncated at so many tokens")
+    max_response_tokens: int = Field(
+        default=256, ge=1, description="longest response, in tokens; longer ones are truncated"
+    )
     stop: Annotated[tuple[str, ...], AfterValidator(check_stop)] = Field(
         default=(), description="strings that end a response, with the token that completes one"
     )

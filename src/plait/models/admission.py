@@ -144,7 +144,7 @@ def check_family(cls: type[Any], config: Any, name: str) -> None:
         cause = f"{count} of {len(types)} layers are {', '.join(others)}; expected {', '.join(sorted(TAKEN_LAYERS))}"
         raise refusal(config, name, "layer types", cause)
     if types and not ATTENDING_LAYERS.intersection(types):
-        raise refusal(config, name, "layer types", f"none of its {len(types)} layers attends")
+        raise refusal(config, name, "layer types", f"none of its {len(types)} layers is an attention layer")
 
 
 @torch.no_grad()
@@ -279,5 +279,6 @@ def refusal(config: Any, name: str, check: str, cause: str) -> ModelError:
     family = getattr(config, "model_type", type(config).__name__)
     return ModelError(
         f"model: {name!r} (family {family}) is refused by the check of its {check}: {cause}. "
-        "Set `model` to a decoder of full or sliding-window attention, perhaps beside linear attention or Mamba-2."
+        "Set `model` to a decoder with full or sliding-window attention; layers of linear attention or Mamba-2 may be "
+        "among them."
     )

@@ -19,7 +19,7 @@ class DoctorSettings(Settings):
     repeat_every: int = Field(
         default=50,
         ge=1,
-        description="steps after which a finding that lasts is said again; before, only when it gets worse",
+        description="steps after which a finding that lasts is reported again; before, only when it gets worse",
     )
     rollout_probs_diff: float | None = Field(
         default=None,

@@ -60,7 +60,7 @@ def truncate_to(path: str | Path, offset: int) -> None:
     if num_bytes < offset:
         raise RunError(
             f"the log {path} should hold at least {offset} bytes, as the checkpoint says, but holds {num_bytes}: it "
-            "was cut or replaced since. Put the file back, or start anew with another `run_dir` or `overwrite: true`."
+            "was cut or replaced since. Put the file back, or start over with another `run_dir` or `overwrite: true`."
         )
     if num_bytes > offset:
         os.truncate(path, offset)
@@ -147,7 +147,7 @@ def cut_after(path: str | Path, step: int) -> None:
 
 def damaged(path: str | Path, why: str) -> DataError:
     """What is said of a file of a run's folder that is not as the run has written it."""
-    return DataError(f"{path} is damaged: {why}; put a copy back, or begin anew in another `run_dir`")
+    return DataError(f"{path} is damaged: {why}; put a copy back, or start over in another `run_dir`")
 
 
 def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -90,8 +90,8 @@ def running_kept(recipe: Recipe, shape: ModelShape, *, is_stated: bool) -> int:
     if is_stated and blocks < running * each:
         raise ConfigError(
             f"`partial_rollout` is keep, but keys and values have room for {blocks * BLOCK_TOKENS} tokens and "
-            f"`sampling.max_running` ({running}) samples of {most} tokens take {running * each * BLOCK_TOKENS}: who "
-            "gives way would be computed again. Raise `sampling.kv_tokens` (or `sampling.kv_memory`), lower "
+            f"`sampling.max_running` ({running}) samples of {most} tokens take {running * each * BLOCK_TOKENS}: a "
+            "preempted sample would be computed again. Raise `sampling.kv_tokens` (or `sampling.kv_memory`), lower "
             "`sampling.max_running` or `data.max_prompt_tokens`, or set `partial_rollout` to recompute"
         )
     return min(running, blocks // each)
@@ -199,7 +199,7 @@ def check_trained_steps(flow: Dataflow, recipe: Recipe) -> None:
         if options.mini_batches > count:
             raise ConfigError(
                 f"{node.call} takes {options.mini_batches} mini-batches (`options.mini_batches`), but a step "
-                f"has {count} {'groups' if options.whole_groups else 'samples'}; give at most so many, or more "
+                f"has {count} {'groups' if options.whole_groups else 'samples'}; lower the former, or raise "
                 "`prompts_per_step`"
             )
 

@@ -14,7 +14,7 @@ def check_served(recipe: Recipe) -> None:
         return
     if recipe.sampling.exact:
         raise ConfigError(
-            f"`sampling.exact` promises equal bits on a CPU only, and `device` is {recipe.device}; set one of them back"
+            f"`sampling.exact` promises equal bits on a CPU only, and `device` is {recipe.device}; change one of them"
         )
     check_cuda_dtype(recipe.dtype, "`device`")
 

@@ -223,7 +223,7 @@ def check_engine(recipe: Recipe) -> None:
     if recipe.dtype.value not in can.dtypes:
         raise ConfigError(
             f"`dtype` is {recipe.dtype.value}, but `sampling.engine` is {engine}, which computes in "
-            f"{' or '.join(can.dtypes)}; set one of them back"
+            f"{' or '.join(can.dtypes)}; change one of them"
         )
 
 

@@ -40,7 +40,7 @@ class DType(StrEnum):
 
 
 class EvaluationSettings(Settings):
-    every: int = Field(default=0, ge=0, description="evaluate every so many steps; 0: only before and after")
+    every: int = Field(default=0, ge=0, description="evaluate every N steps; 0: only before and after")
     items: int = Field(
         default=0, ge=0, description="held-out items per evaluation, of each source of the data; 0: no evaluation"
     )
@@ -86,7 +86,7 @@ _FUSION = word_or_number(("auto", "off"), float, lambda s: 0 < s <= 1, "auto, of
 
 
 class CheckpointSettings(Settings):
-    every: int = Field(default=25, ge=0, description="save every so many steps; 0: only at the end or when stopped")
+    every: int = Field(default=25, ge=0, description="save every N steps; 0: only at the end or when stopped")
     keep_last: int = Field(default=2, ge=1, description="newest checkpoints kept")
 
 
@@ -110,7 +110,7 @@ class Recipe(OpenKeys):
         default=None,
         gt=0,
         allow_inf_nan=False,
-        description="in place of `steps`: as many as take so many passes over the data",
+        description="in place of `steps`: as many steps as N passes over the data take",
     )
     prompts_per_step: int = Field(
         default=16, ge=1, le=MOST_PROMPTS, description="prompts (examples, pairs, labelled responses) in a step"

@@ -39,7 +39,7 @@ class ReferenceSettings(Settings):
     sync_every: int = Field(
         default=0,
         ge=0,
-        description="bring the reference towards the policy every so many steps; 0: it stays as it began",
+        description="bring the reference towards the policy every N steps; 0: it stays as it began",
     )
     mixup: float = Field(
         default=0.6,

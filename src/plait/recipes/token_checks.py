@@ -58,7 +58,7 @@ def among_known(
             if node.scoring.count > (has := shapes[name].vocabulary):
                 raise ConfigError(
                     f"{node.call} of the flow `{flow.name}` asks for the {node.scoring.count} likeliest tokens "
-                    f"(`options.top_k` of distill), but `{name}` (key `{key}`) has {has}; ask for at most so many"
+                    f"(`options.top_k` of distill), but `{name}` (key `{key}`) has {has}; ask for no more"
                 )
         return replace(node, options=ScoreOptions(replace(node.scoring, among=most), node.prompts))
 

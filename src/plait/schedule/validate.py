@@ -36,9 +36,9 @@ def _check_ids(schedule: Schedule) -> dict[str, Action]:
     for rank, row in enumerate(schedule.rows):
         for action in row:
             if action.id in actions:
-                raise DataError(f"{action.id} stands on rank {actions[action.id].rank} and again on rank {rank}")
+                raise DataError(f"{action.id} is on rank {actions[action.id].rank} and again on rank {rank}")
             if action.rank != rank:
-                raise DataError(f"{action.id} is meant for rank {action.rank} but stands in the row of rank {rank}")
+                raise DataError(f"{action.id} is for rank {action.rank} but is in the row of rank {rank}")
             actions[action.id] = action
     for action in actions.values():
         for wait in action.waits:
@@ -57,7 +57,7 @@ def _check_coverage(actions: Mapping[str, Action], schedule: Schedule, workload:
     for name, action in wanted.items():
         placed = actions[name]
         if placed.rank != action.rank:
-            raise DataError(f"{name} stands on rank {placed.rank}; its stage is on rank {action.rank}")
+            raise DataError(f"{name} is on rank {placed.rank}; its stage is on rank {action.rank}")
         if not set(action.waits) <= _ancestors(placed, actions):
             raise DataError(f"{name} should wait for {' and '.join(action.waits)}")
     for action in actions.values():

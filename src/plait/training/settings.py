@@ -78,9 +78,7 @@ class OptimizerSettings(Settings):
         default=False,
         description="ranks of dp hold the gradients of what they update alone (ZeRO-2): less memory, more messages",
     )
-    max_skipped_steps: int = Field(
-        default=3, ge=1, description="stop after so many non-finite optimizer steps in a row"
-    )
+    max_skipped_steps: int = Field(default=3, ge=1, description="stop after N non-finite optimizer steps in a row")
 
     @field_validator("warmup_steps", mode="before")
     @classmethod

@@ -110,7 +110,7 @@ def checked_environment(device: str) -> VllmEnvironment:
     if not hasattr(os, "memfd_create"):
         raise ConfigError("`sampling.engine` is vllm, which is asked on Linux alone; set `sampling.engine` to plait")
     environment = look(device)
-    fault = f"{vllm_python(device)} is no Python that answers" if environment is None else environment.fault(device)
+    fault = f"{vllm_python(device)} is not a Python that runs" if environment is None else environment.fault(device)
     if environment is None or fault:
         raise ConfigError(
             f"`sampling.engine` is vllm, but {fault}: `plait doctor engines` says how to install it; {VARIABLE} names "

@@ -89,7 +89,7 @@ class TakeUpKnowledge:
             speculates = role_state.engine.speculates
             speculates.take_up(before.knowledge.elsewhere if why else before.knowledge)
             if why and speculates.counts is not None:
-                notes.append(f"rank {rank_state.rank} learns anew what steps of {role} take, as {why}")
+                notes.append(f"rank {rank_state.rank} learns again what steps of {role} take, as {why}")
         return KnowledgeTaken(notes)
         yield
 

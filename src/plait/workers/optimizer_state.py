@@ -119,7 +119,7 @@ def _saying_what_it_needs(role: str) -> Iterator[None]:
     except (DataError, LayoutError) as error:
         raise type(error)(
             f"{error}; {RESUME} needs the model of {role} and the checkpoint as the run left them: put them back, or "
-            "begin anew in another `run_dir`"
+            "start over in another `run_dir`"
         ) from error
 
 

@@ -45,7 +45,7 @@ def test_an_address_that_is_gone_when_ranks_are_to_start_is_told_and_the_agent_g
     launch = messages.Launch(0, (1,), 2, (), None, str(tmp_path), 128)
     launched, clock = answers_of(me, launch, messages.Echo(b""))
     assert isinstance(launched, tuple)
-    assert launched[0].startswith("cannot start its ranks: the address 203.0.113.7 is none of this machine's")
+    assert launched[0].startswith("cannot start its ranks: this machine does not have the address 203.0.113.7")
     assert isinstance(clock, messages.Clock)
 
 

@@ -184,7 +184,7 @@ def test_a_node_that_leaves_says_why_and_its_ranks_are_lost_with_it(joined) -> N
     agent.relay.send(messages.Leaving("it was told to"))
     until(lambda: link.gone)
     assert link.gone == (
-        "it was told to; its memory was 95% full when that was last heard (0.00 GiB of 0.00 GiB); its job was ended"
+        "it was told to; its memory was 95% full at the last report (0.00 GiB of 0.00 GiB); its job was ended"
     )
     assert (process.exited, link.doubtful) == (True, True)
     assert process.cause_of_death() == (f"is lost with its node: {link.gone}", "")

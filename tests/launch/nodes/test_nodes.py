@@ -125,7 +125,7 @@ def test_what_a_lost_node_had_of_memory_is_said_where_it_was_nearly_all() -> Non
         time.sleep(2 * BEAT_S + TICK_S)  # it is said every second
         agents[0].kill()
         text = failure_of(group, group.submit(1, "hang_in_python"), 1)
-        assert re.search(r"is lost with its node: .*; its memory was \d\d% full when that was last heard", text), text
+        assert re.search(r"is lost with its node: .*; its memory was \d\d% full at the last report", text), text
         assert "of 0.39 GiB" in text
 
 
@@ -191,7 +191,9 @@ def test_a_node_that_is_silent_counts_as_lost_and_ends_its_ranks_by_itself() -> 
         handle = group.submit([0, 1], "hang_in_python")
         process.send_signal(signal.SIGSTOP)
         try:
-            with pytest.raises(WorkerError, match=r"nothing came from it for 2 s \(a cut network, or it is frozen\)"):
+            with pytest.raises(
+                WorkerError, match=r"nothing was received from it for 2 s \(a cut network, or it is frozen\)"
+            ):
                 handle.result(LIMIT_S)
             assert gone(group.pids[0])
             assert gone(group.pids[1]), "it has ended by itself, though who started it is stopped"
@@ -347,7 +349,7 @@ def test_who_says_what_this_version_cannot_read_is_turned_away() -> None:
 
     other = threading.Thread(target=join)
     other.start()
-    with pytest.raises(RunError, match=r"turned away: 127\.0\.0\.1 \(it has another version of plait: ValueError"):
+    with pytest.raises(RunError, match=r"turned away: 127\.0\.0\.1 \(it runs another version of plait: ValueError"):
         NodeRendezvous(listener, KEY, [1], me()).wait(None, deadline_s=2.0)
     other.join(LIMIT_S)
     assert closed == [b""]
@@ -407,7 +409,7 @@ TORCHLESS = tuple((what, "0.1" if what == "torch" else version) for what, versio
         ({"versions": TORCHLESS}, r"node 1 .* has torch .*, node 0 .* has 0.1; install the same"),
         (
             {"files": (("`model` /m", "1"), ("`algorithm` /f.py:grpo", "3"), ("`model` /elsewhere", "4"))},
-            r"^node 1 \(.*\) has other files than node 0 \(.*\) under `algorithm` /f.py:grpo; copy the same to",
+            r"^node 1 \(.*\) and node 0 \(.*\) have different files under `algorithm` /f.py:grpo; copy the same to",
         ),
     ],
     ids=["a version", "a file"],

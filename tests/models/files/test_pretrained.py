@@ -52,7 +52,7 @@ def change(path: Path, **keys: Any) -> None:
 def test_a_tokenizer_that_needs_code_is_refused(folder: Path, tmp_path: Path, read: Any) -> None:
     auto_map = {"AutoTokenizer": ["custom.Custom", None]}
     change(folder / "tokenizer_config.json", tokenizer_class="Custom", auto_map=auto_map)
-    with pytest.raises(ModelError, match=r"brings code of its own along for its tokenizer .* plait does not run"):
+    with pytest.raises(ModelError, match=r"comes with code of its own for its tokenizer .* plait does not run"):
         read(str(folder))
     assert not (tmp_path / "ran").exists()
 
@@ -70,7 +70,7 @@ def test_a_folder_without_a_vocabulary_is_told(tmp_path: Path, family: str) -> N
 def test_a_model_of_an_unknown_family_with_code_is_refused(folder: Path, tmp_path: Path, read: Any) -> None:
     auto_map = {"AutoConfig": "custom.Custom", "AutoModelForCausalLM": "custom.Custom", "AutoModel": "custom.Custom"}
     change(folder / "config.json", model_type="custom", auto_map=auto_map)
-    with pytest.raises(ModelError, match=r"brings code of its own along for its (model|configuration)"):
+    with pytest.raises(ModelError, match=r"comes with code of its own for its (model|configuration)"):
         read(str(folder))
     assert not (tmp_path / "ran").exists()
 

@@ -17,7 +17,7 @@ from plait.runtime.folder.history import History
 from plait.runtime.folder.run_lock import Lock
 
 KILLED = (
-    "the run was killed: its process is gone and wrote no reason (SIGKILL, want of memory, a power cut, a full disk)"
+    "the run was killed: its process is gone and wrote no reason (SIGKILL, out of memory, a power cut, a full disk)"
 )
 
 

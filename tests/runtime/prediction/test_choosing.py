@@ -110,7 +110,9 @@ def test_where_no_plan_fits_the_largest_part_is_named() -> None:
     assert str(alone.value).endswith("; take more devices, or a smaller model")
     with pytest.raises(ConfigError) as four:
         choose(planning("4xRTX-4090", "llama-2-13b"), Budget(50))
-    (held,) = re.findall(r"\(train\), however it is cut: ([\d.]+) GiB of weights and optimizer state", str(four.value))
+    (held,) = re.findall(
+        r"\(train\), however it is sharded: ([\d.]+) GiB of weights and optimizer state", str(four.value)
+    )
     assert 54.5 <= float(held) < 57
     assert str(four.value).endswith("take more devices, a smaller model, `lora.rank` or `optimizer.shard_gradients`")
 

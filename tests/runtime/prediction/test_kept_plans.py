@@ -63,7 +63,7 @@ def test_a_plan_that_cannot_be_read_is_an_error_only_where_it_would_be_followed(
     recipe: Recipe, begun: RunFiles
 ) -> None:
     begun.plan.write_text("{")
-    with pytest.raises(DataError, match=r"put a copy back, or remove the file and a plan is found anew$"):
+    with pytest.raises(DataError, match=r"put a copy back, or remove the file and a new plan is searched for$"):
         kept_for(recipe, 1, begun)
     assert kept_for(recipe.model_copy(update={"plan": "split"}), 1, begun) == NOTHING_KEPT
     assert kept_for(recipe, 1, begun, FOUND) == Kept(FOUND, FOUND), "of a stage that is done, whose plan was checked"

@@ -69,7 +69,7 @@ def test_a_fault_in_what_is_predicted_keeps_no_run_from_its_work(
     [
         ("texts that drafts are taken from, at most", "sampling.draft_pool_bytes"),
         ("draft model: weights packed for decoding", "sampling.draft_model"),
-        ("weights packed for decoding, beyond what else is large for a moment", "sampling.exact"),
+        ("weights packed for decoding, beyond other temporary memory", "sampling.exact"),
         ("gradient of the head", "lora.rank"),
         ("draft model: KV cache (64 tokens)", "sampling.max_running"),
         ("actor: prompts on their way (64 tokens)", "sampling.max_prefill_tokens"),

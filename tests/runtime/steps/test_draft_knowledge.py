@@ -86,7 +86,7 @@ def test_what_is_gone_or_damaged_is_said_and_passed_over(tmp_path: Path) -> None
     with pytest.raises(DataError, match="expected a list under `engines`, found None"):
         read_known(path)
     assert not workers.taken
-    begins = "speculative decoding: what was learned of draft tokens is learned anew: "
+    begins = "speculative decoding: what was learned about draft tokens is lost, and learned again: "
     assert all(line.startswith(begins) for line in said)
     ends = ("No such file or directory", "text that does not parse", "version 1, found 2", "`role`: expected a text")
     assert [end in line for end, line in zip(ends, said, strict=True)] == [True] * 4, said

@@ -210,7 +210,9 @@ class Agent:
 
     def _look_after(self) -> None:
         if self._relay.silence_s > self._silent_after_s:
-            raise Cut(f"nothing came from it for {self._relay.silence_s:.0f} s (a cut network, or it is frozen)")
+            raise Cut(
+                f"nothing was received from it for {self._relay.silence_s:.0f} s (the network is down, or it is frozen)"
+            )
         if beats := time.monotonic() - self._beat >= BEAT_S:
             self._beat = time.monotonic()
             self._relay.send(messages.Alive(memory_limits.used_bytes()))

@@ -141,7 +141,7 @@ class NodeRendezvous:
                 link.end(2, text)
                 raise ConfigError(text)
         if other_files := link.joined.other_files(own):
-            text = f"{name} has other files than {own.label} under {', '.join(other_files)}; copy the same to all nodes"
+            text = f"{name} and {own.label} have different files under {', '.join(other_files)}; copy the same to all nodes"
             link.end(2, text)
             raise ConfigError(text)
         self._links[task] = link
@@ -150,7 +150,7 @@ class NodeRendezvous:
         link.on_loss = self.missed
         self.told(f"{name} has joined ({len(self._links)} of {len(tasks)})")
         if unlike := link.joined.unlike(own):
-            text = f"{name} was begun with another recipe than {own.label}, whose is used: {'; '.join(unlike)}"
+            text = f"{name} was started with another recipe than {own.label}, whose is used: {'; '.join(unlike)}"
             self.told(text)
             link.send(Note(text))
 
@@ -181,6 +181,6 @@ def _first_word(channel: Channel) -> Joined:
         raise Stranger(str(error)) from error
     except Exception as error:  # what it pickled is of classes that this version has otherwise
         channel.link.close()
-        raise Stranger(f"it has another version of plait: {error!r}") from error
+        raise Stranger(f"it runs another version of plait: {error!r}") from error
     channel.link.close()
     raise Stranger("it has not said who it is")

@@ -38,7 +38,7 @@ def interface_of(address: str, option: str = "--address") -> str:
             return name
     choices = ", ".join(f"{own_address} ({name})" for name, own_address in interfaces)
     raise ConfigError(
-        f"the address {address} is none of this machine's, which are {choices}; give one of these with {option}"
+        f"this machine does not have the address {address}, but {choices}; give one of these with {option}"
     )
 
 

@@ -70,12 +70,12 @@ def introduced(link: socket.socket, key: bytes) -> tuple[Channel, bytes]:
     """A node's end of the connection to the leader, and the connection's key.
 
     Raises:
-        Stranger: the other end is no leader of this run: it has another key, or is something else. Closed then.
+        Stranger: the other end is not the leader of this run: it has another key, or is something else. Closed then.
     """
     with _closed_to_strangers(link):
         link.settimeout(GREETING_S)
         if _received(link, len(_WORD)) != _WORD:
-            raise Stranger("it is no leader of a run of plait of this version")
+            raise Stranger("it is not the leader of a run of this version of plait")
         theirs, ours = _received(link, _NUMBER_BYTES), os.urandom(_NUMBER_BYTES)
         connection_key = _connection_key(key, theirs, ours)
         link.sendall(ours + _proof(connection_key, b"node"))

@@ -84,7 +84,9 @@ def _met(address: tuple[str, int], folder: Path, deadline: float, say: Callable[
             except RunError as error:
                 why = str(error)
             except Stranger as stranger:  # the key may be that of an earlier run, which the leader will replace
-                why = f"what listens at {address[0]}:{address[1]} is no leader of this run: {stranger}{_same_key()}"
+                why = (
+                    f"what listens at {address[0]}:{address[1]} is not the leader of this run: {stranger}{_same_key()}"
+                )
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise RunError(f"this node could not join: {why}")

@@ -195,7 +195,7 @@ class NodeLink:
                 for message in self._relay.turn(TICK_S):
                     why = self._take(message) or why
                 if self._relay.silence_s > self._silent_after_s:
-                    why = f"nothing came from it for {self._relay.silence_s:.0f} s (a cut network, or it is frozen)"
+                    why = f"nothing was received from it for {self._relay.silence_s:.0f} s (the network is down, or it is frozen)"
                 if time.monotonic() - beat >= BEAT_S:
                     beat = time.monotonic()
                     self._relay.send(messages.Alive())
@@ -218,7 +218,7 @@ class NodeLink:
         used, whole = self._used_bytes, self.joined.memory_bytes
         if used < _FULL * whole:
             return ""
-        return f"its memory was {used / whole:.0%} full when that was last heard ({_gib(used)} of {_gib(whole)})"
+        return f"its memory was {used / whole:.0%} full at the last report ({_gib(used)} of {_gib(whole)})"
 
     def _take(self, message: object) -> str:
         """Why the node goes, if it does."""

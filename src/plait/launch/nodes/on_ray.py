@@ -141,7 +141,7 @@ def _placed(ray: Any, need: Need, seconds: float, say: Callable[[str], None]) ->
             while not group.wait(timeout_seconds=min(1.0, max(0.0, end - time.monotonic()))):
                 if time.monotonic() >= end:
                     raise RunError(
-                        f"Ray has found no room within {seconds:g} s; wait until others have left, or give fewer "
+                        f"Ray has found no room within {seconds:g} s; wait until other jobs have ended, or give fewer "
                         f"`devices`\n{table(need, count, _rooms(ray))}"
                     )
         yield group, count

@@ -79,7 +79,7 @@ def attached(launcher: str, options: NodeOptions, environ: Mapping[str, str]) ->
             raise ConfigError("expected --nodes of 1 or more with `launcher` ray, found 0")
         if unfit := [name for name in options.given if launcher == "local" or name != "--nodes"]:
             raise ConfigError(
-                f"{unfit[0]} is for a run that is begun on each node, but `launcher` is {launcher}; leave one out"
+                f"{unfit[0]} is for a run that is started on each node, but `launcher` is {launcher}; leave one out"
             )
         return None
     place = None
@@ -90,7 +90,7 @@ def attached(launcher: str, options: NodeOptions, environ: Mapping[str, str]) ->
     elif "SLURM_PROCID" in environ and ("SLURM_STEP_NUM_TASKS" in environ or launcher == "attach"):
         place = _by_slurm(options, environ)
     elif options.given:
-        raise ConfigError(f"{options.given[0]} says nothing without the number of nodes; {_NEEDS}")
+        raise ConfigError(f"{options.given[0]} has no effect without the number of nodes; {_NEEDS}")
     if launcher == "attach" and place is None:
         raise ConfigError(f"`launcher` is attach, but nothing says which node this is; {_NEEDS}")
     if place is None or place.tasks <= 1:

@@ -71,7 +71,7 @@ class RemoteProcess:
         if not self._node.gone:
             answer = self._node.ask(messages.Question(self._rank, messages.About.DEATH), _DEATH_S)
         if self._node.gone or not isinstance(answer, tuple) or not answer:
-            why = self._node.gone or "its agent says nothing of it"
+            why = self._node.gone or "its agent does not say why"
             return f"is lost with its node: {why}", ""
         return answer[0], answer[1]
 

@@ -106,6 +106,6 @@ def nodes_key(folder: Path, environ: Mapping[str, str]) -> bytes | None:
     if mode & 0o077:
         raise ConfigError(
             f"the key of the run, {path}, may be read by others (mode {mode:o}); keep `run_dir` on a file system that "
-            f"knows modes, or set {VARIABLE} on all nodes"
+            f"supports file modes, or set {VARIABLE} on all nodes"
         )
     return hashlib.sha256(text).digest() if text else None

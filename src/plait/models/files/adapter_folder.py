@@ -57,8 +57,8 @@ def adapter_of(name: str) -> AdapterFolder | None:
         )
     if _is_adapter(Path(at_home(base, f"model: `base_model_name_or_path` in {folder / CONFIG}"))):
         raise ModelError(
-            f"model: {folder / CONFIG} says that the adapter was trained on {base!r}, which holds an adapter alone "
-            "itself; set `base_model_name_or_path` there to the whole model under both"
+            f"model: {folder / CONFIG} says that the adapter was trained on {base!r}, which is itself only an "
+            "adapter; set `base_model_name_or_path` there to the base model of both"
         )
     saved = config.get("modules_to_save")
     scores = config.get("task_type") == "SEQ_CLS" or (isinstance(saved, list) and "score" in saved)
@@ -83,6 +83,6 @@ def _is_adapter(folder: Path) -> bool:
 def base_missing(name: str, adapter: AdapterFolder, error: ModelError) -> ModelError:
     """The error of a base that cannot be had, with who asks for it and where that is said."""
     return ModelError(
-        f"model: the adapter {name!r} was trained on {adapter.base!r}, which cannot be had; correct "
+        f"model: the adapter {name!r} was trained on {adapter.base!r}, which cannot be loaded; correct "
         f"`base_model_name_or_path` in {adapter.folder / CONFIG}. {error}"
     )

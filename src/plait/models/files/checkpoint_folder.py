@@ -42,7 +42,7 @@ def check_folder(folder: Path, name: str) -> None:
         try:
             files = sorted(set(read_object(index)["weight_map"].values()))
             if not files or not all(isinstance(file, str) and Path(file).name == file for file in files):
-                raise ValueError("a name of a file in it is none, or leads out of the folder")
+                raise ValueError("it must list names of files in the same folder")
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             if isinstance(error, ModelError):
                 raise
@@ -93,7 +93,7 @@ def check_config_there(folder: Path, name: str) -> None:
 def _check_whole(folder: Path, name: str) -> None:
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise ModelError(
-            f"model: {name!r} holds a LoRA adapter alone; give a whole model here: "
+            f"model: {name!r} holds only a LoRA adapter; give a full model here: "
             "`plait export RUN_DIR --out FOLDER` writes one of a run, peft's `merge_and_unload` of others."
         )
 

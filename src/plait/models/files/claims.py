@@ -62,8 +62,8 @@ def check_config(config: Mapping[str, Any], name: str) -> None:
     if (quantised := config.get("quantization_config")) and (method := quantised.get("quant_method")) not in UNDONE:
         raise ModelError(
             f"model: the weights of {name!r} are quantised (`quantization_config` of its config.json: "
-            f"{method or 'of no stated method'}); plait computes with full numbers, which can be read of "
-            f"{', '.join(UNDONE)} alone. Set `model` to the checkpoint that these weights were made from."
+            f"{method or 'of no stated method'}); plait computes with unquantised weights, which it can read from "
+            f"{' and '.join(UNDONE)} only. Set `model` to the checkpoint that these weights were made from."
         )
     for part in _parts(config):
         for keys, most in _MOST.items():
@@ -79,7 +79,7 @@ def check_config(config: Mapping[str, Any], name: str) -> None:
         if heads and groups is not None and (groups == 0 or heads % groups):
             raise ModelError(
                 f"model: the config.json of {name!r} states {heads} heads (`num_attention_heads`) and {groups} for keys"
-                " and values (`num_key_value_heads`), which should divide them; mend it, or set `model` to another."
+                " and values (`num_key_value_heads`), which should divide them; correct it, or set `model` to another."
             )
 
 
@@ -165,7 +165,7 @@ def _check_end(path: Path, ends: Any, vocabulary: Any) -> None:
         if type(end) is not int or end < 0 or (type(vocabulary) is int and end >= vocabulary):
             raise ModelError(
                 f"model: {path} states the end token (`eos_token_id`) {end!r:.80}; expected the id of a token, "
-                f"from 0 to below the {vocabulary} of the vocabulary; mend the file, or set `model` to another."
+                f"from 0 to below the {vocabulary} of the vocabulary; correct the file, or set `model` to another."
             )
 
 
@@ -179,8 +179,8 @@ def _check_layers(text: Mapping[str, Any], shapes: Mapping[str, Any], name: str)
     further = text.get("num_nextn_predict_layers") or 0  # which only predict tokens ahead
     if num_layers > stated + (further if type(further) is int else 0):
         raise ModelError(
-            f"model: the config.json of {name!r} states {stated} layers, but its weights are of {num_layers}: the "
-            "model would be cut. Mend `num_hidden_layers`, or set `model` to another."
+            f"model: the config.json of {name!r} states {stated} layers, but its weights have {num_layers}: "
+            "layers would be dropped. Correct `num_hidden_layers`, or set `model` to another."
         )
 
 
@@ -195,6 +195,6 @@ def _check_embedding(text: Mapping[str, Any], shapes: Mapping[str, Any], name: s
     if embeddings[0] != stated:
         raise ModelError(
             f"model: the config.json of {name!r} states a vocabulary of {stated[0]} and a width of {stated[1]}, but "
-            f"its weights embed {embeddings[0][0]} tokens in a width of {embeddings[0][1]}; mend the one or the "
-            "other, or set `model` to another."
+            f"its weights embed {embeddings[0][0]} tokens in a width of {embeddings[0][1]}; correct one of "
+            "them, or set `model` to another."
         )

@@ -263,7 +263,7 @@ def _is_offline() -> bool:
 def _not_local(name: str) -> str:
     why = "HF_HUB_OFFLINE is set" if _is_offline() else "the hub cannot be reached"
     return (
-        f"model: {name!r} is not in the local Hugging Face cache, and {why}. Unset HF_HUB_OFFLINE or mend the "
+        f"model: {name!r} is not in the local Hugging Face cache, and {why}. Unset HF_HUB_OFFLINE or fix the "
         f"network, set HF_HOME to a cache that holds it, or set `model` to a local folder or one of: {_alias_list()}."
         + _nearest(name)
     )

@@ -153,7 +153,7 @@ def needs_code(read: Mapping[str, Any]) -> bool:
 
 def code_refusal(name: str, what: str) -> ModelError:
     return ModelError(
-        f"model: {name!r} brings code of its own along for its {what} (`auto_map`), which plait does not run: a "
+        f"model: {name!r} comes with code of its own for its {what} (`auto_map`), which plait does not run: a "
         "checkpoint is data. Set `model` to one whose family and tokenizer Transformers knows"
     )
 

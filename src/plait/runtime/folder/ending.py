@@ -35,7 +35,7 @@ def said_of_end(folder: Path) -> str | None:
     if how is not None:
         return f"the run ended after step {step}: {_OF_OURS.sub('', how) or f'left at once; go on with {RESUME}'}"
     return (
-        "the run was killed: its process is gone and wrote no reason (SIGKILL, want of memory, a power cut, a full "
+        "the run was killed: its process is gone and wrote no reason (SIGKILL, out of memory, a power cut, a full "
         f"disk); {f'step {step} is the newest that is saved' if step else 'no step is saved'}; go on with {RESUME}"
     )
 

@@ -51,7 +51,7 @@ def check_not_gone(checkpoint: Checkpoint | None, store: CheckpointStore, saved_
     if checkpoint is None and saved_step > 0:
         raise ConfigError(
             f"key `run_dir`: `{store.folder}` has no checkpoint, though one of step {saved_step} was "
-            f"written; nothing in `{run_dir}` has been touched. Put the folder back, or begin anew "
+            f"written; nothing in `{run_dir}` has been touched. Put the folder back, or start over "
             "(another `run_dir`, or `overwrite: true`)"
         )
 

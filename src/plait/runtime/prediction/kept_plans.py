@@ -33,7 +33,7 @@ def kept_for(recipe: Recipe, nodes: int, begun: RunFiles | None, planned: Plan |
 
 def of_flow(plan: Plan | None, run: Outline) -> Plan | None:
     """A plan that was found before, where it places the calls of the run's flow, and no others; else None, which is
-    said, and a plan is found anew: the file of the flow has changed since."""
+    said, and a new plan is searched for: the file of the flow has changed since."""
     if plan is None:
         return None
     placed = {p.call for p in plan.placements} - {EVALUATE}
@@ -41,7 +41,10 @@ def of_flow(plan: Plan | None, run: Outline) -> Plan | None:
     if placed == calls:
         return plan
     others = ", ".join(sorted(placed ^ calls))
-    say(f"the flow has other calls than the plan that was found before ({others}): one is found anew", file=sys.stderr)
+    say(
+        f"the flow has other calls than the plan that was found before ({others}): a new one is searched for",
+        file=sys.stderr,
+    )
     return None
 
 
@@ -57,5 +60,5 @@ def _stored(files: RunFiles, recipe: Recipe, *, is_needed: bool) -> Plan | None:
         return Plan.load(files.plan)
     except DataError as error:
         if is_needed and is_searched(recipe) and files.plan.is_file():
-            raise DataError(f"{error}; put a copy back, or remove the file and a plan is found anew") from error
+            raise DataError(f"{error}; put a copy back, or remove the file and a new plan is searched for") from error
         return None

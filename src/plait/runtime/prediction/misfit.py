@@ -50,7 +50,7 @@ def misfit(planning: Planning, result: SearchResult) -> str:
     more = "more devices" if held < worst.limit_bytes / 2 else "devices with more memory"
     helps = remedies(what, devices, more=more, adapted=planning.recipe.lora.rank > 0)
     return (
-        f"no plan on {where} was found that fits: what comes nearest needs {gib(worst.peak_bytes)} on rank "
+        f"no plan on {where} was found that fits: the closest one needs {gib(worst.peak_bytes)} on rank "
         f"{worst.rank}, of which the process takes {gib(held)} and {what} {gib(count)}; {helps}"
     )
 
@@ -60,7 +60,7 @@ def too_large(planning: Planning) -> str:
     for number, slot in enumerate(planning.graph.slots):
         if not any(planning.space.forms.of(number, ranks) for ranks in planning.space.meshes):
             what, least = f"{slot.role} ({slot.mode})", _least(planning, number)
-            return f"no plan on {_devices_of(planning)} has room for {what}, however it is cut: {least}"
+            return f"no plan on {_devices_of(planning)} has room for {what}, however it is sharded: {least}"
     return ""
 
 
@@ -73,7 +73,7 @@ def _idle(planning: Planning, places: State) -> str:
     device = planning.cluster.device_of(rank)
     process = sum(planning.problem.costs.process_terms.values())
     return (
-        f"what comes nearest has nothing on rank {rank}, {device.name} of {gib(device.memory_bytes)}, of which the "
+        f"the closest plan uses nothing of rank {rank}, {device.name} of {gib(device.memory_bytes)}, of which the "
         f"process takes {gib(process)}; take fewer devices, devices with more memory, or a smaller model"
     )
 

@@ -218,7 +218,7 @@ class Planning:
             places = MAKERS[name](self.space)
             if places is None:
                 helps = remedies("weights", devices := self.cluster.num_devices)
-                why = f"cut as this plan cuts models, one does not fit on {devices} devices"
+                why = f"sharded as in this plan, a model does not fit on {devices} devices"
                 raise ConfigError(f"plan `{name}`: {why}; {helps}, or another plan")
             return self.plan_of(places, name)
         name = NAMES[0] if name == AUTO else name

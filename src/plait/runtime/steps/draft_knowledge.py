@@ -62,7 +62,7 @@ def take_up_knowledge(workers: Workers, recipe: Recipe, folder: Path, tell: Call
     try:
         notes = workers.draft_knowledge.take_up(read_known(folder / NAME))
     except DataError as error:
-        notes = [f"what was learned of draft tokens is learned anew: {error}"]
+        notes = [f"what was learned about draft tokens is lost, and learned again: {error}"]
     _tell_all(notes, tell)
 
 
