@@ -38,8 +38,8 @@ def read_cluster(name_or_path: str, devices: int | None = None) -> ClusterSpec:
         spec = replace(_of_file(SHIPPED / f"{named[2]}.yaml", named[2]), name=named[2]).of_size(int(named[1]))
         if devices is not None and devices > spec.num_devices:
             raise ConfigError(
-                f"`devices` of the cluster `{name_or_path}`: expected at most {spec.num_devices}, found {devices}; give "
-                f"--cluster {devices}x{named[2]}, or fewer devices"
+                f"`devices` of the cluster `{name_or_path}`: expected at most {spec.num_devices}, found {devices}; "
+                f"give --cluster {devices}x{named[2]}, or fewer devices"
             )
     else:
         device = named[2] if named is not None else name_or_path.removeprefix("x")

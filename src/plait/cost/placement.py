@@ -250,8 +250,8 @@ def _check_prefill(recipe: Recipe, plan: Plan, label: str) -> None:
     if apart is not None and not recipe.update_rule.waits:
         raise ConfigError(
             f"{label}: {apart.call} computes its prompts on other ranks (`mode` prefill) than its samples, but "
-            f"`partial_rollout` is {recipe.partial_rollout}: prompts that are being sent cannot stop for new weights; set "
-            "`partial_rollout` to off, or leave prefill out of the plan"
+            f"`partial_rollout` is {recipe.partial_rollout}: prompts that are being sent cannot stop for new weights; "
+            "set `partial_rollout` to off, or leave prefill out of the plan"
         )
 
 

@@ -50,7 +50,7 @@ class Tracer:
             raise FlowError(f"{call}: {problem}")
         if len(self.nodes) >= MAX_NODES:
             raise FlowError(
-                f"the flow makes more than {MAX_NODES} calls (the last is {call}): does one of its loops not end? Loops "
+                f"the flow makes more than {MAX_NODES} calls (the last is {call}): does a loop of it not end? Loops "
                 "over data belong in a function given to per_sample, per_group or per_batch"
             )
         used = {node.call for node in self.nodes}

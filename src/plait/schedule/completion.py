@@ -205,7 +205,8 @@ def _prefilled(node: Node, plan: Plan, calls: Sequence[Node], label: str) -> tup
     }:
         if away := next((p for p in stated if p.after != "keep"), None):
             raise ConfigError(
-                f"{label}: {node.call} prefill: `after`: prefill and decode have one copy; set `after: {away.after}` in decode"
+                f"{label}: {node.call} prefill: `after`: prefill and decode have one copy; set `after: {away.after}` "
+                "in decode"
             )
         return ()
     both = sorted({rank for p in stated for rank in p.ranks} & {rank for p in drawing for rank in p.ranks})

@@ -141,7 +141,8 @@ class NodeRendezvous:
                 link.end(2, text)
                 raise ConfigError(text)
         if other_files := link.joined.other_files(own):
-            text = f"{name} and {own.label} have different files under {', '.join(other_files)}; copy the same to all nodes"
+            keys = ", ".join(other_files)
+            text = f"{name} and {own.label} have different files under {keys}; copy the same to all nodes"
             link.end(2, text)
             raise ConfigError(text)
         self._links[task] = link

@@ -195,7 +195,8 @@ class NodeLink:
                 for message in self._relay.turn(TICK_S):
                     why = self._take(message) or why
                 if self._relay.silence_s > self._silent_after_s:
-                    why = f"nothing was received from it for {self._relay.silence_s:.0f} s (the network is down, or it is frozen)"
+                    silence = f"nothing was received from it for {self._relay.silence_s:.0f} s"
+                    why = f"{silence} (the network is down, or it is frozen)"
                 if time.monotonic() - beat >= BEAT_S:
                     beat = time.monotonic()
                     self._relay.send(messages.Alive())

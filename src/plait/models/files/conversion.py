@@ -77,7 +77,7 @@ class Conversion:
         except (RuntimeError, ValueError, TypeError, LookupError) as error:
             others = f" and {len(names) - 1} others" if len(names) > 1 else ""
             raise ValueError(
-                f"{group.first} cannot be built from the tensors that are there, {names[0]}{others}, of which some may be "
-                f"missing or have another shape ({error}); set `model` to a complete checkpoint"
+                f"{group.first} cannot be built from the tensors that are there, {names[0]}{others}, of which some may "
+                f"be missing or have another shape ({error}); set `model` to a complete checkpoint"
             ) from error
         return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
