@@ -17,13 +17,13 @@ _NO_STEP = "no step has ended yet, so the doctor has found nothing"
 
 
 def doctor(what: Place, /) -> int:
-    """Say what the doctor of a run found, or list the engines of this machine.
+    """Show what the doctor of a run found, or list the engines of this machine.
 
     Parameters
     ----------
     what
-        Folder of a run: what its doctor has said so far, by step, the summary, and how the run ended; of several runs,
-        as those of stages: how each ended. Or engines: which can draw samples.
+        Folder of a run: its findings by step, a summary, and how the run ended; a folder of several runs, such as
+        stages: how each ended. Or `engines`: which generation engines are installed.
     """
     if what == _ENGINES:
         _say_engines()

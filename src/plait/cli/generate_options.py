@@ -34,9 +34,9 @@ class Options:
     out: Place
     """JSONL to write: the data's columns, row number, response, token ids, log-probs."""
     resume: bool = False
-    """Go on with a run that was broken off: draw what OUT.partial lacks."""
+    """Continue an interrupted run: draw what OUT.partial lacks."""
     overwrite: bool = False
-    """Replace a file that exists, and what a run that was broken off has left."""
+    """Replace a file that exists, and what an interrupted run has left."""
     n: Whole = 1
     """Responses per prompt."""
     temperature: Number = 1.0
@@ -66,10 +66,9 @@ class Options:
     speculation: str = "auto"
     """Draft next tokens from what is known: auto, adaptive, off, or how many tokens; changes no response."""
     draft_model: str | None = None
-    """A small model with the tokenizer of --model, which drafts, too, where that pays."""
+    """A small draft model with the tokenizer of --model, used where that is faster."""
     history: Place | None = None
-    """Output of an earlier run of this command, or the folder of a training run, whose newest samples are taken: what
-    --speculation drafts from, too."""
+    """Output of an earlier run of this command, or the folder of a training run, whose newest samples --speculation drafts from, too."""
     seed: Whole = 0
     """Seed of the sampling noise."""
     dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"

@@ -31,11 +31,11 @@ class Search:
     """How to search, and where to write; each field is an option."""
 
     seconds: Number | None = None
-    """Time to try plans, 5 where --evaluations says nothing; Ctrl-C ends it earlier and shows the best so far."""
+    """Seconds to try plans, by default 5 without --evaluations; Ctrl-C ends it earlier and shows the best so far."""
     evaluations: Whole | None = None
-    """Plans to try: the same seed and number find the same plan. With --seconds: whichever is spent first."""
+    """Plans to try: the same seed and number find the same plan. With --seconds: whichever ends first."""
     seed: Whole = 0
-    """What the search draws from."""
+    """Seed of the search."""
     out: Place | None = None
     """File for the plan, which `--plan` of `plait train` takes."""
 
@@ -63,12 +63,11 @@ class Given:
     plan: str | None = None
     """A plan file, colocated, split, standalone, one-mesh, real, hybridflow or auto; the recipe's own when left out."""
     tp: Whole | None = None
-    """For colocated, split or standalone: ways in which models that train or score are cut; 1 when left out. Without
-    this and the next three, as few as have room."""
+    """For colocated, split or standalone: tensor parallelism of models that train or score; by default 1. Without this and the next three, the smallest that fit in memory."""
     pp: Whole | None = None
-    """Their pipeline stages; 1 when left out."""
+    """Their pipeline stages; by default 1."""
     decode_tp: Whole | None = None
-    """Ways in which the model that generates is cut; as --tp when left out."""
+    """Tensor parallelism of the generating model; by default as --tp."""
     offload: bool = False
     """Optimizer states are in host memory while other calls run."""
     timeline: Place | None = None

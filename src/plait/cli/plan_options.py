@@ -34,17 +34,16 @@ class OnCluster:
     cluster: str | None = None
     """A file, or a name such as 16xH100; this machine when left out."""
     devices: Whole | None = None
-    """As many, in place of the cluster's."""
+    """Number of devices, in place of the cluster's."""
     lengths: str | None = None
     """Response tokens: 512, or MEDIAN~SIGMA, either after PROMPT: tokens (128:300~0.8), or a run's folder. Without
     PROMPT: the data's prompts are read."""
     acceptance_rate: Number | None = None
-    """With sampling.speculation: the share of draft tokens that are accepted, in place of what runs measured."""
+    """With sampling.speculation: share of accepted draft tokens, in place of what runs measured."""
     acceptance_length: Number | None = None
-    """The tokens that a sample gets in a step with drafts, one more than are accepted. Of speculation auto both are
-    stated, of a number one."""
+    """Tokens per sample in a step with drafts: accepted draft tokens plus one. With speculation auto state both, with a number one of them."""
     stage: str | None = None
-    """The one that is meant, of a recipe of several stages."""
+    """Which stage of a recipe with several stages."""
     overwrite: bool = False
     """Replace files that exist."""
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False

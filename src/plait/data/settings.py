@@ -72,7 +72,7 @@ class DataSettings(Settings):
     )
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict,
-        description="what the chat template is told beside messages, such as {enable_thinking: false}; a column of "
+        description="arguments of the chat template, such as {enable_thinking: false}; a column of "
         "this name is for its row",
     )
     max_prompt_tokens: int | None = Field(
