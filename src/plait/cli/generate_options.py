@@ -68,7 +68,8 @@ class Options:
     draft_model: str | None = None
     """A small draft model with the tokenizer of --model, used where that is faster."""
     history: Place | None = None
-    """Output of an earlier run of this command, or the folder of a training run, whose newest samples --speculation drafts from, too."""
+    """Output of an earlier run of this command, or the folder of a training run, whose newest samples --speculation
+    drafts from, too."""
     seed: Whole = 0
     """Seed of the sampling noise."""
     dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"

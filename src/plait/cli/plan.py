@@ -63,7 +63,8 @@ class Given:
     plan: str | None = None
     """A plan file, colocated, split, standalone, one-mesh, real, hybridflow or auto; the recipe's own when left out."""
     tp: Whole | None = None
-    """For colocated, split or standalone: tensor parallelism of models that train or score; by default 1. Without this and the next three, the smallest that fit in memory."""
+    """For colocated, split or standalone: tensor parallelism of models that train or score; by default 1. Without this
+    and the next three, the smallest that fit in memory."""
     pp: Whole | None = None
     """Their pipeline stages; by default 1."""
     decode_tp: Whole | None = None

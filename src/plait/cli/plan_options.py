@@ -41,7 +41,8 @@ class OnCluster:
     acceptance_rate: Number | None = None
     """With sampling.speculation: share of accepted draft tokens, in place of what runs measured."""
     acceptance_length: Number | None = None
-    """Tokens per sample in a step with drafts: accepted draft tokens plus one. With speculation auto state both, with a number one of them."""
+    """Tokens per sample in a step with drafts: accepted draft tokens plus one. With speculation auto state both, with a
+    number one of them."""
     stage: str | None = None
     """Which stage of a recipe with several stages."""
     overwrite: bool = False
