@@ -46,6 +46,7 @@ def test_the_lists_are_frozen() -> None:
 def test_every_option_has_a_meaning(command: str) -> None:
     for option in options_of(command):
         assert option.meaning, f"`{option.name}` of `{command}` has no description"
+        assert option.meaning == " ".join(option.meaning.split()), "lines of a docstring are one text in a table"
 
 
 def test_an_option_says_what_it_means_to_each_algorithm() -> None:

@@ -164,7 +164,7 @@ def _of_signature(command: App) -> Iterator[Option]:
         default = argument.field_info.default
         unset = default is None or default is False or default is Parameter.empty or default == ()  # empty: of `*files`
         text = "required" if argument.required else "" if unset else str(default)
-        yield Option(name, text, (argument.parameter.help or "").rstrip("."))
+        yield Option(name, text, " ".join((argument.parameter.help or "").split()).rstrip("."))
 
 
 def _as_value(option: str) -> str:
