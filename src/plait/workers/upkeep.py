@@ -4,7 +4,7 @@ what is answered."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ import torch
 
 from plait.data.records import Sample, logprobs_with
 from plait.models.files.finite import Broken
+from plait.models.files.tensor_file import FileDigest
 from plait.policy.decode_ring import StageUse
 from plait.schedule.timeline import Span
 from plait.schedule.work import Work
@@ -95,7 +96,7 @@ class Save(Record):
 
     def run(self, rank_state: RankState) -> Work[Saved]:
         counts, digests, broken = yield from rank_state.optimizers.saving(Path(self.folder))
-        return Saved(counts, {name: astuple(digest) for name, digest in digests.items()}, broken)
+        return Saved(counts, digests, broken)
 
     @staticmethod
     def result_of(message: Message) -> Saved:
@@ -104,11 +105,10 @@ class Save(Record):
 
 @dataclass(frozen=True)
 class Saved(Record):
-    """What a rank trains has these counts, the files that it wrote these digests (length, CRC-32), and this is not
-    finite."""
+    """What a rank trains has these counts, the files that it wrote these digests, and this is not finite."""
 
     counts: Counts
-    digests: Mapping[str, tuple[int, int]]
+    digests: Mapping[str, FileDigest]
     broken: Sequence[Broken]
 
     kind: ClassVar[str] = "saved"
