@@ -125,7 +125,7 @@ def _object(form: Form) -> Form:
 
 
 def _embedded(to_message: Callable[[Any], Message], of: Callable[[Message], Any]) -> Form:
-    """Of what has a message of its own: its header, and the number of its arrays."""
+    """What has a message of its own: that header, and the number of its arrays."""
 
     def pack(value: Any, arrays: list[NDArray[Any]]) -> Any:
         message = to_message(value)
