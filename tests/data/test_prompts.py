@@ -281,7 +281,7 @@ def test_every_epoch_asks_every_row_once_and_uids_are_unique(rows, per_step, see
 
 @settings(max_examples=examples(30, 100))
 @given(st.permutations(range(6)))
-def test_instances_do_not_depend_on_what_was_asked_before(order):
+def test_a_step_does_not_depend_on_what_was_asked_before(order):
     straight = stream(5).take(0, 18)
     one = stream(5)
     for step in order:
