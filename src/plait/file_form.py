@@ -25,6 +25,11 @@ class FileForm:
     def format(self) -> str:
         return f"plait-{self.what}"
 
+    @property
+    def head(self) -> dict[str, Any]:
+        """What the object begins with."""
+        return {"format": self.format, "version": self.version}
+
     def parse(self, text: str, name: str) -> dict[str, Any]:
         """The object that a text holds; `name` is for messages.
 
@@ -53,3 +58,7 @@ class FileForm:
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise DataError(f"{path}: expected a {self.what} file that can be read: {why}") from error
+
+    def read(self, path: Path) -> dict[str, Any]:
+        """The object that a file holds. Raises DataError, as of `text_of` and `parse`."""
+        return self.parse(self.text_of(path), str(path))

@@ -16,11 +16,12 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol, Self
 
 from plait.errors import ConfigError, DataError
 from plait.file_form import FileForm
 from plait.file_writes import why_not_written
+from plait.paths import at_home
 
 RUN_LOCK = "run.lock"
 MARKER = "plait_export.json"
@@ -176,7 +177,7 @@ def write_folder(folder: str | Path, write: Callable[[Path], None], *, marker: M
         write(work)
         if marker is not None:
             names = sorted(entry.name for entry in work.iterdir())
-            record = {"format": FORM.format, "version": FORM.version, **marker, "files": [*names, MARKER]}
+            record = {**FORM.head, **marker, "files": [*names, MARKER]}
             (work / MARKER).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         _share(work)
         for entry in work.iterdir():
@@ -236,7 +237,7 @@ def marked(folder: Path) -> Mapping[str, Any]:
     """What the marker of a folder says (`write_folder`); nothing where it has none that can be read."""
     path = folder / MARKER
     try:
-        return FORM.parse(FORM.text_of(path), str(path))
+        return FORM.read(path)
     except DataError:
         return {}
 
@@ -254,3 +255,37 @@ def _real(path: Path) -> Path:
 
 def _kind(path: Path) -> str:
     return "a folder" if path.is_dir() else "a file" if path.is_file() else "no plain file or folder"
+
+
+class Filed(Protocol):
+    """Base of values that have a file form of their own, by which users keep them."""
+
+    form: ClassVar[FileForm]
+
+    def to_json(self) -> str:
+        """The file form, with a version."""
+        ...
+
+    @classmethod
+    def from_json(cls, text: str, name: str) -> Self:
+        """Read the file form; `name` is for messages. Raises `DataError`."""
+        ...
+
+    def save(self, path: str | Path) -> None:
+        """Write the file form.
+
+        Raises:
+            ConfigError: as of `paths.at_home`.
+            OSError: it cannot be written.
+        """
+        write_file(at_home(path, self.form.what), self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read the file form.
+
+        Raises:
+            ConfigError: as of `paths.at_home`.
+            DataError: it cannot be read, or holds no such value.
+        """
+        return cls.from_json(cls.form.text_of(at_home(path, cls.form.what)), str(path))

@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 
 from plait.data.assistant_turns import SpokenFinder
 from plait.data.chat import Ids
-from plait.data.examples import ExampleSet, ExampleStream, Given, evaluation_samples, example_set
+from plait.data.examples import ExampleSet, Given, evaluation_samples, example_set
 from plait.data.formats import Row, RowKind
-from plait.data.mixture import Mixed
+from plait.data.mixture import Mixed, Stream
 from plait.data.records import FinishReason
 from plait.data.settings import DataSettings
 from plait.data.sources import Source, open_splits, read_rows
 from plait.errors import DataError
 from tests.cases import examples
 from tests.data.json_rows import written
+from tests.data.test_prompts import one_prompt
 from tests.models.tiny import tiny_tokenizer
 
 END = "<|im_end|>"
@@ -637,29 +638,29 @@ def test_equal_pairs_are_dropped_and_counted(tmp_path):
 def test_a_stream_takes_every_row_once_per_epoch_as_prompts_do(tmp_path):
     rows = [{"prompt": f"{n}", "chosen": " a", "rejected": " b"} for n in range(5)]
     made = pairs(tmp_path, *rows)
-    stream = ExampleStream(Mixed((made,)), seed=3, per_step=2)
-    taken = stream.samples(0, 10)
+    stream = Stream(Mixed((made,)), ExampleSet.given, seed=3)
+    taken = stream.take(0, 10)
     assert [one.sample.uid for one in taken] == [f"{uid}.{index}" for uid in range(10) for index in (0, 1)]
     asked = [one.sample.prompt.text for one in taken[::2]]
     assert sorted(asked[:5]) == sorted(asked[5:]) == list("01234")
     assert asked[:5] != asked[5:]
-    assert stream.step(3) == stream.samples(6, 2) == taken[12:16]
-    assert stream.epoch(5) == 2
-    in_order = ExampleStream(Mixed((made,), shuffles=(False,)), seed=3, per_step=2).samples(5, 5)
+    assert stream.take(6, 2) == taken[12:16]
+    assert stream.epoch(10) == 2
+    in_order = Stream(Mixed((made,), shuffles=(False,)), ExampleSet.given, seed=3).take(5, 5)
     assert [one.sample.prompt.text for one in in_order[::2]] == list("01234")
     held_out = evaluation_samples(made, 16)
     assert [one.sample.prompt.uid for one in held_out[::2]] == list(range(16, 21))
 
 
 def test_prompts_and_examples_of_one_seed_take_the_same_places(tmp_path):
-    from plait.data.prompts import PromptStream, prompt_set
+    from plait.data.prompts import prompt_set
 
     name = written(tmp_path / "rows.jsonl", [{"prompt": f"{n}", "completion": " a"} for n in range(9)])
     keys = DataSettings(source=name, chat_template=False)
     prompts = prompt_set(open_splits(keys).train, tiny_tokenizer(), keys, 100)
     examples = example_set(open_splits(keys, 0, RowKind.EXAMPLES).train, tiny_tokenizer(), keys, 100)
-    asked = PromptStream(Mixed((prompts,)), seed=1, prompts_per_step=4).take(3, 11)
-    given = ExampleStream(Mixed((examples,)), seed=1, per_step=4).samples(3, 11)
+    asked = Stream(Mixed((prompts,)), one_prompt, seed=1).take(3, 11)
+    given = Stream(Mixed((examples,)), ExampleSet.given, seed=1).take(3, 11)
     assert [one.sample.prompt.text for one in given] == [prompt.text for prompt in asked]
 
 

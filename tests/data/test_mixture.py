@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.data.mixture import BLOCK, Mixed, Turns
-from plait.data.prompts import PromptEncoder, PromptSet, PromptStream
+from plait.data.mixture import BLOCK, Mixed, Stream, Turns
+from plait.data.prompts import PromptEncoder, PromptSet
 from plait.data.settings import DataSettings
 from plait.data.sources import open_sources
 from plait.errors import ConfigError, DataError
 from plait.recipes.recipe_file import load_recipe
 from tests.data.json_rows import written
-from tests.data.test_prompts import keys, source
+from tests.data.test_prompts import keys, one_prompt, source
 from tests.models.tiny import tiny_tokenizer
 
 
@@ -68,24 +68,24 @@ def mixed(*sizes: int, weights: tuple[float, ...], shuffle: bool = True) -> Mixe
 
 def test_a_stream_of_two_sources_by_hand():
     two = mixed(3, 2, weights=(1.0, 1.0), shuffle=False)
-    stream = PromptStream(two, seed=0, prompts_per_step=4)
-    run = [prompt.columns["prompt"] for step in range(3) for prompt in stream.prompts(step)]
+    stream = Stream(two, one_prompt, seed=0)
+    run = [prompt.columns["prompt"] for prompt in stream.take(0, 12)]
     assert [prompt for prompt in run if prompt[0] == "a"] == ["a0", "a1", "a2", "a0", "a1", "a2"]
     assert [prompt for prompt in run if prompt[0] == "b"] == ["b0", "b1", "b0", "b1", "b0", "b1"]
-    assert [prompt.uid for prompt in stream.prompts(2)] == [8, 9, 10, 11]
+    assert [prompt.uid for prompt in stream.take(8, 4)] == [8, 9, 10, 11]
     assert (len(two), two.longest_tokens, two.num_dropped) == (5, 10, 1)
-    assert two.passes(0, 12) == {"a": 2.0, "b": 3.0}
-    assert PromptStream(two, seed=0, prompts_per_step=4).prompts(2) == stream.prompts(2)
+    assert stream.passes(12) == {"a": 2.0, "b": 3.0}
+    assert Stream(two, one_prompt, seed=0).take(8, 4) == stream.take(8, 4)
 
 
 def test_each_source_has_an_order_of_its_own():
     """Two of one size: each a permutation in each epoch, and not the same one. The first is that of a run alone."""
     two = mixed(30, 30, weights=(1.0, 1.0))
-    run = PromptStream(two, seed=5, prompts_per_step=60).prompts(0)
+    run = Stream(two, one_prompt, seed=5).take(0, 60)
     orders = [[p.columns["prompt"][1:] for p in run if p.columns["prompt"][0] == name] for name in "ab"]
     assert sorted(orders[0]) == sorted(orders[1])
     assert orders[0] != orders[1]
-    alone = PromptStream(mixed(30, weights=(1.0,)), seed=5, prompts_per_step=30).prompts(0)
+    alone = Stream(mixed(30, weights=(1.0,)), one_prompt, seed=5).take(0, 30)
     assert [p.columns["prompt"][1:] for p in alone] == orders[0]
 
 

@@ -15,7 +15,6 @@ from plait.models.files.finite import Broken
 from plait.models.files.tensor_file import FileDigest
 from plait.schedule.work import Work
 from plait.workers.checkpoint_parts import CheckpointParts
-from plait.workers.messages import Message
 from plait.workers.recorder import Recorder
 from plait.workers.upkeep import Load, Save, Saved
 
@@ -43,7 +42,7 @@ class Optimizers:
 class Leader:
     """An announcer that keeps what is told, and gives each rank's answer."""
 
-    def __init__(self, answers: dict[int, dict[str, Any]], broken: list[Broken]) -> None:
+    def __init__(self, answers: dict[int, Saved], broken: list[Broken]) -> None:
         self.recorder, self.answers = Recorder(), answers
         places = {"actor": SimpleNamespace(train=object()), "ref": SimpleNamespace(train=None)}
         self.rank_state = SimpleNamespace(optimizers=Optimizers(broken), places=places)
@@ -54,7 +53,7 @@ class Leader:
         self.said.append((ranks, command))
         assert what == "its part of the checkpoint"
         own = self.recorder.drain(command.run(self.rank_state))  # type: ignore[arg-type]
-        return [own, *(command.result_of(Message(answer)) for _, answer in sorted(self.answers.items()))]
+        return [own, *(command.result_of(answer.to_message()) for _, answer in sorted(self.answers.items()))]
 
     def tell(self, ranks: tuple[int, ...], command: Load) -> Load:
         self.said.append((ranks, command))
@@ -73,18 +72,15 @@ class Leader:
         self.said.append(f"references {share}")
 
 
-def parts_of(num_ranks: int, answers: dict[int, dict[str, Any]], *broken: Broken) -> tuple[CheckpointParts, Leader]:
+def parts_of(num_ranks: int, answers: dict[int, Saved], *broken: Broken) -> tuple[CheckpointParts, Leader]:
     leader = Leader(answers, list(broken))
     announcer: Any = leader
     return CheckpointParts(announcer, num_ranks), leader
 
 
 def test_counts_of_all_ranks_and_digests_of_all_files_come_back(tmp_path: Path) -> None:
-    theirs = {"critic.masters-00001": [9, zlib.crc32(b"another's")]}
-    answers = {
-        1: {"counts": {"critic": COUNTS}, "digests": theirs, "broken": []},
-        2: {"counts": {}, "digests": {}, "broken": []},
-    }
+    theirs = {"critic.masters-00001": FileDigest(9, zlib.crc32(b"another's"))}
+    answers = {1: Saved({"critic": COUNTS}, theirs, []), 2: Saved({}, {}, [])}
     parts, leader = parts_of(3, answers)
     (tmp_path / "critic.masters-00001").write_bytes(b"another's")
     digests, state = parts.save(tmp_path)
@@ -104,7 +100,7 @@ def test_counts_of_all_ranks_and_digests_of_all_files_come_back(tmp_path: Path) 
     ],
 )
 def test_what_ranks_wrote_must_be_what_the_leader_finds(tmp_path: Path, there: dict[str, bytes], said: str) -> None:
-    answers = {1: {"counts": {}, "digests": {"critic.masters-00001": [9, 0]}, "broken": []}}
+    answers = {1: Saved({}, {"critic.masters-00001": FileDigest(9, 0)}, [])}
     for name, content in there.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(RunError, match=f"{said}; all nodes must see one `run_dir`"):
@@ -112,8 +108,8 @@ def test_what_ranks_wrote_must_be_what_the_leader_finds(tmp_path: Path, there: d
 
 
 def test_what_is_not_finite_on_any_rank_is_named_once_with_all_its_pieces(tmp_path: Path) -> None:
-    broken = [["actor.masters of norm", 2, 8], ["actor.exp_avg of norm", 1, 8]]
-    answers = {1: {"counts": {}, "digests": {}, "broken": broken}}
+    broken = [Broken("actor.masters of norm", 2, 8), Broken("actor.exp_avg of norm", 1, 8)]
+    answers = {1: Saved({}, {}, broken)}
     parts, _ = parts_of(2, answers, Broken("actor.masters of norm", 1, 8))
     with pytest.raises(RunError) as caught:
         parts.save(tmp_path)

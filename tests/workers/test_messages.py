@@ -1,9 +1,6 @@
-"""Rows, samples and requests arrive as they were sent, to the bit."""
+"""Rows arrive as they were sent, to the bit."""
 
 from __future__ import annotations
-
-import json
-from dataclasses import replace
 
 import numpy as np
 
@@ -11,15 +8,9 @@ from plait.data.experts import Experts
 from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level
-from plait.generation.request import GoingOn, Request
-from plait.generation.sampling import Sampling
-from plait.kernels.noise import NoiseKey
-from plait.workers.call_messages import Delivered
 from plait.workers.messages import (
     Message,
-    pack_requests,
     pack_rows,
-    unpack_requests,
     unpack_rows,
 )
 
@@ -58,21 +49,3 @@ def test_rows_travel_bit_by_bit() -> None:
     assert all(s.text == s.prompt.text == "" for s in found.samples), "texts stay behind"
     for column in (token, sample):
         assert found.columns[column].tobytes() == rows.columns[column].tobytes()
-
-
-def test_samples_come_back_with_the_prompts_that_were_asked() -> None:
-    samples = samples_of()
-    asked = {sample.prompt.uid: sample.prompt for sample in samples}
-    said = {(7, 1): 3, (8, 0): 0}
-    for delivered in (Delivered(samples, said), Delivered((), {})):
-        message = Message.from_bytes(np.frombuffer(delivered.to_message().to_bytes(), dtype=np.uint8))
-        assert Delivered.of(message, asked) == delivered
-
-
-def test_requests_travel_whole() -> None:
-    sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9, max_tokens=8, stop_token_ids=(2, 3), stop=("end",))
-    request = Request(Prompt(7, "", (1, 2)), 2, sampling, NoiseKey(1, 2, 3), lengths=(3, 5))
-    begun = Sample(request.prompt, 1, (5, 6), (-0.5, -1.5), "", FinishReason.OPEN, 4, (3, 4), REPLIES)
-    kept = replace(begun, index=0, supports=(b"\0\x01\x7f", b""))
-    goes_on = replace(request, going_on=GoingOn((begun, kept), frozenset()))
-    assert unpack_requests(json.loads(json.dumps(pack_requests([request, goes_on])))) == [request, goes_on]

@@ -169,4 +169,4 @@ def test_samples_that_came_from_elsewhere_have_their_prompts_as_they_were_asked_
     """Texts and columns of the data do not travel with samples that move."""
     asked = Prompt(1, "1 + 1 =", (5, 6), {"answer": "2"})
     travelled = Sample(replace(asked, text="", columns={}), 0, (7,), (-1.0,), "2", FinishReason.STOP)
-    assert Delivered([travelled], {}).as_asked({1: asked}).samples == [replace(travelled, prompt=asked)]
+    assert Delivered([travelled], {}).as_asked({1: asked}) == [replace(travelled, prompt=asked)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from plait.data.records import Prompt
-from plait.workers.gathering import Gathering, Left, Said, Stage, Through, by_pair, move_word_of, of_pairs
+from plait.workers.call_messages import answer_of
+from plait.workers.gathering import Gathering, Left, Said, Stage, Through
 from plait.workers.messages import Message
 from plait.workers.staged_move import StagedMove
 
@@ -73,12 +74,11 @@ def test_a_command_is_as_it_was_behind_its_message() -> None:
     assert (found.pairs, found.numbers, found.recompute) == (PAIRS, {5: 11}, {(5, 1)})
     assert (found.stage, found.move, found.prompts[0].token_ids) == (Stage.GIVE, 3, (1, 2))
     assert found.said[0, 2].header == {"a": 1}
-    assert of_pairs(by_pair({})) == {}
 
 
 def test_words_of_a_move_are_as_they_were_behind_their_messages() -> None:
     for said in (Left([(5, 1)]), Through()):
-        assert move_word_of(said.to_message()) == said
-    found = move_word_of(word(Stage.GIVE, (0, 2)).to_message())
+        assert answer_of(said.to_message()) == said
+    found = answer_of(word(Stage.GIVE, (0, 2)).to_message())
     assert isinstance(found, Said)
     assert (found.stage, found.of_pairs[0, 2].header) == (Stage.GIVE, {"of": [0, 2]})

@@ -77,7 +77,7 @@ class Kept:
         Raises:
             RunError: the file system refuses it, or another process has begun to write there.
         """
-        head = {"format": FORM.format, "version": FORM.version, "asked": self._asked}
+        head = {**FORM.head, "asked": self._asked}
         try:
             log = self._log or self._taken(os.O_RDWR | os.O_CREAT | os.O_EXCL)
             if log is None:

@@ -206,10 +206,10 @@ def _timeline_of(path: Path) -> Timeline:
 
 def _plan_of(path: Path) -> Plan | None:
     """The plan that a file is; None: it is none, or cannot be read."""
-    from plait.schedule.plan import FORM, Plan
+    from plait.schedule.plan import Plan
 
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-        if f'"{FORM.format}"' in file.read(_HEAD):
+        if f'"{Plan.form.format}"' in file.read(_HEAD):
             return Plan.load(path)
     return None
 

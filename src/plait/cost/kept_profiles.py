@@ -30,7 +30,7 @@ def save_profile(profile: Profile, path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    record = {"format": FORM.format, "version": FORM.version, **profile.model_dump(mode="json")}
+    record = {**FORM.head, **profile.model_dump(mode="json")}
     write_file(path, json.dumps(record, indent=1) + "\n")
 
 
@@ -39,7 +39,7 @@ def load_profile(path: Path) -> Profile:
     Raises:
         DataError: it cannot be read, or a key is missing, unknown or does not fit.
     """
-    record = FORM.parse(FORM.text_of(path), str(path))
+    record = FORM.read(path)
     try:
         read = Profile.model_validate({key: value for key, value in record.items() if key not in ("format", "version")})
         return _without_gloo(read if "moves_by" in record else _without_moves(read))

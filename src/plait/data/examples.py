@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from plait.data.chat import EndingTokenizer
 from plait.data.example_encoder import Encoded, ExampleEncoder
-from plait.data.mixture import Mixed, MixedOrder
+from plait.data.mixture import Mixed
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.settings import DataSettings, OverlongPrompts
 from plait.data.sources import Source
@@ -155,36 +155,6 @@ def _too_long(
 def most_tokens(examples: Mixed[ExampleSet]) -> int:
     """The largest length limit of the sources."""
     return max(rows.max_tokens for rows in examples.sets)
-
-
-class ExampleStream:
-    """The given samples of every step: a pure function of (sets, seed, instance), with nothing to save and restore.
-
-    Instances and epochs are those of `PromptStream`: instance i takes place i mod n of epoch i div n.
-    """
-
-    def __init__(self, examples: Mixed[ExampleSet], *, seed: int, per_step: int) -> None:
-        assert per_step >= 1, f"per_step must be at least 1, got {per_step}"
-        self.examples = examples
-        self.per_step = per_step
-        self._order = MixedOrder(examples, seed=seed)
-
-    def __len__(self) -> int:
-        """Examples or pairs."""
-        return len(self.examples)
-
-    def samples(self, start: int, count: int) -> list[Given]:
-        """Instances `start` … `start + count − 1`: one sample each, of a pair two (chosen, rejected) in a row."""
-        places = enumerate(self._order.rows(start, count), start)
-        return [given for uid, (source, row) in places for given in self.examples.sets[source].given(row, uid)]
-
-    def step(self, step: int) -> list[Given]:
-        """The batch of `step`."""
-        return self.samples(step * self.per_step, self.per_step)
-
-    def epoch(self, step: int) -> float:
-        """Passes over the data made before `step`, a fraction included."""
-        return step * self.per_step / len(self.examples)
 
 
 def evaluation_samples(examples: ExampleSet, first_uid: int) -> list[Given]:

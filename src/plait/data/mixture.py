@@ -7,10 +7,10 @@ save and restore. Sources take turns as evenly as their weights allow; each goes
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 BLOCK = 1024
 """Instances between two places whose counts are kept."""
@@ -29,6 +29,7 @@ class RowSet(Protocol):
 
 
 Set = TypeVar("Set", bound=RowSet)
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,6 @@ class Mixed(Generic[Set]):
     @property
     def num_dropped(self) -> int:
         return sum(rows.num_dropped for rows in self.sets)
-
-    def passes(self, seed: int, drawn: int) -> dict[str, float]:
-        """Name of each source → passes over its rows in the first `drawn` instances; empty where there is but one."""
-        if len(self.sets) == 1:
-            return {}
-        counts = Turns(self.weights, seed).counts(drawn)
-        return {name: n / len(rows) for name, n, rows in zip(self.names, counts, self.sets, strict=True)}
 
 
 class Turns:
@@ -124,20 +118,43 @@ class InstanceOrder:
         return self._order(epoch)[place] if self._shuffle else place
 
 
-class MixedOrder:
-    """Which (source, row) instance i of a run takes: the n-th instance of a source takes what its `InstanceOrder` says
-    of n. Of one source alone, instance i is its i-th."""
+class Stream(Generic[Set, Item]):
+    """The instances of a run, by their numbers: a function of sets, seed and number, so there is nothing to save.
 
-    def __init__(self, mixed: Mixed[Any], *, seed: int) -> None:
+    Instance i takes place i mod n of epoch i div n; each epoch is a permutation of its own of the n rows. Of several
+    sources each has instances and epochs of its own (`Turns`). Who takes so many for each step goes on from one epoch
+    to the next within a batch. Numbers are the uids of prompts, so two instances of one row differ.
+
+    Args:
+        instance: (set of a source, row of it, uid) → what it is asked by, or what is learnt of it.
+    """
+
+    def __init__(self, mixed: Mixed[Set], instance: Callable[[Set, int, int], Sequence[Item]], *, seed: int) -> None:
+        self.mixed = mixed
+        self._instance = instance
         self._turns = Turns(mixed.weights, seed)
         self._orders = [
             InstanceOrder(len(rows), seed=f"{seed}/{place}" if place else seed, shuffle=shuffle)
             for place, (rows, shuffle) in enumerate(zip(mixed.sets, mixed.shuffles, strict=True))
         ]
 
-    def rows(self, start: int, count: int) -> list[tuple[int, int]]:
-        """The (row, repetition) of instances `start` … `start + count − 1`."""
-        return [(source, self._orders[source].row(n)) for source, n in self._turns.take(start, count)]
+    def take(self, start: int, count: int) -> list[Item]:
+        """Instances `start` … `start + count − 1`, in order."""
+        taken: list[Item] = []
+        for uid, (source, n) in enumerate(self._turns.take(start, count), start):
+            taken += self._instance(self.mixed.sets[source], self._orders[source].row(n), uid)
+        return taken
+
+    def epoch(self, count: int) -> float:
+        """Passes over all rows in the first `count` instances, a fraction included."""
+        return count / len(self.mixed)
+
+    def passes(self, count: int) -> dict[str, float]:
+        """Name of each source → passes over its rows in the first `count` instances; empty where there is but one."""
+        if len(self.mixed.sets) == 1:
+            return {}
+        of_sources = zip(self.mixed.names, self._turns.counts(count), self.mixed.sets, strict=True)
+        return {name: n / len(rows) for name, n, rows in of_sources}
 
 
 def _permutation(seed: int | str, epoch: int, length: int) -> tuple[int, ...]:

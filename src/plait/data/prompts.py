@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from plait.data.chat import Ids, Tokenizer, rendered_whole
 from plait.data.formats import Messages, Row
-from plait.data.mixture import Mixed, MixedOrder
 from plait.data.records import Prompt
 from plait.data.settings import DataSettings, OverlongPrompts
 from plait.data.sources import Source
@@ -239,35 +238,6 @@ def prompt_set(source: Source, tokenizer: Tokenizer, settings: DataSettings, max
         )
     kept = tuple(index for index, length in enumerate(lengths) if length <= max_prompt_tokens)
     return PromptSet(source, encoder, kept, tuple(lengths[index] for index in kept), len(over), root or ())
-
-
-class PromptStream:
-    """The prompts of every step: a pure function of (prompt sets, seed, step), with nothing to save and restore.
-
-    Instance i of the run asks place i mod n of epoch i div n; each epoch is a permutation of its own of the n rows. Of
-    several sources each has instances and epochs of its own, see `MixedOrder`.
-    Steps take `prompts_per_step` instances each, counted from step 0, so a batch may straddle epochs. The uid of a
-    prompt is its instance, so two instances of one row differ.
-    """
-
-    def __init__(self, prompts: Mixed[PromptSet], *, seed: int, prompts_per_step: int) -> None:
-        assert prompts_per_step >= 1, f"prompts_per_step must be at least 1, got {prompts_per_step}"
-        self.prompt_set = prompts
-        self.prompts_per_step = prompts_per_step
-        self._order = MixedOrder(prompts, seed=seed)
-
-    def prompts(self, step: int) -> list[Prompt]:
-        """The batch of `step`, in order of uid."""
-        return self.take(step * self.prompts_per_step, self.prompts_per_step)
-
-    def take(self, start: int, count: int) -> list[Prompt]:
-        """Instances `start` … `start + count − 1`, in order of uid."""
-        places = enumerate(self._order.rows(start, count), start)
-        return [self.prompt_set.sets[source].prompt(row, uid) for uid, (source, row) in places]
-
-    def epoch(self, step: int) -> float:
-        """Passes over the data made before `step`, a fraction included."""
-        return step * self.prompts_per_step / len(self.prompt_set)
 
 
 def evaluation_prompts(prompts: PromptSet, first_uid: int) -> list[Prompt]:

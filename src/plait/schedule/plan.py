@@ -11,20 +11,16 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from plait.dataflow.call_name import CallName
 from plait.errors import DataError
 from plait.file_form import FileForm
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
-from plait.output import write_file
-from plait.paths import at_home
+from plait.output import Filed
 from plait.schedule.fusion_rule import FusionRule
 from plait.schedule.schedule import Schedule
 from plait.schedule.timeline import Timeline
-
-FORM = FileForm("plan")
 
 MOST_RANKS = 4096
 """The most ranks of a plan: more than any run has devices."""
@@ -88,7 +84,7 @@ class PolicyChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Filed):
     """placements, schedules by their names, policies, and the predicted timeline or None where nobody predicted.
 
     nodes: machines that the ranks are on, equally many on each, in order (`cluster`)
@@ -103,6 +99,8 @@ class Plan:
     policies: tuple[PolicyChoice, ...] = ()
     predicted: Timeline | None = None
     nodes: int = 1
+
+    form: ClassVar = FileForm("plan")
 
     @property
     def cluster(self) -> Cluster:
@@ -184,8 +182,7 @@ class Plan:
     def to_json(self) -> str:
         """The file form, with a version; schedules and the timeline keep their own forms inside."""
         record = {
-            "format": FORM.format,
-            "version": FORM.version,
+            **self.form.head,
             "name": self.name,
             "num_ranks": self.num_ranks,
             **({"nodes": self.nodes} if self.nodes > 1 else {}),
@@ -199,7 +196,7 @@ class Plan:
     @classmethod
     def from_json(cls, text: str, name: str = "plan") -> Plan:
         """Read the file form; `name` is for messages. Raises `DataError`."""
-        record = FORM.parse(text, name)
+        record = cls.form.parse(text, name)
         keys = {"format", "version", "predicted", *_PARTS}
         unknown = sorted(record.keys() - keys)
         if unknown:
@@ -223,25 +220,6 @@ class Plan:
             if not str(error).startswith(own):
                 raise
             raise DataError(f"{name}: {str(error).removeprefix(own)}") from None
-
-    def save(self, path: str | Path) -> None:
-        """Write the file form.
-
-        Raises:
-            ConfigError: as of `paths.at_home`.
-            OSError: it cannot be written.
-        """
-        write_file(at_home(path, "plan"), self.to_json())
-
-    @classmethod
-    def load(cls, path: str | Path) -> Plan:
-        """Read the file form.
-
-        Raises:
-            ConfigError: as of `paths.at_home`.
-            DataError: it cannot be read, or holds no such plan.
-        """
-        return cls.from_json(FORM.text_of(at_home(path, "plan")), str(path))
 
 
 def _placement_record(p: Placement) -> dict[str, Any]:

@@ -10,23 +10,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import ClassVar
 
 from plait.errors import DataError
 from plait.file_form import FileForm
-from plait.output import write_file
-from plait.paths import at_home
+from plait.output import Filed
 from plait.schedule.action import Action, Kind, action_id, names_waits, parse_action
-
-FORM = FileForm("schedule")
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(Filed):
     """`rows[rank]` are the actions of that rank, in order."""
 
     rows: tuple[tuple[Action, ...], ...]
     name: str = ""
+
+    form: ClassVar = FileForm("schedule")
 
     @property
     def num_ranks(self) -> int:
@@ -55,13 +54,13 @@ class Schedule:
         """The file form, with a version; its rows are those of the text form."""
         rows = [line.split()[2:] for line in self.to_text().splitlines()]
         record = ",\n".join(json.dumps(row) for row in rows)
-        head = f'"format": "{FORM.format}", "version": {FORM.version}, "name": {json.dumps(self.name)}'
+        head = f'"format": "{self.form.format}", "version": {self.form.version}, "name": {json.dumps(self.name)}'
         return f'{{{head}, "rows": [\n{record}\n]}}\n'
 
     @classmethod
     def from_json(cls, text: str, name: str = "schedule") -> Schedule:
         """Read the file form; `name` is for messages. Raises `DataError` when the text is no such schedule."""
-        record = FORM.parse(text, name)
+        record = cls.form.parse(text, name)
         rows = record.get("rows")
         if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
             raise DataError(f"{name}: expected `rows`, a list of actions for each rank")
@@ -69,25 +68,6 @@ class Schedule:
             return _from_words(rows, str(record.get("name", "")))
         except (DataError, TypeError) as error:
             raise DataError(f"{name}: {error}") from error
-
-    def save(self, path: str | Path) -> None:
-        """Write the file form.
-
-        Raises:
-            ConfigError: as of `paths.at_home`.
-            OSError: it cannot be written.
-        """
-        write_file(at_home(path, "schedule"), self.to_json())
-
-    @classmethod
-    def load(cls, path: str | Path) -> Schedule:
-        """Read the file form.
-
-        Raises:
-            ConfigError: as of `paths.at_home`.
-            DataError: it cannot be read, or holds no such schedule.
-        """
-        return cls.from_json(FORM.text_of(at_home(path, "schedule")), str(path))
 
 
 def parse(text: str, name: str = "") -> Schedule:

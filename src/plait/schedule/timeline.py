@@ -10,16 +10,14 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from plait.errors import DataError
 from plait.file_form import FileForm
 from plait.observe.trace import TraceCounter, TraceEvent, read_trace, write_trace
-from plait.output import write_file
+from plait.output import Filed
 from plait.paths import at_home
 from plait.schedule.work import Done
-
-FORM = FileForm("timeline")
 
 Source = Literal["predicted", "measured"]
 _Row = TypeVar("_Row", "Span", "MemoryPoint")
@@ -93,7 +91,7 @@ class MemoryPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(Filed):
     """Spans of all ranks, and optionally the course of the memory ledger.
 
     `source` says whether the times were predicted or measured.
@@ -102,6 +100,8 @@ class Timeline:
     spans: tuple[Span, ...]
     memory: tuple[MemoryPoint, ...] = ()
     source: Source = "predicted"
+
+    form: ClassVar = FileForm("timeline")
 
     @property
     def makespan_s(self) -> float:
@@ -134,7 +134,7 @@ class Timeline:
         spans = ",\n".join(json.dumps(astuple(span)) for span in self.spans)
         memory = ",\n".join(json.dumps(astuple(point)) for point in self.memory)
         return (
-            f'{{"format": "{FORM.format}", "version": {FORM.version}, "source": "{self.source}",\n'
+            f'{{"format": "{self.form.format}", "version": {self.form.version}, "source": "{self.source}",\n'
             f'"span_fields": {json.dumps([field.name for field in fields(Span)])},\n'
             f'"memory_fields": {json.dumps([field.name for field in fields(MemoryPoint)])},\n'
             f'"spans": [\n{spans}\n],\n"memory": [\n{memory}\n]}}\n'
@@ -143,7 +143,7 @@ class Timeline:
     @classmethod
     def from_json(cls, text: str, name: str = "timeline") -> Timeline:
         """Read the file form. `name` is used in messages. Raises `DataError` when the text is no such timeline."""
-        record = FORM.parse(text, name)
+        record = cls.form.parse(text, name)
         try:
             spans = tuple(_row(Span, zip(record["span_fields"], row, strict=True)) for row in record["spans"])
             points = record["memory"]
@@ -154,25 +154,6 @@ class Timeline:
             return cls(spans, memory, source)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise DataError(f"{name}: a row of the timeline does not fit its fields: {error}") from error
-
-    def save(self, path: str | Path) -> None:
-        """Write the file form.
-
-        Raises:
-            ConfigError: as of `paths.at_home`.
-            OSError: it cannot be written.
-        """
-        write_file(at_home(path, "timeline"), self.to_json())
-
-    @classmethod
-    def load(cls, path: str | Path) -> Timeline:
-        """Read the file form.
-
-        Raises:
-            ConfigError: as of `paths.at_home`.
-            DataError: it cannot be read, or holds no such timeline.
-        """
-        return cls.from_json(FORM.text_of(at_home(path, "timeline")), str(path))
 
 
 def load_any(path: str | Path) -> Timeline:

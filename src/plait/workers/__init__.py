@@ -2,8 +2,8 @@
 
 * `rank_state`: the models, engines and optimizer states of one rank; `role_builder` makes them, `offload_manager` moves
   them off the device and back, `optimizer_state` writes and reads them.
-* `score_call`, `train_calls`, `upkeep`, `call_messages`: what the leader tells ranks, a record each, with its wire form
-  and a rank's part of it; `commands` has all by their kinds. `messages`, `row_stubs`, `transport`: the same as bytes.
+* `score_call`, `train_calls`, `upkeep`, `call_messages`: what the leader tells ranks, a record each, with a rank's part
+  of it; `commands` has all by their kinds. `wire_forms`, `messages`, `row_stubs`, `transport`: the same as bytes.
 * `announcer`: the leader's word to all ranks, itself among them; `freshness`: which copies of weights are as they
   should be. `worker_group`, `remote_engine` and `remote_trainer` are the group as the leader sees
   it; `follower` is the loop of every other rank.

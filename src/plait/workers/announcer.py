@@ -19,17 +19,18 @@ from plait.schedule.work import MOVED_ON, Done, Work, nothing, to_the_end
 from plait.training.optimizer import AVERAGED
 from plait.workers.call_messages import ForgetCall, Report, Told, Word
 from plait.workers.freshness import Copy, Freshness
-from plait.workers.messages import Message, Plain
+from plait.workers.messages import Message
 from plait.workers.offload_manager import Need
 from plait.workers.rank_state import RankState, Task
 from plait.workers.ranks import LEADER, WAIT_S
 from plait.workers.recorder import Recorder
 from plait.workers.status_file import StatusFile
 from plait.workers.transport import Transport
+from plait.workers.wire_forms import Record
 
 
 @dataclass(frozen=True)
-class Move(Plain):
+class Move(Record):
     """Move a role's weights from its home to some of its copies, by their numbers in `RankState.copies`."""
 
     role: str
@@ -42,7 +43,7 @@ class Move(Plain):
 
 
 @dataclass(frozen=True)
-class Follow(Plain):
+class Follow(Record):
     """Bring a role's weights to the slow average of the weights of the role that it follows.
 
     share: weight of the other's current weights in the average, which is updated first; None: the average stays as is

@@ -1,11 +1,11 @@
-"""What the leader and other ranks tell each other while a call runs, each a record with its wire form: requests and
-commands to an instance that generates, what that delivers, and reports of calls that the leader has no part in."""
+"""What the leader and other ranks tell each other while a call runs, each a record: requests and commands to an
+instance that generates, what that delivers, and reports of calls that the leader has no part in."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, get_args
 
 from plait.data.records import Prompt, Sample
 from plait.generation.request import Request
@@ -14,14 +14,15 @@ from plait.policy.step import Key
 from plait.schedule.work import Work
 from plait.speculation.counts import Counts
 from plait.workers.gathering import Gathering, MoveWord
-from plait.workers.messages import Message, Plain, pack_requests, pack_samples, unpack_requests, unpack_samples
+from plait.workers.messages import Message
+from plait.workers.wire_forms import Record
 
 TELL_STEPS = 16
 """After so many steps in which no sample ended, an instance tells the lengths of its samples."""
 
 
 @dataclass(frozen=True)
-class Generate:
+class Generate(Record):
     """Requests for the instance of the rank.
 
     call:    that asks, for records: a rollout's, or an evaluation
@@ -35,18 +36,9 @@ class Generate:
 
     kind: ClassVar[str] = "generate"
 
-    def to_message(self) -> Message:
-        header = {"role": self.role, "call": self.call, "requests": pack_requests(self.requests)}
-        return Message({**header, "weights": self.weights}, kind=self.kind)
-
-    @classmethod
-    def of(cls, message: Message) -> Generate:
-        header = message.header
-        return cls(header["role"], header["call"], unpack_requests(header["requests"]), header["weights"])
-
 
 @dataclass(frozen=True)
-class Migrate:
+class Migrate(Record):
     """Samples of a role go on in other instances than those that began with them; `weights` as of `Generate`."""
 
     role: str
@@ -55,19 +47,9 @@ class Migrate:
 
     kind: ClassVar[str] = "migrate"
 
-    def to_message(self) -> Message:
-        stage = self.gathering.to_message()
-        header = {"role": self.role, "gathering": stage.header, "weights": self.weights}
-        return Message(header, stage.arrays, self.kind)
-
-    @classmethod
-    def of(cls, message: Message) -> Migrate:
-        stage = Message(message.header["gathering"], message.arrays)
-        return cls(message.header["role"], Gathering.of(stage), message.header["weights"])
-
 
 @dataclass(frozen=True)
-class Halt(Plain):
+class Halt(Record):
     """All samples of a role stop as they are, and are delivered unfinished; `parks` as of `Engine.halt`."""
 
     role: str
@@ -77,7 +59,7 @@ class Halt(Plain):
 
 
 @dataclass(frozen=True)
-class Forget(Plain):
+class Forget(Record):
     """Nobody waits any longer for the samples of a role that were asked for."""
 
     role: str
@@ -110,7 +92,7 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True)
-class Delivered:
+class Delivered(Record):
     """Samples that have ended, texts included.
 
     said:        tokens that others have by now
@@ -123,32 +105,24 @@ class Delivered:
 
     kind: ClassVar[str] = "samples"
 
-    def as_asked(self, prompts: Mapping[int, Prompt]) -> Delivered:
-        """The same with these prompts, by uid: those of samples that came from another instance have neither text nor
+    def as_asked(self, prompts: Mapping[int, Prompt]) -> list[Sample]:
+        """The samples with these prompts, by uid: what has come from elsewhere has neither their text nor their
         columns."""
-        return replace(self, samples=[replace(sample, prompt=prompts[sample.prompt.uid]) for sample in self.samples])
-
-    def to_message(self) -> Message:
-        counts = None if self.speculation is None else self.speculation.numbers()
-        header: dict[str, Any] = {"texts": [sample.text for sample in self.samples], "speculation": counts}
-        header["said"] = [[*key, tokens] for key, tokens in self.said.items()]
-        return Message(header, pack_samples(self.samples), self.kind)
-
-    @classmethod
-    def of(cls, message: Message, prompts: Mapping[int, Prompt]) -> Delivered:
-        """prompts: by uid, as they were asked: the samples have these very ones."""
-        header = message.header
-        num_said = {(uid, index): tokens for uid, index, tokens in header["said"]}
-        counts = None if header["speculation"] is None else Counts.of(header["speculation"])
-        return cls(unpack_samples(message.arrays, prompts, header["texts"]), num_said, counts)
+        return [replace(sample, prompt=prompts[sample.prompt.uid]) for sample in self.samples]
 
 
 Answer = Delivered | MoveWord
 """What an instance says to the leader, each of a command."""
+_ANSWERS: Mapping[str, type[Answer]] = {answer.kind: answer for answer in get_args(Answer)}
+
+
+def answer_of(message: Message) -> Answer:
+    """What its message says."""
+    return _ANSWERS[message.kind].of(message)
 
 
 @dataclass(frozen=True)
-class ForgetCall(Plain):
+class ForgetCall(Record):
     """Nobody waits any longer for the call of a command of this number: ranks that have it to themselves end it."""
 
     call: int
@@ -157,7 +131,7 @@ class ForgetCall(Plain):
 
 
 @dataclass(frozen=True)
-class Report(Plain):
+class Report(Record):
     """A call that the leader has no part in has gone on by so many actions."""
 
     count: int

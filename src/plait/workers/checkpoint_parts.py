@@ -39,7 +39,7 @@ class CheckpointParts:
         counts = {role: of_role for of_rank in saved for role, of_role in of_rank.counts.items()}
         broken = [name for of_rank in saved for name in of_rank.broken]
         refuse_broken(broken)
-        digests = {name: FileDigest(*digest) for of_rank in saved for name, digest in of_rank.digests.items()}
+        digests = {name: digest for of_rank in saved for name, digest in of_rank.digests.items()}
         for name, digest in digests.items():
             found = path.stat().st_size if (path := folder / name).is_file() else "no file"
             if found != digest.size_bytes:

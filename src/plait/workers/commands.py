@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from plait.dataflow import Dataflow
 from plait.workers.announcer import Follow, Move
-from plait.workers.call_messages import Forget, ForgetCall, Generate, Halt, Migrate, Word
+from plait.workers.call_messages import ForgetCall, Word
 from plait.workers.knowledge_upkeep import TakeUpKnowledge, TellKnowledge
-from plait.workers.messages import Message, Plain
+from plait.workers.messages import Message
 from plait.workers.score_call import ScoreCall
 from plait.workers.train_calls import EvaluateCall, TrainCall
 from plait.workers.upkeep import EndTurns, Gather, Load, Recall, Save, Spans, Version
+from plait.workers.wire_forms import Record
 
 
 @dataclass(frozen=True)
-class End(Plain):
+class End(Record):
     """The run is over."""
 
     kind: ClassVar[str] = "end"
@@ -27,11 +28,7 @@ Call = ScoreCall | EvaluateCall | TrainCall
 Upkeep = Move | Follow | Version | EndTurns | Recall | TellKnowledge | TakeUpKnowledge | Gather | Save | Load | Spans
 Command = Call | Upkeep | Word | ForgetCall | End
 _BY_KIND: Mapping[str, type[ScoreCall | Upkeep | Word | ForgetCall | End]] = {
-    command.kind: command
-    for command in (
-        *(ScoreCall, Move, Follow, Version, EndTurns, Recall, TellKnowledge, TakeUpKnowledge, Gather, Save, Load),
-        *(Spans, Generate, Migrate, Halt, Forget, ForgetCall, End),
-    )
+    command.kind: command for command in (ScoreCall, *get_args(Upkeep), *get_args(Word), ForgetCall, End)
 }
 
 

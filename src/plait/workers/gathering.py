@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from plait.data.records import Prompt
 from plait.policy.step import PROMPT, Key
-from plait.workers.messages import Message, Plain
+from plait.workers.messages import Message
+from plait.workers.wire_forms import Record
 
 Pair = tuple[int, int]
 """Numbers of two instances: source and target."""
@@ -32,7 +33,7 @@ class Stage(StrEnum):
 
 
 @dataclass(frozen=True)
-class Gathering:
+class Gathering(Record):
     """Samples that leave some instances for others.
 
     pairs:     the samples that move, or prompts (PROMPT in place of an index)
@@ -81,36 +82,9 @@ class Gathering:
             case Stage.REST | Stage.ENTER:
                 return self.instances
 
-    def to_message(self) -> Message:
-        pairs = [[*pair, [list(key) for key in keys]] for pair, keys in sorted(self.pairs.items())]
-        said = by_pair(self.said)
-        header = {
-            "pairs": pairs,
-            "numbers": [list(item) for item in self.numbers.items()],
-            "recompute": [list(key) for key in sorted(self.recompute)],
-            "stage": self.stage.value,
-            "move": self.move,
-            "prompts": [[prompt.uid, list(prompt.token_ids)] for prompt in self.prompts],
-            "said": said.header,
-        }
-        return Message(header, said.arrays)
-
-    @classmethod
-    def of(cls, message: Message) -> Gathering:
-        header = message.header
-        return cls(
-            {(source, target): [(uid, index) for uid, index in keys] for source, target, keys in header["pairs"]},
-            dict(header["numbers"]),
-            frozenset((uid, index) for uid, index in header["recompute"]),
-            Stage(header["stage"]),
-            header["move"],
-            [Prompt(uid, "", tuple(token_ids)) for uid, token_ids in header["prompts"]],
-            of_pairs(Message(header["said"], message.arrays)),
-        )
-
 
 @dataclass(frozen=True)
-class Said:
+class Said(Record):
     """What an instance says of each pair in a stage: HERE, GIVE."""
 
     stage: Stage
@@ -118,37 +92,25 @@ class Said:
 
     kind: ClassVar[str] = "said"
 
-    def to_message(self) -> Message:
-        together = by_pair(self.of_pairs)
-        return Message({"stage": self.stage.value, "of": together.header}, together.arrays, self.kind)
-
-    @classmethod
-    def of(cls, message: Message) -> Said:
-        return cls(Stage(message.header["stage"]), of_pairs(Message(message.header["of"], message.arrays)))
-
 
 @dataclass(frozen=True)
-class Through(Plain):
+class Through(Record):
     """All that an instance has given ahead is on the other side; of prompts the target says it, of what it took."""
 
     kind: ClassVar[str] = "through"
 
 
 @dataclass(frozen=True)
-class Left(Plain):
+class Left(Record):
     """REST: the samples that an instance has given away. Those that had ended, or had not begun, stay."""
 
     keys: Sequence[Key]
 
     kind: ClassVar[str] = "left"
 
-    @classmethod
-    def of(cls, message: Message) -> Left:
-        return cls([(uid, index) for uid, index in message.header["keys"]])
-
 
 @dataclass(frozen=True)
-class Computed(Plain):
+class Computed(Record):
     """Prompts that an instance has computed for others before it takes up another command, and holds until they are
     given away."""
 
@@ -159,26 +121,3 @@ class Computed(Plain):
 
 MoveWord = Said | Through | Left | Computed
 """What an instance says of a move, and of what is to be moved."""
-_MOVE_WORDS: Mapping[str, type[MoveWord]] = {word.kind: word for word in (Said, Through, Left, Computed)}
-
-
-def move_word_of(message: Message) -> MoveWord:
-    """What its wire form says."""
-    return _MOVE_WORDS[message.kind].of(message)
-
-
-def by_pair(messages: Mapping[Pair, Message]) -> Message:
-    """All of them as one."""
-    header: dict[str, Any] = {
-        "pairs": [[*pair, message.header, len(message.arrays)] for pair, message in messages.items()]
-    }
-    return Message(header, tuple(array for message in messages.values() for array in message.arrays))
-
-
-def of_pairs(message: Message) -> dict[Pair, Message]:
-    """The inverse of `by_pair`."""
-    messages, at = {}, 0
-    for source, target, header, count in message.header["pairs"]:
-        messages[source, target] = Message(header, message.arrays[at : at + count])
-        at += count
-    return messages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import ValidationError
@@ -14,12 +14,13 @@ from plait.generation.speculates import Speculates
 from plait.schedule.work import Work
 from plait.settings import what_is_refused
 from plait.speculation.knowledge import Circumstances, Known
-from plait.workers.messages import Message, Plain
+from plait.workers.messages import Message
 from plait.workers.rank_state import RankState
+from plait.workers.wire_forms import Record
 
 
 @dataclass(frozen=True)
-class TellKnowledge(Plain):
+class TellKnowledge(Record):
     """What this rank's engines have learned."""
 
     kind: ClassVar[str] = "tell-knowledge"
@@ -42,11 +43,11 @@ class TellKnowledge(Plain):
 
     @staticmethod
     def result_of(message: Message) -> KnowledgeTold:
-        return KnowledgeTold(_unpacked(message), message.header["notes"])
+        return KnowledgeTold.of(message)
 
 
 @dataclass(frozen=True)
-class KnowledgeTold:
+class KnowledgeTold(Record):
     """An answer: of each role that drafts on the rank.
 
     notes: what of it is left out, in words
@@ -57,25 +58,15 @@ class KnowledgeTold:
 
     kind: ClassVar[str] = "knowledge-told"
 
-    def to_message(self) -> Message:
-        return Message({"known": _packed(self.known), "notes": list(self.notes)}, kind=self.kind)
-
 
 @dataclass(frozen=True)
-class TakeUpKnowledge:
+class TakeUpKnowledge(Record):
     """This rank's engines know what those before them had learned."""
 
     known: Sequence[Known]
 
     kind: ClassVar[str] = "take-up-knowledge"
     role = ""
-
-    def to_message(self) -> Message:
-        return Message({"known": _packed(self.known)}, kind=self.kind)
-
-    @classmethod
-    def of(cls, message: Message) -> TakeUpKnowledge:
-        return cls(_unpacked(message))
 
     def run(self, rank_state: RankState) -> Work[KnowledgeTaken]:
         notes = []
@@ -95,11 +86,11 @@ class TakeUpKnowledge:
 
     @staticmethod
     def result_of(message: Message) -> KnowledgeTaken:
-        return KnowledgeTaken(**message.header)
+        return KnowledgeTaken.of(message)
 
 
 @dataclass(frozen=True)
-class KnowledgeTaken(Plain):
+class KnowledgeTaken(Record):
     """An answer: what of it did not hold on the rank, in words."""
 
     notes: Sequence[str]
@@ -139,11 +130,3 @@ def _circumstances(rank_state: RankState, role: str) -> Circumstances:
         tp=parallelism.tp,
         pp=parallelism.pp,
     )
-
-
-def _packed(known: Sequence[Known]) -> list[dict[str, Any]]:
-    return [engine.model_dump(mode="json") for engine in known]
-
-
-def _unpacked(message: Message) -> list[Known]:
-    return [Known.model_validate(engine) for engine in message.header["known"]]

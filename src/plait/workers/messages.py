@@ -1,28 +1,24 @@
-"""What travels between ranks: a JSON value and arrays, never pickled; rows, samples and requests in that form.
+"""What travels between ranks: a JSON value and arrays, never pickled; rows and samples in that form.
 
 Shapes: N samples, R response tokens of all of them together, P prompts.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.data.records import FinishReason, Prompt, Reply, Sample, packed_replies, unpacked_replies
+from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.data.rows import Rows
 from plait.dataflow import Column
-from plait.generation.request import GoingOn, Request
-from plait.generation.sampling import Sampling
-from plait.kernels.noise import NoiseKey
 from plait.workers.packed_experts import pack_experts, unpack_experts
-from plait.workers.packed_supports import pack_supports, supports_of_text, supports_text, unpack_supports
+from plait.workers.packed_supports import pack_supports, unpack_supports
 
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
@@ -79,20 +75,6 @@ class Message:
         return cls(record["header"], tuple(arrays), record["kind"], record["number"], record["step"])
 
 
-class Plain(Protocol):
-    """Base of frozen dataclasses that travel as the JSON values of their fields."""
-
-    kind: ClassVar[str]
-
-    def to_message(self) -> Message:
-        mine: Any = self
-        return Message({field.name: getattr(self, field.name) for field in dataclasses.fields(mine)}, kind=self.kind)
-
-    @classmethod
-    def of(cls, message: Message) -> Self:
-        return cls(**message.header)
-
-
 def pack_rows(rows: Rows, columns: Sequence[Column]) -> tuple[NDArray[Any], ...]:
     """Rows as arrays: those of `pack_samples`, then these of their columns, in the shapes of `Rows.shape_of`. Texts and
     columns of the data set stay behind."""
@@ -101,11 +83,12 @@ def pack_rows(rows: Rows, columns: Sequence[Column]) -> tuple[NDArray[Any], ...]
 
 def unpack_rows(arrays: Sequence[NDArray[Any]], columns: Sequence[Column]) -> Rows:
     """What `pack_rows` packed, in its shapes; every text is empty."""
-    samples = unpack_samples(arrays[:_NUM_ARRAYS])
-    return Rows(samples, dict(zip(columns, arrays[_NUM_ARRAYS:], strict=True)))
+    samples = unpack_samples(arrays[:NUM_SAMPLE_ARRAYS])
+    return Rows(samples, dict(zip(columns, arrays[NUM_SAMPLE_ARRAYS:], strict=True)))
 
 
-_NUM_ARRAYS = 14
+NUM_SAMPLE_ARRAYS = 14
+"""That `pack_samples` makes."""
 
 
 def pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
@@ -150,21 +133,13 @@ def pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
     )
 
 
-def unpack_samples(
-    arrays: Sequence[NDArray[Any]], prompts: Mapping[int, Prompt] | None = None, texts: Sequence[str] = ()
-) -> tuple[Sample, ...]:
-    """What `pack_samples` packed, in its shapes.
-
-    Args:
-        prompts: by uid: the samples have these very ones.
-        texts: of the samples; none: they are empty.
-    """
+def unpack_samples(arrays: Sequence[NDArray[Any]], texts: Sequence[str] = ()) -> tuple[Sample, ...]:
+    """What `pack_samples` packed, in its shapes, with these texts; none: they are empty."""
     uids, lengths, tokens, heads, responses, logprobs, versions, reply_heads, reply_tokens, *further, _ = arrays
     own_prompts, at = [], 0
     all_tokens = tokens.tolist()
     for uid, length in zip(uids.tolist(), lengths.tolist(), strict=True):
-        prompt_here = prompts.get(uid) if prompts is not None else None
-        own_prompts.append(prompt_here or Prompt(uid, "", tuple(all_tokens[at : at + length])))
+        own_prompts.append(Prompt(uid, "", tuple(all_tokens[at : at + length])))
         at += length
     replies: dict[int, list[Reply]] = {}
     stops = np.cumsum(reply_heads[:, 2]).tolist()
@@ -193,87 +168,3 @@ def unpack_samples(
         )
         token, logprob, stamped = token + num_tokens, logprob + num_logprobs, stamped + num_versions
     return tuple(samples)
-
-
-def pack_requests(requests: Sequence[Request]) -> list[dict[str, Any]]:
-    """As JSON values."""
-    return [
-        {
-            "uid": request.prompt.uid,
-            "token_ids": list(request.prompt.token_ids),
-            "num_samples": request.num_samples,
-            "sampling": dataclasses.asdict(request.sampling),
-            "noise": dataclasses.asdict(request.noise),
-            "lengths": None if request.lengths is None else list(request.lengths),
-            "going_on": _pack_going_on(request.going_on),
-            "in_turns": request.in_turns,
-        }
-        for request in requests
-    ]
-
-
-def _pack_going_on(going_on: GoingOn) -> dict[str, Any] | None:
-    """As JSON values; None: nothing has begun before, and nothing stops."""
-    if going_on == GoingOn():
-        return None
-    return {
-        "begun": [
-            [
-                s.index,
-                list(s.token_ids),
-                list(s.logprobs),
-                list(s.versions),
-                packed_replies(s.replies),
-                supports_text(s),
-            ]
-            for s in going_on.begun
-        ],
-        "left_out": sorted(going_on.left_out),
-        "stops": [list(item) for item in going_on.stops.items()],
-        "keeps": sorted(going_on.keeps),
-        "parks": going_on.parks,
-    }
-
-
-def _unpack_going_on(value: Mapping[str, Any] | None, prompt: Prompt) -> GoingOn:
-    if value is None:
-        return GoingOn()
-    begun = tuple(
-        Sample(
-            prompt,
-            index,
-            tuple(ids),
-            tuple(logprobs),
-            "",
-            FinishReason.OPEN,
-            versions[-1],
-            tuple(versions),
-            unpacked_replies(replies),
-            supports=supports_of_text(supports),
-        )
-        for index, ids, logprobs, versions, replies, supports in value["begun"]
-    )
-    left_out, keeps = frozenset(value["left_out"]), frozenset(value["keeps"])
-    return GoingOn(begun, left_out, dict(value["stops"]), keeps, value["parks"])
-
-
-def _unpack_sampling(*, stop_token_ids: Sequence[int] | None, stop: Sequence[str], **numbers: Any) -> Sampling:
-    """JSON has no tuples."""
-    return Sampling(
-        **numbers, stop_token_ids=None if stop_token_ids is None else tuple(stop_token_ids), stop=tuple(stop)
-    )
-
-
-def unpack_requests(values: Sequence[Mapping[str, Any]]) -> list[Request]:
-    return [
-        Request(
-            prompt := Prompt(value["uid"], "", tuple(value["token_ids"])),
-            value["num_samples"],
-            _unpack_sampling(**value["sampling"]),
-            NoiseKey(**value["noise"]),
-            None if value["lengths"] is None else tuple(value["lengths"]),
-            _unpack_going_on(value["going_on"], prompt),
-            value["in_turns"],
-        )
-        for value in values
-    ]

@@ -4,7 +4,6 @@ goes once for all its samples that travel together and say the same."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,20 +11,9 @@ from numpy.typing import NDArray
 
 from plait.data.experts import Experts
 from plait.data.records import Sample
-from plait.data.rows import Rows
-from plait.dataflow import Dataflow
-from plait.recipes.recipe import Recipe
-from plait.recipes.router_checks import replays_experts
 
 NONE = -1
 """The bytes of a sample, or of a prompt, that says none."""
-
-
-def told_experts(rows: Rows, role: str, flow: Dataflow, recipe: Recipe) -> Rows:
-    """Rows as a role is told of them: where their tokens went, only if the role asks for it."""
-    if replays_experts(role, flow, recipe) or all(sample.experts is None for sample in rows.samples):
-        return rows
-    return replace(rows, samples=tuple(replace(sample, experts=None) for sample in rows.samples))
 
 
 def pack_experts(

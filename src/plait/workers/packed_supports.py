@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.data.records import Sample
-
 
 def pack_supports(supports: Sequence[Sequence[bytes] | None]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
     """What the tokens of samples were drawn from, as arrays.
@@ -42,13 +40,3 @@ def unpack_supports(arrays: Sequence[NDArray[Any]], num_tokens: Sequence[int]) -
         supports[place] = tuple(sets)
         at += 1 + len(sets)
     return supports
-
-
-def supports_text(sample: Sample) -> list[str] | None:
-    """Those of a sample as JSON values; None: all its tokens were drawn from the whole vocabulary."""
-    return None if sample.supports is None else [kept.hex() for kept in sample.supports]
-
-
-def supports_of_text(told: Sequence[str] | None) -> tuple[bytes, ...] | None:
-    """What `supports_text` gave."""
-    return None if told is None else tuple(map(bytes.fromhex, told))

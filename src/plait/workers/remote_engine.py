@@ -16,9 +16,9 @@ from plait.policy.step import Key
 from plait.schedule.work import MOVED_ON, Done
 from plait.speculation.counts import Counts
 from plait.workers.announcer import Announcer
-from plait.workers.call_messages import Answer, Delivered, Forget, Generate, Halt, Migrate, Word
+from plait.workers.call_messages import Answer, Delivered, Forget, Generate, Halt, Migrate, Word, answer_of
 from plait.workers.dealing import Dealer, Outstanding
-from plait.workers.gathering import Computed, Gathering, move_word_of
+from plait.workers.gathering import Computed, Gathering
 from plait.workers.lockstep_engine import LockstepEngine, join_instance
 from plait.workers.messages import Message
 from plait.workers.ranks import LEADER
@@ -172,11 +172,7 @@ class RemoteEngine:
         with self._announcer.joining(call) if own.is_joint else nullcontext():
             answers = own.step(_nothing_to_wait_for)
         self.said |= own.said
-        prompts = self._outstanding.prompts
-        return [
-            (place, number, answer.as_asked(prompts) if isinstance(answer, Delivered) else answer)
-            for number, answer in answers
-        ]
+        return [(place, *answer) for answer in answers]
 
     def _delivered(self, call: str, wait_s: float) -> list[Sample]:
         """Samples that other instances have finished; if there are none yet, wait up to `wait_s` for some."""
@@ -193,9 +189,7 @@ class RemoteEngine:
 
     def _answer_of(self, message: Message) -> tuple[int, Answer]:
         assert message.number is not None, f"`{message.kind}` answers no command"
-        if message.kind == Delivered.kind:
-            return message.number, Delivered.of(message, self._outstanding.prompts)
-        return message.number, move_word_of(message)
+        return message.number, answer_of(message)
 
     def _heard(self, answers: Iterable[Heard]) -> list[Sample]:
         """Take the answers of instances, the leader's own included; returns the samples among them."""
@@ -205,7 +199,7 @@ class RemoteEngine:
             if isinstance(answer, Delivered):
                 if prompts is not None:
                     prompts.look_again()
-                finished += answer.samples
+                finished += answer.as_asked(self._outstanding.prompts)
                 self.said |= {key: tokens for key, tokens in answer.said.items() if key in self._outstanding.where}
                 if answer.speculation is not None:
                     self._speculation[place] = answer.speculation
@@ -233,7 +227,8 @@ class RemoteEngine:
         if self._prompts is not None:
             shares = self._with_prompts_apart(self._prompts, shares)
         for place, share in shares.items():
-            command = Generate(role, call, [request for _, request in share], announcer.fresh.weights_number(role))
+            requests = [_without_experts(request) for _, request in share]
+            command = Generate(role, call, requests, announcer.fresh.weights_number(role))
             told = announcer.tell(self._instances[place].mesh.ranks, command, needed)
             for drawing, request in share:
                 out.dealt([request], drawing, told.number)
@@ -294,6 +289,14 @@ class RemoteEngine:
         """Have all ranks of the instances do it."""
         ranks = [rank for layout in self._instances for rank in layout.mesh.ranks]
         self._announcer.do(self._announcer.tell(ranks, command, None))
+
+
+def _without_experts(request: Request) -> Request:
+    """What samples that go on have kept of their experts is long, and no instance reads it."""
+    if not (begun := request.going_on.begun):
+        return request
+    begun = tuple(replace(sample, experts=None) for sample in begun)
+    return replace(request, going_on=replace(request.going_on, begun=begun))
 
 
 def _nothing_to_wait_for() -> None:

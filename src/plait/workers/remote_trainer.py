@@ -8,11 +8,11 @@ from dataclasses import replace
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Asked, CallKind
 from plait.engines import LossOver, ScoredBy
+from plait.recipes.router_checks import replays_experts
 from plait.schedule.named_plans import MODE_OF
 from plait.schedule.pipeline import micro_batches_of
 from plait.schedule.work import Work
 from plait.workers.announcer import Announcer
-from plait.workers.packed_experts import told_experts
 from plait.workers.score_call import ScoreCall
 from plait.workers.train_calls import EvaluateCall, TrainCall
 
@@ -97,4 +97,7 @@ class RemoteTrainer:
     def _read(self, rows: Rows, role: str) -> Rows:
         """Rows as a role reads them: where tokens went only if it asks for that, and what all prompts begin with."""
         rank_state = self._announcer.rank_state
-        return told_experts(rows, role, rank_state.flow, rank_state.recipe).with_root()
+        says_experts = any(sample.experts is not None for sample in rows.samples)
+        if says_experts and not replays_experts(role, rank_state.flow, rank_state.recipe):
+            rows = replace(rows, samples=tuple(replace(sample, experts=None) for sample in rows.samples))
+        return rows.with_root()

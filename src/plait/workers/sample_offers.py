@@ -6,19 +6,22 @@ Both are messages (`workers.messages`): keys and values travel apart from them, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from plait.generation.request import Request
 from plait.generation.transfer import SampleState
-from plait.layout.caches import CacheShape, LayerCache
+from plait.layout.caches import CacheShape
 from plait.policy.step import Key
 from plait.reallocation.memory import DTYPES
 from plait.schedule.update_rule import HeldKV
 from plait.speculation.acceptance import Learned
-from plait.workers.messages import Message, pack_requests, unpack_requests
+from plait.workers.messages import Message
 from plait.workers.packed_supports import pack_supports, unpack_supports
+from plait.workers.wire_forms import Record
 
 
 @dataclass(frozen=True)
@@ -41,69 +44,74 @@ class Offer:
         return sharing
 
     def to_message(self) -> Message:
-        requests = {state.key[0]: state.request for state in self.states}
-        heads = [
-            (
-                *state.key,
-                len(state.token_ids),
-                len(state.version_starts),
-                state.num_computed_tokens,
-                state.epoch,
-                state.is_current,
-            )
-            for state in self.states
-        ]
-        header = {
-            "recompute": [list(key) for key in self.recompute],
-            "policy_version": self.states[0].policy_version if self.states else 0,
-            "requests": pack_requests(list(requests.values())),
-            "shape": pack_shape(self.states[0].shape) if self.states else None,
-            "model": self.states[0].model if self.states else "",
-            "dtype": self.states[0].dtype if self.states else "",
-        }
-        arrays = (
-            np.array(heads, dtype=np.int64).reshape(len(heads), 7),
-            np.array([token for state in self.states for token in state.token_ids], dtype=np.int64),
-            np.array([logprob for state in self.states for logprob in state.logprobs], dtype=np.float64),
-            np.array([start for state in self.states for start in state.version_starts], dtype=np.int64).reshape(-1, 2),
-            *pack_supports([state.supports for state in self.states]),
-            *(self.learned or ()),
-        )
-        return Message(header, arrays)
+        states = self.states
+        head = lambda s: (s.num_computed_tokens, s.epoch, s.policy_version, s.is_current)
+        heads = [(*s.key, len(s.token_ids), len(s.version_starts), *head(s)) for s in states]
+        return _Offered(
+            tuple({state.key[0]: state.request for state in states}.values()),
+            self.recompute,
+            (states[0].shape, states[0].model, states[0].dtype) if states else None,
+            np.array(heads, dtype=np.int64).reshape(len(heads), 8),
+            np.array([token for state in states for token in state.token_ids], dtype=np.int64),
+            np.array([logprob for state in states for logprob in state.logprobs], dtype=np.float64),
+            np.array([start for state in states for start in state.version_starts], dtype=np.int64).reshape(-1, 2),
+            pack_supports([state.supports for state in states]),
+            self.learned,
+        ).to_message()
 
     @classmethod
     def of(cls, message: Message) -> Offer:
-        header, (heads, tokens, logprobs, versions, sizes, sets, *counts) = message.header, message.arrays
-        learned = (counts[0], counts[1]) if counts else None
-        if not len(heads):
-            return cls((), learned=learned)
-        requests = {request.prompt.uid: request for request in unpack_requests(header["requests"])}
-        shape, nothing = unpack_shape(header["shape"]), torch.zeros(0, dtype=DTYPES[header["dtype"]])
-        supports = unpack_supports((sizes, sets), heads[:, 2].tolist())
-        states, token, began = [], 0, 0
-        for place, head in enumerate(heads.tolist()):
-            uid, index, num_tokens, num_versions, num_computed, epoch, is_current = head
+        told = _Offered.of(message)
+        if told.model is None:
+            return cls((), learned=told.learned)
+        shape, model, dtype = told.model
+        requests = {request.prompt.uid: request for request in told.requests}
+        nothing = torch.zeros(0, dtype=DTYPES[dtype])
+        heads, tokens, logprobs = told.heads.tolist(), told.tokens.tolist(), told.logprobs.tolist()
+        starts, supports = told.version_starts.tolist(), unpack_supports(told.supports, told.heads[:, 2].tolist())
+        states, at, began = [], 0, 0
+        for head, sets in zip(heads, supports, strict=True):
+            uid, index, num_tokens, num_starts, computed, epoch, version, is_current = head
             states.append(
                 SampleState(
                     requests[uid],
                     index,
-                    tuple(tokens[token : token + num_tokens].tolist()),
-                    tuple(logprobs[token : token + num_tokens].tolist()),
-                    tuple((first, version) for first, version in versions[began : began + num_versions].tolist()),
-                    num_computed,
+                    tuple(tokens[at : at + num_tokens]),
+                    tuple(logprobs[at : at + num_tokens]),
+                    tuple(map(tuple, starts[began : began + num_starts])),
+                    computed,
                     epoch,
-                    header["policy_version"],
+                    version,
                     bool(is_current),
                     shape,
-                    header["model"],
+                    model,
                     0,
                     0,
                     nothing,
-                    supports[place] or (),
+                    sets or (),
                 )
             )
-            token, began = token + num_tokens, began + num_versions
-        return cls(tuple(states), tuple((uid, index) for uid, index in header["recompute"]), learned)
+            at, began = at + num_tokens, began + num_starts
+        return cls(tuple(states), told.recompute, told.learned)
+
+
+@dataclass(frozen=True)
+class _Offered(Record):
+    """An offer as it travels: each request once, and what is long one after another.
+
+    model: its cache, name and dtype; None: no sample is offered
+    heads: [samples, 8]: uid, index, tokens, stretches of one version, computed tokens, epoch, version, whether current
+    """
+
+    requests: tuple[Request, ...]
+    recompute: tuple[Key, ...]
+    model: tuple[CacheShape, str, str] | None
+    heads: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    logprobs: NDArray[np.float64]
+    version_starts: NDArray[np.int64]
+    supports: tuple[NDArray[np.int32], NDArray[np.uint8]]
+    learned: Learned | None
 
 
 def shares_prompt(state: SampleState, policy_version: int) -> bool:
@@ -144,52 +152,19 @@ def lacks_of_sample(state: SampleState, policy_version: int, arrived: Sequence[S
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answer(Record):
     lacks: tuple[Lack, ...]
     policy_version: int
     shape: CacheShape | None
     """Shape of the target's cache, where its model is in parts."""
 
-    def to_message(self) -> Message:
-        shape = None if self.shape is None else pack_shape(self.shape)
-        header = {"policy_version": self.policy_version, "shape": shape}
-        return Message(
-            header, (np.array([astuple(lack) for lack in self.lacks], dtype=np.int64).reshape(len(self.lacks), 4),)
-        )
-
-    @classmethod
-    def of(cls, message: Message) -> Answer:
-        shape = message.header["shape"]
-        lacks = tuple(Lack(*row) for row in message.arrays[0].tolist())
-        return cls(lacks, message.header["policy_version"], None if shape is None else unpack_shape(shape))
-
 
 @dataclass(frozen=True)
-class Given:
+class Given(Record):
     """What a source sends ahead of samples: they as they were then, and what of them travels."""
 
     offer: Offer
     answer: Answer
-
-    def to_message(self) -> Message:
-        offer, answer = self.offer.to_message(), self.answer.to_message()
-        return Message({"offer": offer.header, "answer": answer.header}, (*offer.arrays, *answer.arrays))
-
-    @classmethod
-    def of(cls, message: Message) -> Given:
-        header, arrays = message.header, message.arrays
-        offer = Offer.of(Message(header["offer"], arrays[:-1]))
-        return cls(offer, Answer.of(Message(header["answer"], arrays[-1:])))
-
-
-def pack_shape(shape: CacheShape) -> dict[str, object]:
-    """As a JSON value."""
-    return asdict(shape)
-
-
-def unpack_shape(value: dict[str, object]) -> CacheShape:
-    shape = CacheShape(**value)  # type: ignore[arg-type]
-    return replace(shape, layers=tuple(LayerCache(**layer) for layer in shape.layers))  # type: ignore[arg-type]
 
 
 def gaps(start: int, stop: int, arrived: Sequence[SampleState]) -> list[tuple[int, int]]:

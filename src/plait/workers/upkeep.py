@@ -1,10 +1,10 @@
-"""What the leader has ranks do without a call of the flow behind it; each a record that says its wire form, a rank's
-part of it, and what is answered."""
+"""What the leader has ranks do without a call of the flow behind it; each a record that says a rank's part of it, and
+what is answered."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,17 +12,19 @@ import torch
 
 from plait.data.records import Sample, logprobs_with
 from plait.models.files.finite import Broken
+from plait.models.files.tensor_file import FileDigest
 from plait.policy.decode_ring import StageUse
 from plait.schedule.timeline import Span
 from plait.schedule.work import Work
-from plait.workers.messages import Message, Plain, pack_samples, unpack_samples
+from plait.workers.messages import Message
 from plait.workers.peak_memory import peak_bytes
 from plait.workers.rank_optimizers import Counts
 from plait.workers.rank_state import RankState
+from plait.workers.wire_forms import Record
 
 
 @dataclass(frozen=True)
-class Version(Plain):
+class Version(Record):
     """The engine of a role has new weights."""
 
     role: str
@@ -37,7 +39,7 @@ class Version(Plain):
 
 
 @dataclass(frozen=True)
-class EndTurns(Plain):
+class EndTurns(Record):
     """Samples of a role that have ended do not go on."""
 
     role: str
@@ -51,20 +53,13 @@ class EndTurns(Plain):
 
 
 @dataclass(frozen=True)
-class Recall:
+class Recall(Record):
     """What a role drew earlier, for its engine to draft from."""
 
     role: str
     samples: Sequence[Sample]
 
     kind: ClassVar[str] = "recall"
-
-    def to_message(self) -> Message:
-        return Message({"role": self.role}, pack_samples(self.samples), self.kind)
-
-    @classmethod
-    def of(cls, message: Message) -> Recall:
-        return cls(message.header["role"], unpack_samples(message.arrays))
 
     def run(self, rank_state: RankState) -> Work[None]:
         engine = rank_state.roles[self.role].engine
@@ -77,7 +72,7 @@ class Recall:
 
 
 @dataclass(frozen=True)
-class Gather(Plain):
+class Gather(Record):
     """The whole weights of a role, for the leader."""
 
     role: str
@@ -91,7 +86,7 @@ class Gather(Plain):
 
 
 @dataclass(frozen=True)
-class Save(Plain):
+class Save(Record):
     """A rank's part of the optimizers' state, to a folder."""
 
     folder: str
@@ -101,28 +96,26 @@ class Save(Plain):
 
     def run(self, rank_state: RankState) -> Work[Saved]:
         counts, digests, broken = yield from rank_state.optimizers.saving(Path(self.folder))
-        return Saved(counts, {name: astuple(digest) for name, digest in digests.items()}, broken)
+        return Saved(counts, digests, broken)
 
     @staticmethod
     def result_of(message: Message) -> Saved:
-        header = message.header
-        return Saved(header["counts"], header["digests"], [Broken(*values) for values in header["broken"]])
+        return Saved.of(message)
 
 
 @dataclass(frozen=True)
-class Saved(Plain):
-    """What a rank trains has these counts, the files that it wrote these digests (length, CRC-32), and this is not
-    finite."""
+class Saved(Record):
+    """What a rank trains has these counts, the files that it wrote these digests, and this is not finite."""
 
     counts: Counts
-    digests: Mapping[str, tuple[int, int]]
+    digests: Mapping[str, FileDigest]
     broken: Sequence[Broken]
 
     kind: ClassVar[str] = "saved"
 
 
 @dataclass(frozen=True)
-class Load(Plain):
+class Load(Record):
     """A rank's part of the optimizers' state, from the folder of a checkpoint.
 
     counts:  see `RankOptimizers.loading`
@@ -142,7 +135,7 @@ class Load(Plain):
 
 
 @dataclass(frozen=True)
-class Spans(Plain):
+class Spans(Record):
     """What a rank has recorded since the last time. What may leave its device does.
 
     zero_s: when the clock that the times are to be on was 0, on the one that all ranks tell times by
@@ -165,13 +158,11 @@ class Spans(Plain):
 
     @staticmethod
     def result_of(message: Message) -> Recorded:
-        header = message.header
-        uses = [StageUse(*values) for values in header["uses"]]
-        return Recorded([Span(*values) for values in header["spans"]], uses, tuple(header["peak_bytes"]))
+        return Recorded.of(message)
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Recorded(Record):
     """
     uses:       how busy the rank was as a stage of the instances that it is in
     peak_bytes: see `peak_memory.peak_bytes`
@@ -182,7 +173,3 @@ class Recorded:
     peak_bytes: tuple[int, int | None]
 
     kind: ClassVar[str] = "recorded"
-
-    def to_message(self) -> Message:
-        header = {"spans": [astuple(span) for span in self.spans], "uses": [astuple(use) for use in self.uses]}
-        return Message({**header, "peak_bytes": self.peak_bytes}, kind=self.kind)

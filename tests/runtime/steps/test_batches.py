@@ -18,7 +18,7 @@ class Numbered:
 
 
 def feed(drawn: int = 0) -> Feed:
-    return Feed(Numbered(), {}, per_step=2, drawn=drawn, seed=0)  # type: ignore[arg-type]
+    return Feed(Numbered(), {}, per_step=2, drawn=drawn)  # type: ignore[arg-type]
 
 
 def uids(prompts) -> list[int]:

@@ -179,11 +179,11 @@ class History:
                 self._write()
 
     def _write(self) -> None:
-        record = {"format": FORM.format, "version": FORM.version, "saved_step": self.saved_step, "stays": self.stays}
+        record = {**FORM.head, "saved_step": self.saved_step, "stays": self.stays}
         write_file(self._path, json.dumps(record, indent=1) + "\n")
 
     def _read(self) -> None:
-        record = FORM.parse(FORM.text_of(self._path), str(self._path))
+        record = FORM.read(self._path)
         step, stays = record.get("saved_step"), record.get("stays")
         whole = type(step) is int and isinstance(stays, list) and all(_is_stay(stay) for stay in stays)
         if not whole:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from plait.data.examples import ExampleStream, Given, most_tokens
+from plait.data.examples import ExampleSet, Given, most_tokens
 from plait.data.mismatched import mismatched
-from plait.data.prompts import PromptStream
+from plait.data.mixture import Stream
+from plait.data.prompts import PromptSet
 from plait.data.records import Prompt
 from plait.dataflow import LABELLED, MISMATCHED
 
@@ -16,17 +18,14 @@ class Feed:
 
     def __init__(
         self,
-        prompts: PromptStream | None,
-        given: Mapping[str, ExampleStream],
+        prompts: Stream[PromptSet, Prompt] | None,
+        given: Mapping[str, Stream[ExampleSet, Given]],
         per_step: int,
         drawn: int,
-        *,
-        seed: int,
     ) -> None:
         self._prompts = prompts
         self._given = given
         self._per_step = per_step
-        self._seed = seed
         self.drawn = drawn
         """Prompts drawn so far; more than steps · prompts_per_step where a step had to draw again."""
 
@@ -48,23 +47,25 @@ class Feed:
         """The given samples of a step, by the name of the flow's parameter; of labelled ones also those that are made
         of them."""
         given: dict[str, Sequence[Given]] = {
-            name: stream.samples(step * self._per_step, self._per_step) for name, stream in self._given.items()
+            name: stream.take(step * self._per_step, self._per_step) for name, stream in self._given.items()
         }
         if LABELLED in given:
-            given[MISMATCHED] = mismatched(given[LABELLED], most_tokens(self._given[LABELLED].examples))
+            given[MISMATCHED] = mismatched(given[LABELLED], most_tokens(self._given[LABELLED].mixed))
         return given
 
     def passes(self, step: int, drawn: int) -> dict[str, float]:
         """Passes over each source of the main data made in `step` steps, which took `drawn` prompts, by its label;
         empty where there is one."""
-        if self._prompts is not None:
-            return self._prompts.prompt_set.passes(self._seed, drawn)
-        stream = next(iter(self._given.values()))
-        return stream.examples.passes(self._seed, step * self._per_step)
+        main, count = self._main(step, drawn)
+        return main.passes(count)
 
     def epoch(self, step: int, drawn: int) -> float:
         """Passes over the main data made in `step` steps, which took `drawn` prompts; a fraction included."""
+        main, count = self._main(step, drawn)
+        return main.epoch(count)
+
+    def _main(self, step: int, drawn: int) -> tuple[Stream[Any, Any], int]:
+        """The main data, and the instances of it that so many steps, or prompts, have taken."""
         if self._prompts is not None:
-            return drawn / len(self._prompts.prompt_set)
-        stream = next(iter(self._given.values()))
-        return step * self._per_step / len(stream)
+            return self._prompts, drawn
+        return next(iter(self._given.values())), step * self._per_step

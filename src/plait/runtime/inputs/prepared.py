@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from plait.cost.lengths import Lengths, SampleLengths
-from plait.data.examples import ExampleSet, ExampleStream, Given
-from plait.data.mixture import Mixed
-from plait.data.prompts import PromptSet, PromptStream
+from plait.data.examples import ExampleSet, Given
+from plait.data.mixture import Mixed, Stream
+from plait.data.prompts import PromptSet
 from plait.data.records import Prompt
 from plait.dataflow import CallKind, Dataflow
 from plait.models.shape import ModelShape
@@ -129,11 +129,8 @@ class Prepared:
 
     def feed(self, drawn: int = 0) -> Feed:
         """The data of the run, from the `drawn`-th prompt on."""
-        recipe, count = self.recipe, self.recipe.prompts_per_step
-        prompts = None
+        seed, prompts = self.recipe.seed, None
         if self.train_set is not None:
-            prompts = PromptStream(self.train_set, seed=recipe.seed, prompts_per_step=count)
-        streams = {
-            name: ExampleStream(examples, seed=recipe.seed, per_step=count) for name, examples in self.given.items()
-        }
-        return Feed(prompts, streams, count, drawn, seed=recipe.seed)
+            prompts = Stream(self.train_set, lambda rows, index, uid: [rows.prompt(index, uid)], seed=seed)
+        given = {name: Stream(examples, ExampleSet.given, seed=seed) for name, examples in self.given.items()}
+        return Feed(prompts, given, self.recipe.prompts_per_step, drawn)

@@ -42,7 +42,7 @@ def writing_parts(workers: Workers, recipe: Recipe, tell: Callable[[str], None])
         if learns_acceptance(recipe):
             known, notes = workers.draft_knowledge.told()
             engines = [engine.model_dump(mode="json") for engine in known]
-            record = {"format": FORM.format, "version": FORM.version, "engines": engines}
+            record = {**FORM.head, "engines": engines}
             write_file(folder / NAME, json.dumps(record) + "\n")
             _tell_all(notes, tell)
         return written
@@ -72,7 +72,7 @@ def read_known(path: Path) -> list[Known]:
     Raises:
         DataError: the file is not there, is of another kind or version, or damaged.
     """
-    engines = FORM.parse(FORM.text_of(path), str(path)).get("engines")
+    engines = FORM.read(path).get("engines")
     if not isinstance(engines, list):
         raise DataError(f"{path}: expected a list under `engines`, found {engines!r:.80}")
     try:
