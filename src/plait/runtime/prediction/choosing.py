@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from plait.cost.move_bound import LARGE
 from plait.errors import ConfigError
+from plait.planner.collecting import collecting_seldom
 from plait.planner.plan_baselines import baselines
 from plait.planner.plan_leaders import State
 from plait.planner.plan_objective import weighed_s
@@ -54,6 +55,7 @@ class Choice:
     stopped_by: Stop | None = None
 
 
+@collecting_seldom()
 def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "found") -> Choice:
     """The best plan that a search finds: its leaders and the baselines are predicted exactly, and the best of these is
     taken. Of plans in which roles train together that is one which gains `LEAST_FUSED_GAIN` over the others.
@@ -115,6 +117,7 @@ def _where(plan: PredictedPlan) -> frozenset[Placement]:
     return frozenset(replace(placement, after="keep") for placement in plan.plan.placements)
 
 
+@collecting_seldom()
 def choose_best(planning: Planning, budget: Budget, seed: int) -> PredictedPlan:
     """The best plan that a search finds, with nothing beside it; over many devices the one that its measure puts first.
 
