@@ -139,8 +139,8 @@ def choose_best(planning: Planning, budget: Budget, seed: int, start: Plan | Non
     """
     given = {} if start is None else {STARTS: start}
     result = searched(planning, budget, seed, given)
-    usable = [other.places for other in result.baselines if other.name in given and other.valued.usable]
-    plans = dict.fromkeys((*_leaders(planning, result, 1), *usable))
+    starts = [other.places for other in result.baselines if other.name in given]
+    plans = dict.fromkeys((*_leaders(planning, result, 1), *starts))
     return _ranked(planning, result, plans, "found", budget.tell)[0][1]
 
 
