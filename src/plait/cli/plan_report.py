@@ -174,8 +174,8 @@ def _call_rows(call: CallRecord) -> list[dict[str, Any]]:
 
 def why(shown: Prediction, other: Prediction) -> str:
     """What another plan spends more time on than the one that is shown, or less if it is faster: the two calls with
-    most of the difference; where these do not explain all of it, that fewer calls overlap, if that is half of it or
-    more; where they explain less than half, what the others come to."""
+    most of the difference; where these do not explain nine tenths of it, that fewer calls overlap, if that is half of
+    it or more; where they explain less than half, what the others come to."""
     lost_s = other.seconds_per_step - shown.seconds_per_step
     if abs(lost_s) <= 1e-9 * shown.seconds_per_step:
         return "as fast"
@@ -187,7 +187,7 @@ def why(shown: Prediction, other: Prediction) -> str:
     parts = [f"{name} takes {gain:.3g} s {more}" for gain, name in most[:2]]
     named_s, others_s = (sum(gain for gain, _ in some) for some in (most[:2], most[2:]))
     hidden_s = abs(lost_s) - sum(gains.values())
-    if named_s < abs(lost_s) and hidden_s >= 0.5 * abs(lost_s):
+    if named_s < 0.9 * abs(lost_s) and hidden_s >= 0.5 * abs(lost_s):
         parts.insert(0, "fewer calls overlap" if sign > 0 else "more calls overlap")
     elif named_s < 0.5 * abs(lost_s) and others_s > 0:
         parts.append(f"others take {others_s:.3g} s {more}")
