@@ -360,6 +360,17 @@ def test_what_explains_most_of_a_difference_is_said_first() -> None:
     assert why(lasting(12.0, 10.0), slow) == "fewer calls overlap, actor.generate takes 1 s more"
 
 
+def test_a_difference_of_many_calls_is_not_said_to_be_one_of_overlap() -> None:
+    """Four calls one after the other, 1 s more each: none overlaps, before or after."""
+
+    def lasting(each_s: float) -> Prediction:
+        records = tuple(CallRecord(f"{n}.score", "SCORE", n * each_s, each_s, 0) for n in range(5))
+        return Prediction(5 * each_s, Timeline(()), records, ())
+
+    told = "4.score takes 1 s more, 3.score takes 1 s more, others take 3 s more"
+    assert why(lasting(2.0), lasting(3.0)) == told
+
+
 def test_the_rank_that_lacks_room_is_that_of_the_smaller_device(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -151,6 +151,24 @@ def test_scores_on_ranks_of_their_own_are_computed_beside_generation_in_parts() 
     assert late["reward.score"] == (20.4, 22.4)
 
 
+def test_what_is_left_to_score_when_samples_have_ended_keeps_its_ranks_busy() -> None:
+    """Actor on ranks 0 and 1 (20.4 s), critic and reward on 2 and 3, each 2 s in 2 parts, the reference on all ranks
+    (2 s). Half of what the critic and reward have to do is left when the generation ends: the reference waits for it,
+    2 s, though nothing else needs ranks 0 and 1."""
+    placed = [
+        Placement("actor.generate", "decode", (0, 1), dp=2),
+        Placement("actor.train", "train", (0, 1), dp=2),
+        Placement("ref.logprobs", "score", (0, 1, 2, 3), dp=4),
+        *(Placement(call, "score", (2, 3), dp=2) for call in ("critic.values", "reward.score")),
+        Placement("critic.train", "train", (2, 3), dp=2),
+    ]
+    found = starts(predicted(Plan("mine", 4, tuple(placed))))
+    assert found["reward.score"] == (19.4, 21.4)
+    assert found["critic.values"] == (20.4, 22.4)
+    assert found["ref.logprobs"] == (22.4, 24.4)
+    assert found["actor.train"] == (24.4, 36.4)
+
+
 def test_scores_keep_ranks_from_which_models_leave() -> None:
     """As above, but the critic's optimizer state leaves while others compute: a call that has begun keeps its ranks, so
     the values begin when the reward has ended, and take what they take."""

@@ -137,7 +137,7 @@ def plan(recipe: Place, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search
     with interruptible() as interrupted:
         choice = choose(planning, Budget(evaluations, seconds, time.monotonic, interrupted, telling), how.seed)
         shorter = Budget(-(-evaluations // SHARE), seconds / SHARE, time.monotonic, interrupted, telling)
-        others = variants(planning, lambda other: choose_best(other, shorter, how.seed))
+        others = variants(planning, lambda other: choose_best(other, shorter, how.seed, choice.best.plan))
     report = Report(planning, choice, others, where.lengths is not None)
     if how.out is not None:
         replace(choice.best.plan, predicted=choice.best.prediction.timeline).save(how.out)
@@ -182,7 +182,7 @@ def simulate(recipe: Place, /, *keys: Keys, where: OnCluster = ANYWHERE, which: 
         tries = f"{AUTO_EVALUATIONS} plans as a run does, and as many for each variant of the recipe"
         say(f"trying {tries}; --plan predicts a given one", file=sys.stderr)
         choice, budget = choose_for_run(planning, telling), Budget(AUTO_EVALUATIONS, tell=telling)
-        others = variants(planning, lambda other: choose_best(other, budget, other.recipe.seed))
+        others = variants(planning, lambda other: choose_best(other, budget, other.recipe.seed, choice.best.plan))
     else:
         choice = beside_others(planning, planning.given(name, cut), telling)
         others = variants(planning, lambda other: predicted(other, other.given(name, cut)))

@@ -173,17 +173,24 @@ def _call_rows(call: CallRecord) -> list[dict[str, Any]]:
 
 
 def why(shown: Prediction, other: Prediction) -> str:
-    """What another plan spends more time on than the one that is shown, or less if it is faster, the most first."""
+    """What another plan spends more time on than the one that is shown, or less if it is faster: the two calls with
+    most of the difference; where these do not explain nine tenths of it, that fewer calls overlap, if that is half of
+    it or more; where they explain less than half, what the others come to."""
     lost_s = other.seconds_per_step - shown.seconds_per_step
     if abs(lost_s) <= 1e-9 * shown.seconds_per_step:
         return "as fast"
     sign = 1 if lost_s > 0 else -1
     mine, theirs = _seconds(shown), _seconds(other)
     gains = {name: sign * (theirs.get(name, 0.0) - mine.get(name, 0.0)) for name in theirs | mine}
-    most = sorted(((gain, name) for name, gain in gains.items() if gain > 1e-9), reverse=True)[:2]
-    parts = [f"{name} takes {gain:.3g} s {'more' if sign > 0 else 'less'}" for gain, name in most]
-    if sum(gain for gain, _ in most) < 0.5 * abs(lost_s):
+    most = sorted(((gain, name) for name, gain in gains.items() if gain > 1e-9), reverse=True)
+    more = "more" if sign > 0 else "less"
+    parts = [f"{name} takes {gain:.3g} s {more}" for gain, name in most[:2]]
+    named_s, others_s = (sum(gain for gain, _ in some) for some in (most[:2], most[2:]))
+    hidden_s = abs(lost_s) - sum(gains.values())
+    if named_s < 0.9 * abs(lost_s) and hidden_s >= 0.5 * abs(lost_s):
         parts.insert(0, "fewer calls overlap" if sign > 0 else "more calls overlap")
+    elif named_s < 0.5 * abs(lost_s) and others_s > 0:
+        parts.append(f"others take {others_s:.3g} s {more}")
     return ", ".join(parts) if sign > 0 else f"faster by {-lost_s:.3g} s: {', '.join(parts)}"
 
 

@@ -43,6 +43,18 @@ class Action(NamedTuple):
     bytes: int = 0
 
 
+class _Streaming(NamedTuple):
+    """A call that scores samples as they end, on other ranks than they are generated on.
+
+    mesh: what its task keeps busy once the generation has ended; mask: its ranks; seconds: of its scores
+    """
+
+    task: Task
+    mesh: frozenset[int]
+    mask: int
+    seconds: float
+
+
 @dataclass(eq=False)
 class StepProgram:
     """`schedule.dispatch.Program`: the calls of a step, by (step, place in the graph), and after them its end."""
@@ -64,8 +76,8 @@ class StepProgram:
         self._stale: set[Copies] = set(self.copies)
         self._generated: dict[int, tuple[float, float, float]] = {}
         """Generation of this step → (its start, when its first prompts have all their samples, its end)."""
-        self._streaming: dict[int, list[tuple[int, float]]] = {}
-        """Generation of this step → (ranks, seconds) of calls that score during it, on other ranks."""
+        self._streaming: dict[int, list[_Streaming]] = {}
+        """Generation of this step → the calls that score during it."""
         self._spare: dict[int, Spare] = {}
         """Score of this step on ranks that generate its samples → the time that these are idle before the end."""
         self._meshes = [self._mask(number) for number in range(len(self.graph.calls))]
@@ -179,14 +191,14 @@ class StepProgram:
             seconds += self._ending(number, place)
             first = now + min(seconds, cost.first_s)
             self._generated[number] = (now, first, now + seconds)
-        elif (source := self._sources[number]) in self._generated:
+        elif (source := self._sources[number]) in self._generated and now < self._generated[source][2]:
             assert source is not None
             others_s = 0.0
             if not self.units:
                 # Calls that wait for samples share their ranks: all end as if one call did their work.
                 before = self._streaming.setdefault(source, [])
-                others_s = sum(taken_s for mask, taken_s in before if mask & place.mask)
-                before.append((place.mask, seconds))
+                others_s = sum(other.seconds for other in before if other.mask & place.mask)
+                before.append(_Streaming(task, task.mesh, place.mask, seconds))
                 task.mesh = frozenset()
             end = _streamed(now, others_s + seconds, place.chunks, *self._generated[source])
         elif number in self._spare:
@@ -197,6 +209,8 @@ class StepProgram:
         yield from self._taking(
             Action(call.call, kind, slot.role, place.mask, end - seconds, end, step, number, cost.bytes)
         )
+        for other in self._streaming.get(number, ()):
+            other.task.mesh = other.mesh  # there is no sample left to wait for, and no rank does two things at once
 
     def _cost(self, number: int) -> CallCost:
         slot = self.graph.calls[number].slot

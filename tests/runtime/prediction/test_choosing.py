@@ -18,12 +18,14 @@ from plait.planner.plan_leaders import Candidate
 from plait.planner.plan_objective import LEAST_FUSED_GAIN, Valued
 from plait.planner.plan_search import Budget, SearchResult
 from plait.recipes.recipe_file import load_recipe
-from plait.runtime.prediction.choosing import MOST_ALTERNATIVES, Choice, beside_others, choose
+from plait.runtime.prediction.choosing import MOST_ALTERNATIVES, Choice, beside_others, choose, choose_best
 from plait.runtime.prediction.misfit import misfit
 from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import outline
 from plait.schedule.fused import FUSED
 from plait.schedule.named_plans import BASELINES, NAMES
+from plait.schedule.plan import Placement, Plan
+from plait.simulator.steps import places_of
 from tests.cases import slow_but
 
 RECIPE = Path(__file__).parents[3] / "examples" / "large_ppo.yaml"
@@ -72,8 +74,9 @@ def test_nothing_that_is_shown_is_faster_than_the_plan_taken(cluster: str, model
         assert one.prediction.feasible == told.feasible
         if told.feasible:
             assert weighed(choice) <= told.seconds_per_step
+    shown = [plan.plan.placements for plan in (choice.best, *choice.alternatives)]
+    assert len(set(map(frozenset, shown))) == len(shown)
     if model == "llama-2-13b":
-        shown = [plan.plan.placements for plan in (choice.best, *choice.alternatives)]
         kept = {frozenset(replace(one, after="keep") for one in placements) for placements in shown}
         assert len(kept) == 1 + MOST_ALTERNATIVES, "they differ in more than what becomes of weights between calls"
     least = choice.best.prediction.seconds_per_step
@@ -149,6 +152,21 @@ def test_models_whose_layers_keep_a_state_are_cut_where_none_has_room_whole(tmp_
 def test_models_with_adapters_stay_whole_where_one_has_room() -> None:
     choice = choose(planning("2xA100-80G", "llama-2-7b", **{"lora.rank": 8, "critic.model": None}), Budget(50))
     assert {p.tp * p.pp for p in choice.best.plan.placements} == {1}
+    shown = [frozenset(plan.plan.placements) for plan in (choice.best, *choice.alternatives)]
+    assert len(set(shown)) == len(shown), "a plan is not shown beside itself"
+
+
+def test_a_recipe_with_other_keys_takes_no_longer_than_on_the_plan_that_was_found() -> None:
+    """One plan beside the named ones would not find as good a one; what cannot be followed is no start."""
+    found = choose(planning("4xA100-80G", "llama-2-7b"), Budget(40), 1).best.plan
+    stale = planning("4xA100-80G", "llama-2-7b", max_staleness=1)
+    start = places_of(stale.followable(found), stale.space.places)
+    known = stale.predict(stale.plan_of(start, "known"))
+    assert known.feasible
+    alien = Plan("alien", 4, (Placement("nobody.train", "train", (0,)),))
+    plans = (choose_best(stale, Budget(1), 0, start) for start in (None, alien, found))
+    alone_s, beside_alien_s, from_found_s = (plan.prediction.seconds_per_step for plan in plans)
+    assert from_found_s <= known.seconds_per_step < alone_s == beside_alien_s
 
 
 def test_what_comes_nearest_is_said_of_the_rank_that_lacks_room(tmp_path: Path) -> None:

@@ -4,13 +4,15 @@ for moves."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from plait.cost.move_bound import LARGE
-from plait.errors import ConfigError
+from plait.errors import ConfigError, UserError
+from plait.planner.collecting import collecting_seldom
 from plait.planner.plan_baselines import baselines
 from plait.planner.plan_leaders import State
 from plait.planner.plan_objective import weighed_s
@@ -24,6 +26,8 @@ from plait.simulator.steps import Prediction, places_of
 AUTO_EVALUATIONS = 3000
 """Plans that a run tries: a number, not seconds, so that all of its processes find the same."""
 MOST_ALTERNATIVES = 3
+STARTS = "found with other keys"
+"""Name of a plan that a search begins from."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class Choice:
     stopped_by: Stop | None = None
 
 
+@collecting_seldom()
 def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "found") -> Choice:
     """The best plan that a search finds: its leaders and the baselines are predicted exactly, and the best of these is
     taken. Of plans in which roles train together that is one which gains `LEAST_FUSED_GAIN` over the others.
@@ -85,15 +90,21 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
     )
 
 
-def searched(planning: Planning, budget: Budget, seed: int) -> SearchResult:
-    """Baselines are the named plans, and those that others would make.
+def searched(
+    planning: Planning, budget: Budget, seed: int, given: Mapping[str, Plan] = MappingProxyType({})
+) -> SearchResult:
+    """Baselines are the named plans, those that others would make, and those of the given ones that can be followed.
 
     Raises:
         ConfigError: processes have no room by themselves.
     """
     check_processes(planning)
-    given = [(name, tuple(places_of(plan, planning.space.places))) for name, plan in planning.named.items()]
-    return search(planning.problem, budget, seed=seed, given=given, space=planning.space)
+    plans = dict(planning.named)
+    for name, plan in given.items():
+        with contextlib.suppress(UserError):
+            plans[name] = planning.followable(plan)
+    starts = [(name, tuple(places_of(plan, planning.space.places))) for name, plan in plans.items()]
+    return search(planning.problem, budget, seed=seed, given=starts, space=planning.space)
 
 
 def _otherwise(best: PredictedPlan, others: list[PredictedPlan]) -> list[PredictedPlan]:
@@ -115,20 +126,31 @@ def _where(plan: PredictedPlan) -> frozenset[Placement]:
     return frozenset(replace(placement, after="keep") for placement in plan.plan.placements)
 
 
-def choose_best(planning: Planning, budget: Budget, seed: int) -> PredictedPlan:
+@collecting_seldom()
+def choose_best(planning: Planning, budget: Budget, seed: int, start: Plan | None = None) -> PredictedPlan:
     """The best plan that a search finds, with nothing beside it; over many devices the one that its measure puts first.
+
+    Args:
+        start: the plan of a recipe with other keys. Where it can be followed with these as well, the search begins from
+            it, and what it finds is no slower.
 
     Raises:
         ConfigError: none fits in memory; says what is too large.
     """
-    result = searched(planning, budget, seed)
-    return _ranked(planning, result, _leaders(planning, result, 1), "found", budget.tell)[0][1]
+    given = {} if start is None else {STARTS: start}
+    result = searched(planning, budget, seed, given)
+    starts = [other.places for other in result.baselines if other.name in given]
+    plans = dict.fromkeys((*_leaders(planning, result, 1), *starts))
+    return _ranked(planning, result, plans, "found", budget.tell)[0][1]
 
 
 def _leaders(planning: Planning, result: SearchResult, most: int) -> list[State]:
-    """Places of the best plans of each kind; on many devices of at most so many kinds."""
-    many = planning.cluster.num_devices > LARGE
-    return [leader.places for leader in result.leaders[: most if many else len(result.leaders)]]
+    """Places of the best plans of each kind; on many devices of at most so many kinds. Of those that a run follows in
+    the same way, as they differ in words that change nothing, the first."""
+    many, unlike = planning.cluster.num_devices > LARGE, dict[State, State]()
+    for leader in result.leaders:
+        unlike.setdefault(planning.space.plain(leader.places), leader.places)
+    return list(unlike.values())[: most if many else len(unlike)]
 
 
 def _ranked(

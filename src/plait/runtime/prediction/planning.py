@@ -227,6 +227,11 @@ class Planning:
         label = f"plan `{name}`"
         return self._completed(on_cluster(plan_file(name, EVERY_NAME), self.cluster, label), label)
 
+    def followable(self, plan: Plan) -> Plan:
+        """A plan of a recipe that has other keys, completed for this one. Raises UserError where no run of this one
+        could follow it."""
+        return self._completed(replace(plan, policies=()), f"plan `{plan.name}`")
+
     def predict(self, plan: Plan) -> Prediction:
         """Play a completed plan as a run would follow it; with scoring in parts, where it lets a run have that, and the
         recipe or what is predicted says so."""
