@@ -231,7 +231,8 @@ class Parking:
         later version are parked. What is drawn between, as evaluations do, leaves them. A sample that came back and
         did not run has nothing that could be kept."""
         version = self._state.flight.policy_version
-        left = [key for key in keys if key not in self._returning]
+        find = self._state.scheduler.sequences.find
+        left = [key for key in keys if (sample := find(key)) is None or not sample.num_parked_tokens]
         if parked := {key: self._moves.export_sample(*key, final=False) for key in left}:
             kept = {key: state for key, state in self._parked.items() if state.policy_version == version}
             self._parked = kept | parked
@@ -258,10 +259,11 @@ class Parking:
             flight.started[key] = response
 
     def bring(self, keys: Iterable[Key]) -> None:
-        """Write what was parked into the blocks of samples that run from now on."""
+        """Write what was parked into the blocks of samples that run from now on; one may have given way at once."""
         for key in keys:
-            sample = self._state.scheduler.running[key]
-            transfer.write((self._returning.pop(key),), sample.table, self._state.pool, self._moves.place, 0)
+            parked = self._returning.pop(key)
+            if (sample := self._state.scheduler.running.get(key)) is not None:
+                transfer.write((parked,), sample.table, self._state.pool, self._moves.place, 0)
 
     def rest(self) -> None:
         """Nothing is in flight: forget what has not come into the pool."""

@@ -191,7 +191,7 @@ class Scheduler:
             num_row_context=context,
             chunks=tuple(chunks),
             starts=tuple(starts),
-            brought=tuple(key for key in brought if key in self.running),
+            brought=tuple(brought),
         )
 
     def take_back(self, num_wrong: Mapping[Key, int]) -> None:

@@ -92,7 +92,7 @@ class StepPlan:
     chunks: tuple[Chunk, ...]
     starts: tuple[Start, ...]
     brought: tuple[Key, ...] = ()
-    """Those of the joined samples whose keys and values come into the pool, from where they were parked."""
+    """Samples that joined with keys and values that come into the pool, from where they were parked."""
 
     @property
     def kind(self) -> StepKind:
