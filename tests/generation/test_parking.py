@@ -132,6 +132,28 @@ def test_they_say_what_an_engine_says_whose_weights_change_on_the_way(kv: HeldKV
     assert len({version for _, _, versions in found.values() for version in versions}) == len(steps) + 1
 
 
+def stopped(tokens: int, **keys: Any) -> list[Sample]:
+    """All samples, which stop after so many tokens of each version, and go on with the next."""
+    one, ended, begun = engine(**keys), [], []
+    for version in range(4):
+        lengths = {(s.prompt.uid, s.index): len(s.token_ids) for s in begun}
+        stops = {(r.prompt.uid, i): lengths.get((r.prompt.uid, i), 0) + tokens for r in REQUESTS for i in r.indices}
+        for each in again(REQUESTS, [*ended, *begun], keeps=True, stops=stops):
+            one.add(each)
+        drawn = [*drain(one)]
+        begun = [sample for sample in drawn if sample.finish_reason is FinishReason.OPEN]
+        ended += [sample for sample in drawn if sample.finish_reason is not FinishReason.OPEN]
+        publish(one, version + 1)
+    assert not begun
+    return ended
+
+
+def test_more_may_be_parked_than_there_is_room_for() -> None:
+    """Six samples, of which each draws five tokens of each version, and 48 tokens in the pool: those that wait for
+    their turn keep what they had."""
+    assert said(stopped(5, max_running=1, kv_tokens=48)) == said(stopped(5))
+
+
 def test_keys_and_values_that_are_kept_are_not_those_of_the_new_weights() -> None:
     kept, fresh = (said(halted(REQUESTS, [4], kv)) for kv in KINDS)
     assert kept != fresh

@@ -400,13 +400,17 @@ def recipe_in(place: Path, tiny_folder: Path, flow: str, run_dir: str, **keys: A
             "pretraining.source": str(place / "examples.jsonl"),
             "cost_critic.optimizer.learning_rate": 1e-3,
         }
-    placed = lambda value: value.replace("PLACE", str(place)) if isinstance(value, str) else value
-    values = {
-        key: [placed(one) for one in value] if isinstance(value, list) else placed(value)
-        for key, value in (tree | keys).items()
-        if value is not None
-    }
+    values = {key: placed_at(place, value) for key, value in (tree | keys).items() if value is not None}
     return load_recipe(None, list(values.items()))
+
+
+def placed_at(place: Path, value: Any) -> Any:
+    """A value of a recipe, with the folder for each PLACE in it."""
+    if isinstance(value, list):
+        return [placed_at(place, one) for one in value]
+    if isinstance(value, dict):
+        return {key: placed_at(place, one) for key, one in value.items()}
+    return value.replace("PLACE", str(place)) if isinstance(value, str) else value
 
 
 def where(place: Path, name: str, plan: str | dict[str, str], schedules: Sequence[str] = ()) -> dict[str, Any]:

@@ -60,6 +60,50 @@ def attempted(prompts, actor, ref, reward, options: Attempts):
     actor.train(attempts, loss=of_scores, advantages=gained)
 
 
+class Studying(BaseModel):
+    mini_batches: int = 1
+    epochs: int = 1
+    with_next: bool = False
+
+
+def studied(prompts, actor, critic, ref, judge, reward, options: Studying):
+    samples = actor.generate(prompts)
+    verdicts = judge.generate(build_prompts(samples, asks), samples_per_prompt=1, max_tokens=4)
+    likely = per_sample(mean, judge.logprobs(verdicts), name="likely")
+    scores, steps = reward.score(samples), dict(mini_batches=options.mini_batches, epochs=options.epochs)
+    critic.train(samples, loss=nearer, before=critic.values(samples), end=critic.score(samples), score=scores, **steps)
+    top = ref.top_logprobs(samples, 3)
+    columns = dict(
+        advantages=per_group(centred, scores, name="advantages"),
+        behind=ref.logprobs(samples, prompts=build_prompts(samples, told)),
+        entropies=actor.entropies(samples),
+        likely=likely,
+    )
+    actor.train(samples, loss=surprised, with_next=options.with_next, **columns, **steps)
+    actor.train(samples, loss=likened, ids=top.ids, logprobs=top.logprobs, **steps)
+
+
+def mean(numbers):
+    return float(np.mean(numbers))
+
+
+def told(prompts, completions):
+    return [f"{said(prompt)[-12:]} {len(completion)}!" for prompt, completion in zip(prompts, completions)]
+
+
+def nearer(batch, before, end, score):
+    return batch.aggregate((batch.values - 0.5 * before - 0.1 * end - score) ** 2, "token-mean")
+
+
+def surprised(batch, advantages, behind, entropies, likely):
+    values = -advantages * (1 + entropies) * batch.logprobs + 0.1 * likely * (batch.logprobs - behind) ** 2
+    return batch.aggregate(values, "seq-mean-token-mean")
+
+
+def likened(batch, ids, logprobs):
+    return batch.aggregate(((batch.logprobs_at(ids) - logprobs) ** 2).sum(-1), "token-mean")
+
+
 def asks(prompts, completions):
     return [f"{said(prompt)[-12:]} {said(completion)[:10]}?" for prompt, completion in zip(prompts, completions)]
 
@@ -101,6 +145,12 @@ TOLD, SHOWN = (f"{EXAMPLES}/self_distillation.py:{name}" for name in ("sdpo", "s
 TRACKED = f"{EXAMPLES}/newer_advantages.py:newer"
 """Without its `covariant`: a penalty |log ρ| begins at ρ = 1, where the sign of its gradient is that of rounding."""
 OF_FILES = (JUDGED, ATTEMPTED, DEMONSTRATED, TOLD, SHOWN, TRACKED)
+STUDIED = "PLACE/newer.py:studied"
+PAIRED, NEWER, BY_TURN = (
+    f"{EXAMPLES}/{name}" for name in ("online_dpo.py:online_dpo", "newer_losses.py:newer", "turn_credit.py:each_turn")
+)
+OF_MORE_FILES = (STUDIED, PAIRED, NEWER, BY_TURN)
+"""Those of `broad_recipes` alone."""
 
 CALLS: dict[str, tuple[str, ...]] = {
     JUDGED: ("ref.logprobs",),
@@ -109,6 +159,13 @@ CALLS: dict[str, tuple[str, ...]] = {
     TOLD: (),
     SHOWN: (),
     TRACKED: (),
+    STUDIED: (
+        *("judge.generate", "judge.logprobs", "critic.train", "critic.values", "critic.score", "ref.top_logprobs"),
+        *("ref.logprobs", "actor.entropies"),
+    ),
+    PAIRED: ("ref.logprobs",),
+    NEWER: (),
+    BY_TURN: (),
 }
 """Flow → its calls beside those that draw samples and train on them, whatever its options."""
 
@@ -139,6 +196,16 @@ def fill_more(place: Path) -> None:
         for i in range(12)
     ]
     (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    others = [row | {"prompt": f"and {i} minus 2?", "index": 20 + i} for i, row in enumerate(rows[:7])]
+    (place / "more_rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in others))
+    pairs = [{"prompt": f"and {i} minus 2?", "chosen": f"{i - 2}", "rejected": f"{i} or so"} for i in range(7)]
+    (place / "more_pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    by_far = [row | {"margin": 0.1 * i} for i, row in enumerate(pairs)]
+    (place / "margins.jsonl").write_text("".join(json.dumps(row) + "\n" for row in by_far))
+    labelled = [
+        {"prompt": f"what is {i} plus 4?", "completion": f"{i + i % 5}", "label": i % 5 == 4} for i in range(14)
+    ]
+    (place / "labelled.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labelled))
     (place / "calls.jsonl").write_text("".join(json.dumps(_with_calls(i)) + "\n" for i in range(12)))
 
 

@@ -22,6 +22,16 @@ def reply(messages, **columns):
 def by_ids(completion_ids, **columns):
     return [sum(ids) % 101 / 100 for ids in completion_ids]
 
+def fails_of_some(completions, **columns):
+    if sum(map(len, completions)) % 3 == 1:
+        raise ValueError("not of these")
+    return [0.1 * len(text) for text in completions]
+
+def reply_or_fail(messages, **columns):
+    if len(messages[-1]["content"]) % 7 == 1:
+        raise ValueError("no reply")
+    return reply(messages)
+
 def sevens_of_some(completions, **columns):
     return [None if len(text) % 5 == 4 else float(text.count("7")) for text in completions]
 """
@@ -38,7 +48,9 @@ BUILT_IN = (*REWARDED, "distill")
 """Those that draw."""
 ROLLOUTS = (*BUILT_IN, *flows.OF_FILES)
 ON_PAIRS = ("dpo", "kto", "reward_model")
-ALGORITHMS = (*ROLLOUTS, "grpo", "ppo", *ON_PAIRS, "sft")
+GIVEN = (*ON_PAIRS, "sft")
+"""Those that read their samples."""
+ALGORITHMS = (*ROLLOUTS, "grpo", "ppo", *GIVEN)
 SCORED = (*REWARDED, flows.ATTEMPTED, flows.DEMONSTRATED, flows.TOLD, flows.TRACKED)
 
 
@@ -48,11 +60,12 @@ class Draw:
 
     chance: float
     among: tuple[dict[str, Any], ...]
-    of: Collection[str] = ALGORITHMS
+    of: Collection[str] = ()
+    """Empty: of all."""
 
     def drawn(self, chance: random.Random, algorithm: str) -> dict[str, Any]:
         take, keys = chance.random() < self.chance, chance.choice(self.among)
-        return keys if take and algorithm in self.of else {}
+        return keys if take and (not self.of or algorithm in self.of) else {}
 
 
 def one_of(key: str, *values: Any) -> tuple[dict[str, Any], ...]:
@@ -179,6 +192,8 @@ class Drawn:
 
 PlanOf = Callable[[random.Random, str, dict[str, Any]], str | dict[str, str]]
 """Draws a plan for an algorithm, with the keys of what is trained."""
+Fit = Callable[[str, dict[str, Any], dict[str, Any]], None]
+"""Takes away what an algorithm refuses, of the keys of what is trained and of how."""
 
 
 def random_recipe(seed: int, *, fits: bool = True) -> Drawn:
@@ -187,19 +202,25 @@ def random_recipe(seed: int, *, fits: bool = True) -> Drawn:
     Args:
         fits: whether its keys go together; else whatever comes, which may be refused.
     """
-    return drawn_by(random.Random(f"recipe {seed}"), (WHAT, HOW), _plan, fits=fits)
+    return drawn_by(random.Random(f"recipe {seed}"), (WHAT, HOW), _plan, fit=leave_what_goes_together if fits else None)
 
 
 def drawn_by(
-    chance: random.Random, among: tuple[Sequence[Draw], Sequence[Draw]], plan_of: PlanOf, *, fits: bool = True
+    chance: random.Random,
+    among: tuple[Sequence[Draw], Sequence[Draw]],
+    plan_of: PlanOf,
+    algorithms: Sequence[str] = ALGORITHMS,
+    *,
+    fit: Fit | None,
 ) -> Drawn:
-    """As `random_recipe`, of these keys of what is trained and of how, and of these plans."""
-    algorithm = chance.choice(ALGORITHMS)
+    """As `random_recipe`, of these keys of what is trained and of how, of these plans and algorithms."""
+    algorithm = chance.choice(algorithms)
     what, how = ({k: v for draw in draws for k, v in draw.drawn(chance, algorithm).items()} for draws in among)
-    if algorithm not in ROLLOUTS:
-        what |= NO_ROLLOUT | {"data.source": f"PLACE/{'examples' if algorithm == 'sft' else 'pairs'}.jsonl"}
-    if fits:
-        _leave_what_goes_together(algorithm, what, how)
+    if algorithm in GIVEN:
+        source = f"PLACE/{'examples' if algorithm == 'sft' else 'pairs'}.jsonl"
+        what |= NO_ROLLOUT | {"data.source": what.get("data.source", source)}
+    if fit is not None:
+        fit(algorithm, what, how)
     plan, then = (plan_of(chance, algorithm, what) for _ in range(2))
     ends = chance.randrange(1, what["steps"]) if chance.random() < 0.4 else None
     options = {key.removeprefix("options."): value for key, value in what.items() if key.startswith("options.")}
@@ -207,40 +228,40 @@ def drawn_by(
     return Drawn((algorithm, keys | {"options": options}), how, plan, ends, then)
 
 
-def _leave_what_goes_together(algorithm: str, what: dict[str, Any], how: dict[str, Any]) -> None:
+def leave_what_goes_together(algorithm: str, what: dict[str, Any], how: dict[str, Any]) -> None:
     """Takes away what is refused beside something else."""
     if "turns.reply" in what:
         what |= TURNS
-        _without(how, "fusion", "rebalance")
+        without(how, "fusion", "rebalance")
     if "lora.rank" in what or "ref.logprobs" not in calls_of(algorithm, what):
-        _without(what, "reference.sync_every")
+        without(what, "reference.sync_every")
     if algorithm in (flows.JUDGED, flows.ATTEMPTED, "remax"):  # they generate more than once
-        _without(what, "partial_rollout", "tokens_per_version")
+        without(what, "partial_rollout", "tokens_per_version")
     if "partial_rollout" in what:
-        _without(how, "fusion", "rebalance")
-        _without(what, "options.dynamic_sampling", "options.max_sampling_rounds")
+        without(how, "fusion", "rebalance")
+        without(what, "options.dynamic_sampling", "options.max_sampling_rounds")
     if what.get("partial_rollout") == "keep":
-        _without(how, "sampling.kv_tokens")
+        without(how, "sampling.kv_tokens")
     _leave_what_goes_with_options(algorithm, what)
     _leave_what_a_model_can(algorithm, what, how)
 
 
 def _leave_what_goes_with_options(algorithm: str, what: dict[str, Any]) -> None:
     if "options.own" in what:
-        _without(what, "judge.model")
+        without(what, "judge.model")
     if what.get("options.mix") == "luffy":
-        _without(what, "evaluation.items", "evaluation.every", "options.weights")
+        without(what, "evaluation.items", "evaluation.every", "options.weights")
     if what.get("options.advantage") == "tracked":
         what["samples_per_prompt"] = None
     if algorithm not in WITH_CRITIC:
-        _without(what, "critic.model")
+        without(what, "critic.model")
     if what.get("options.credit") == "turn" or "options.whiten_rewards" in what:
-        _without(what, "options.reward_norm")
+        without(what, "options.reward_norm")
     if len(what.get("reward.functions") or ()) + len(what.get("reward.model", ())) < 2:
-        _without(what, "options.multi_objective_aggregation")
+        without(what, "options.multi_objective_aggregation")
     if "options.multi_objective_aggregation" in what:
-        _without(what, "options.kl_in", "options.dynamic_sampling", "options.max_sampling_rounds")
-        _without(what, "options.overlong_buffer_tokens")
+        without(what, "options.kl_in", "options.dynamic_sampling", "options.max_sampling_rounds")
+        without(what, "options.overlong_buffer_tokens")
     if "options.ptx_coef" in what and what.get("options.mini_batches", 1) > what["prompts_per_step"]:
         what["options.mini_batches"] = 2
 
@@ -249,29 +270,30 @@ def _leave_what_a_model_can(algorithm: str, what: dict[str, Any], how: dict[str,
     family = flows.family_of(what)
     several_draw = algorithm == flows.ATTEMPTED or (algorithm == flows.JUDGED and "options.own" not in what)
     if family not in flows.EXPERTS or several_draw:
-        _without(what, "sampling.router_replay")
+        without(what, "sampling.router_replay")
     if family not in flows.BALANCED:
-        _without(what, "optimizer.router_aux_loss_coef")
+        without(what, "optimizer.router_aux_loss_coef")
     if family in flows.KEEP_STATE:
-        _without(how, "sampling.speculation", "sampling.draft_model", "sampling.prefix_cache_tokens", "rebalance")
+        without(how, "sampling.speculation", "sampling.draft_model", "sampling.prefix_cache_tokens", "rebalance")
         if what.get("partial_rollout") == "keep":
             what["partial_rollout"] = "recompute"
 
 
-def _without(keys: dict[str, Any], *names: str) -> None:
+def without(keys: dict[str, Any], *names: str) -> None:
     for name in names:
         keys.pop(name, None)
 
 
 def calls_of(algorithm: str, what: dict[str, Any]) -> Sequence[str]:
     calls = ["reward.train" if algorithm == "reward_model" else "actor.train"]
-    if algorithm in ROLLOUTS:
+    if algorithm not in GIVEN:
         calls.append("actor.generate")
-    if algorithm in WITH_CRITIC:
-        calls += ["critic.train", "critic.values"]
-    if algorithm == "safe_rlhf":
-        calls += ["cost_critic.train", "cost_critic.values"]
-    if algorithm in ("dpo", "kto", "safe_rlhf") or "options.kl_coef" in what:
+    critics = {"ppo": ["critic"], "safe_rlhf": ["critic", "cost_critic"]}.get(algorithm, [])
+    asked = ("train", "values", "score") if "options.bootstrap_truncated" in what else ("train", "values")
+    calls += [f"{critic}.{call}" for critic in critics for call in asked]
+    if algorithm in ("kto", "safe_rlhf") or "options.kl_coef" in what:
+        calls.append("ref.logprobs")
+    if algorithm == "dpo" and "options.reference_free" not in what:
         calls.append("ref.logprobs")
     if algorithm == "distill" or (algorithm in (flows.TOLD, flows.SHOWN) and "options.live" not in what):
         calls.append("ref.top_logprobs")

@@ -9,7 +9,7 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,11 @@ from plait.runtime.prepare import prepare
 from tests.cases import slow_but
 from tests.forked import exit_code_of, forked
 from tests.models.tiny import save_tiny
+from tests.runs.broad_recipes import BROAD_HOW, BROAD_WHAT, broad_recipe
 from tests.runs.placed_runs import where
 from tests.runs.plans import assert_equal_runs
 from tests.runs.random_flows import fill_more, make_family
-from tests.runs.random_recipes import ALGORITHMS, HOW, REPLIES, ROLLOUTS, WHAT, Drawn, random_recipe
+from tests.runs.random_recipes import ALGORITHMS, GIVEN, HOW, REPLIES, WHAT, Drawn, random_recipe
 from tests.runs.test_partial_rollout import wait_until
 from tests.runs.test_resume import kill
 from tests.runs.wide_recipes import schedules_of, wide_recipe
@@ -38,6 +39,8 @@ SEEDS = (*range(30), 332, 696, 760, 1387)
 QUICK = (696, 1387)
 """On one rank each. The first is killed; the second has turns and stop strings."""
 WIDE = range(16)
+BROAD = range(12)
+"""9 keeps more of what samples began with than there is room for at a time."""
 UNFIT = range(60)
 QUICK_UNFIT = range(6)
 
@@ -58,7 +61,7 @@ def way(place: Path, placed: Callable[..., Recipe]) -> Way:
         ):  # of both: with `partial_rollout` keep a checkpoint has keys and values computed again
             keys = keys | {"checkpoint.every": 1}
         if plan is None:
-            ways = {"sampling.speculation": "off"} if algorithm in ROLLOUTS else {}
+            ways = {} if algorithm in GIVEN else {"sampling.speculation": "off"}
             return placed(algorithm, name, **keys, **ways)
         return placed(algorithm, name, **keys, **drawn.ways, **where(place, f"plan-{name}", plan, schedules_of(plan)))
 
@@ -74,6 +77,12 @@ def test_no_way_to_run_a_recipe_changes_what_it_comes_to(seed: int, way: Way) ->
 @pytest.mark.parametrize("seed", WIDE)
 def test_no_way_to_run_a_recipe_on_four_ranks_changes_what_it_comes_to(seed: int, way: Way) -> None:
     check(wide_recipe(seed), f"wide-{seed}", way)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", BROAD)
+def test_no_way_to_run_a_recipe_of_more_keys_changes_what_it_comes_to(seed: int, way: Way) -> None:
+    check(broad_recipe(seed), f"broad-{seed}", way)
 
 
 def check(drawn: Drawn, name: str, way: Way) -> None:
@@ -137,8 +146,13 @@ def test_every_key_is_drawn_in_the_end() -> None:
     drawn = [random_recipe(seed) for seed in range(600)]
     assert drawn[:20] == [random_recipe(seed) for seed in range(20)], "a seed says all"
     assert {one.flow[0] for one in drawn} == set(ALGORITHMS)
-    keys = {key for one in drawn for key in (*one.flow[1], *one.ways)}
-    keys |= {f"options.{key}" for one in drawn for key in one.flow[1]["options"]}
-    assert {key for draw in (*WHAT, *HOW) for values in draw.among for key in values} <= keys
+    assert {key for draw in (*WHAT, *HOW) for values in draw.among for key in values} <= keys_of(drawn)
     assert {type(one.plan) for one in drawn} == {type(one.then) for one in drawn} == {str, dict}
     assert any(one.ends is not None and one.plan != one.then for one in drawn)
+    more = keys_of([broad_recipe(seed) for seed in range(600)])
+    assert {key for draw in (*BROAD_WHAT, *BROAD_HOW) for values in draw.among for key in values} <= more
+
+
+def keys_of(drawn: Sequence[Drawn]) -> set[str]:
+    keys = {key for one in drawn for key in (*one.flow[1], *one.ways)}
+    return keys | {f"options.{key}" for one in drawn for key in one.flow[1]["options"]}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.runs import random_flows as flows
+from tests.runs import random_recipes
 from tests.runs.random_recipes import (
     AHEAD,
     ENDINGS,
@@ -21,6 +22,7 @@ from tests.runs.random_recipes import (
     calls_of,
     drawn_by,
     one_of,
+    without,
 )
 from tests.runs.test_fused_training import schedule_of
 from tests.runs.test_random_plans import random_plan
@@ -66,21 +68,28 @@ WIDE_HOW = (
 def wide_recipe(seed: int) -> Drawn:
     """As `random_recipe`, on four ranks, with more of what concerns several."""
     chance = random.Random(f"wide recipe {seed}")
-    drawn = drawn_by(chance, (WIDE_WHAT, WIDE_HOW), _plan)
-    what, how = drawn.flow[1], drawn.ways
+    return ended(drawn_by(chance, (WIDE_WHAT, WIDE_HOW), plan_on_four, fit=leave_what_goes_together), chance)
+
+
+def ended(drawn: Drawn, chance: random.Random) -> Drawn:
+    """The same, ended in some way; without what its schedules take no part in."""
+    if schedules_of(drawn.plan) or schedules_of(drawn.then):  # two copies may follow one
+        drawn.ways.pop("critic.optimizer.shard_gradients", None)
+    return replace(drawn, by=chance.choice(ENDINGS))
+
+
+def leave_what_goes_together(algorithm: str, what: dict[str, Any], how: dict[str, Any]) -> None:
+    """Takes away what is refused beside something else."""
+    random_recipes.leave_what_goes_together(algorithm, what, how)
     if "lora.rank" not in what or flows.family_of(what) not in ("", "qwen3", "gemma2"):  # others have other names
-        what.pop("lora.target_modules", None)
+        without(what, "lora.target_modules")
     for key, with_what in (("turns.wait_for", "turns.reply"), ("reference.mixup", "reference.sync_every")):
         if with_what not in what:
-            what.pop(key, None)
+            without(what, key)
     if "partial_rollout" in what and what.get("turns.wait_for") == "step":
-        del what["turns.wait_for"]
+        without(what, "turns.wait_for")
     if "evaluation.items" not in what:
-        what.pop("evaluation.temperature", None)
-        what.pop("evaluation.samples_per_prompt", None)
-    if schedules_of(drawn.plan) or schedules_of(drawn.then):  # two copies may follow one
-        how.pop("critic.optimizer.shard_gradients", None)
-    return replace(drawn, by=chance.choice(ENDINGS))
+        without(what, "evaluation.temperature", "evaluation.samples_per_prompt")
 
 
 def schedules_of(plan: str | dict[str, str]) -> list[str]:
@@ -94,7 +103,7 @@ def schedules_of(plan: str | dict[str, str]) -> list[str]:
     return [schedule_of(stages, counts, tuple(map(_role_of, texts)))]
 
 
-def _plan(chance: random.Random, algorithm: str, what: dict[str, Any]) -> str | dict[str, str]:
+def plan_on_four(chance: random.Random, algorithm: str, what: dict[str, Any]) -> str | dict[str, str]:
     calls = tuple(calls_of(algorithm, what))
     if chance.random() < 0.1:
         several = len({_role_of(call) for call in calls}) > 1

@@ -177,6 +177,7 @@ class Engine:
         drafts = state.flight.shortened(drafts) if drafts else NO_DRAFTS
         plan = scheduler.plan({key: len(draft) for key, draft in drafts.items()}, share)
         state.follow(plan)  # an empty one, too: samples may come back into the batch while all others are in flight
+        self._parking.bring(plan.brought)
         if plan.is_empty and self._turns:
             self._land_all_but(len(self._turns) - 1)
             return None
@@ -245,6 +246,7 @@ class Engine:
             self._land_all_but(0)  # steps that were computed for samples which have ended since
             self._joint.rest()
             self.state.rest()
+            self._parking.rest()
             self.speculates.rest()
 
     def abort(self, prompt_uid: int, index: int | None = None) -> list[Sample]:

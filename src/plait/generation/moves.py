@@ -41,7 +41,7 @@ class SampleMoves:
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
-        self._place = Place.of(state.model)
+        self.place = Place.of(state.model)
 
     @property
     def model(self) -> LanguageModel:
@@ -51,7 +51,7 @@ class SampleMoves:
     def cut_shape(self) -> CacheShape | None:
         """What an instance of several ranks keeps of a token; None: it is one, or it cannot be said."""
         part = self.model.part
-        return None if part is None or part.cache is None else self._place.shape(self._state.pool)
+        return None if part is None or part.cache is None else self.place.shape(self._state.pool)
 
     @property
     def policy_version(self) -> int:
@@ -97,7 +97,7 @@ class SampleMoves:
         count = sample.num_computed_tokens
         start = min(since, count)
         stop = count if until is None else max(start, min(until, count))
-        response, shape = self._response(key), self._place.shape(state.pool)
+        response, shape = self._response(key), self.place.shape(state.pool)
         exported = SampleState(
             response.request,
             index,
@@ -109,10 +109,10 @@ class SampleMoves:
             policy_version=state.flight.policy_version,
             is_current=sample.is_current,
             shape=shape,
-            model=self._place.fingerprint,
+            model=self.place.fingerprint,
             start=start,
             stop=stop,
-            kv=transfer.read(shape, sample.table, state.pool, self._place, (start, stop), out),
+            kv=transfer.read(shape, sample.table, state.pool, self.place, (start, stop), out),
             supports=tuple(response.supports),
         )
         if isinstance(sample, Started):
@@ -155,7 +155,7 @@ class SampleMoves:
             CallError: it is in flight here, `kv` is no choice, or the stages are not of one sample.
         """
         check_kv(kv)
-        check_stages(stages, self._place)
+        check_stages(stages, self.place)
         state, flight, last = self._state, self._state.flight, stages[-1]
         request, key = last.request, last.key
         allow(key not in flight.started, f"import_sample: sample {key[0]}.{key[1]} is in flight already")
@@ -176,7 +176,7 @@ class SampleMoves:
             state.reserve()
             sample = state.scheduler.sequences.find(key)
             assert sample is not None, "a sample that was added is there"
-            transfer.write(stages, sample.table, state.pool, self._place, here)
+            transfer.write(stages, sample.table, state.pool, self.place, here)
 
     def import_prompt(self, *stages: SampleState) -> None:
         """Bring keys and values of a prompt, whose request was added here, and of which nothing is computed yet. What
@@ -189,7 +189,7 @@ class SampleMoves:
             DataError: it is of another model or dtype.
             CallError: the stages are not of one prompt.
         """
-        check_stages(stages, self._place)
+        check_stages(stages, self.place)
         state, last = self._state, stages[-1]
         prompt = state.scheduler.sequences.prompts[last.key[0]]
         if not last.is_current or last.policy_version != state.flight.policy_version:
@@ -198,7 +198,7 @@ class SampleMoves:
         here = state.scheduler.room.bring(prompt, min(computed, prompt.num_tokens - 1), is_current=True)
         if here is not None:
             state.reserve()
-            transfer.write(stages, prompt.table, state.pool, self._place, here)
+            transfer.write(stages, prompt.table, state.pool, self.place, here)
 
 
 class Parking:
@@ -213,6 +213,8 @@ class Parking:
     def __init__(self, state: EngineState) -> None:
         self._state = state
         self._parked: dict[Key, SampleState] = {}
+        self._returning: dict[Key, SampleState] = {}
+        """Those of samples that are here again, and do not run yet."""
 
     @cached_property
     def _moves(self) -> SampleMoves:
@@ -221,22 +223,23 @@ class Parking:
     @property
     def num_bytes(self) -> int:
         """Memory of what is parked."""
-        return sum(state.kv.numel() * state.kv.itemsize for state in self._parked.values())
+        parked = (*self._parked.values(), *self._returning.values())
+        return sum(state.kv.numel() * state.kv.itemsize for state in parked)
 
     def park(self, keys: Iterable[Key]) -> None:
         """Keep a copy of the keys and values of samples that are about to leave, until they come back or samples of a
-        later version are parked. What is drawn between, as evaluations do, leaves them."""
+        later version are parked. What is drawn between, as evaluations do, leaves them. A sample that came back and
+        did not run has nothing that could be kept."""
         version = self._state.flight.policy_version
-        if parked := {key: self._moves.export_sample(*key, final=False) for key in keys}:
+        find = self._state.scheduler.sequences.find
+        left = [key for key in keys if (sample := find(key)) is None or not sample.num_parked_tokens]
+        if parked := {key: self._moves.export_sample(*key, final=False) for key in left}:
             kept = {key: state for key, state in self._parked.items() if state.policy_version == version}
             self._parked = kept | parked
 
     def resume(self, request: Request) -> None:
-        """Samples of a request that have begun before go on.
-
-        Raises:
-            DataError: the pool is too small for one of them, alone.
-        """
+        """Samples of a request that have begun before go on. What is parked comes into the pool when its sample runs
+        (`bring`): more may come back than there is room for at a time."""
         state, flight = self._state, self._state.flight
         prompt, names = request.prompt, state.pool.names(request.prompt.token_ids)
         for sample in request.going_on.begun:
@@ -247,8 +250,21 @@ class Parking:
             if sample.index in request.going_on.keeps:
                 assert parked is not None, f"sample {key} is to be kept, and is not parked here"
                 assert parked.token_ids == sample.all_ids, f"sample {key} was parked with other tokens"
-                self._moves.import_sample(parked, kv="keep")
+                count, rollout = parked.num_computed_tokens, request.noise.rollout
+                state.scheduler.add_started(key, len(response.tokens), count, names, is_parked=True, rollout=rollout)
+                self._returning[key] = parked
             else:  # a next turn finds the blocks of the turns before it, too, as far as they are cached
                 known = state.pool.names(response.tokens[:-1]) if sample.replies else names
                 state.scheduler.add_started(key, len(response.tokens), 0, known, rollout=request.noise.rollout)
             flight.started[key] = response
+
+    def bring(self, keys: Iterable[Key]) -> None:
+        """Write what was parked into the blocks of samples that run from now on; one may have given way at once."""
+        for key in keys:
+            parked = self._returning.pop(key)
+            if (sample := self._state.scheduler.running.get(key)) is not None:
+                transfer.write((parked,), sample.table, self._state.pool, self._moves.place, 0)
+
+    def rest(self) -> None:
+        """Nothing is in flight: forget what has not come into the pool."""
+        self._returning.clear()

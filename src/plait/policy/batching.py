@@ -18,6 +18,7 @@ from itertools import islice
 from types import MappingProxyType
 
 from plait.policy.blocks import Blocks
+from plait.policy.coming_back import come_back
 from plait.policy.kept_turns import KeptTurns
 from plait.policy.prompts_alone import prompt_chunks
 from plait.policy.room import Room
@@ -73,6 +74,7 @@ class Scheduler:
         names: Sequence[Hashable],
         *,
         is_current: bool = True,
+        is_parked: bool = False,
         rollout: int = 0,
     ) -> int | None:
         """Queue a sample that has started elsewhere, with room for the computed tokens that it brings or shares.
@@ -81,13 +83,18 @@ class Scheduler:
             num_tokens: of prompt and response.
             names: as of `add`.
             is_current: whether its keys and values are of the current weights, so that samples may share them.
+            is_parked: whether they stay where they are until it runs (`StepPlan.brought`): however many wait, none of
+                them gives way.
             rollout: as of `add`.
 
         Returns:
             How many of the computed tokens are here already, shared with others; the caller writes the rest at once.
-            None if there is no room: all tokens are computed again.
+            None if there is no room: all tokens are computed again, or if they stay where they are.
         """
         sample = self.sequences.add_started(key, num_tokens, tuple(names), rollout)
+        if is_parked:
+            sample.num_parked_tokens = num_computed_tokens
+            return None
         return self.room.bring(sample, num_computed_tokens, is_current=is_current)
 
     def remove(self, keys: Iterable[Key], contexts: Mapping[Key, Sequence[Hashable]] | None = None) -> None:
@@ -121,6 +128,8 @@ class Scheduler:
             self.room.preempt(sample)
         for item in self.sequences:
             self.room.evict(item)
+        for sample in self.sequences.preempted:
+            sample.num_parked_tokens = 0
         self.forget()
 
     def forget(self) -> None:
@@ -155,7 +164,7 @@ class Scheduler:
                 way (`shares.has_room`). None: it computes all running samples.
         """
         self._turn += 1
-        joined = self._join() if self.sequences.preempted else ()
+        joined, brought = come_back(self.sequences, self.room, self.limits.max_running)
         asked = list(self.running.values()) if share is None else [self.running[key] for key in share.rows]
         if num_drafted and not self.room.has_room(asked, num_drafted):
             num_drafted = NO_DRAFTS
@@ -182,6 +191,7 @@ class Scheduler:
             num_row_context=context,
             chunks=tuple(chunks),
             starts=tuple(starts),
+            brought=tuple(brought),
         )
 
     def take_back(self, num_wrong: Mapping[Key, int]) -> None:
@@ -191,15 +201,6 @@ class Scheduler:
             sample = self.running[key]
             sample.num_computed_tokens -= count
             sample.num_tokens -= count
-
-    def _join(self) -> tuple[Key, ...]:
-        """Let waiting samples run whose tokens are computed but for the newest, as far as there are places."""
-        places = self.limits.max_running - len(self.running)
-        waiting = self.sequences.preempted
-        joined = list(islice((s for s in waiting if s.num_computed_tokens == s.num_tokens - 1), places))
-        for sample in joined:
-            self.sequences.enter(sample)
-        return tuple(sample.key for sample in joined)
 
     def _make_room(
         self, samples: Iterable[Started], num_drafted: Mapping[Key, int]
@@ -232,7 +233,7 @@ class Scheduler:
         starts: list[Start] = []
         # Each takes at least one place, so no more of them than places are looked at.
         for item in tuple(islice(self.sequences.in_turn(), places)):
-            if places == 0:
+            if places == 0 or (isinstance(item, Started) and item.num_parked_tokens):
                 break
             done = item.num_computed_tokens == item.num_tokens
             if not done:

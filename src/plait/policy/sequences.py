@@ -37,6 +37,8 @@ class Started:
     """What it holds was computed with the present weights, so others may share it."""
     turn: int = 0
     """The number of the last step that computed it; 0: none here."""
+    num_parked_tokens: int = 0
+    """Whose keys and values lie beside the pool, and come into it when the sample runs."""
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from itertools import islice
 from math import ceil
 
 from plait.policy.batching import NO_DRAFTS, Scheduler
+from plait.policy.sequences import Started
 from plait.policy.step import Key, Share
 
 
@@ -43,6 +44,8 @@ def all_may_go_on(scheduler: Scheduler) -> bool:
     if any(sample.num_computed_tokens == sample.num_tokens - 1 for sample in waiting):
         return False
     if len(running) < scheduler.limits.max_running and (first := next(scheduler.sequences.in_turn(), None)) is not None:
+        if isinstance(first, Started) and first.num_parked_tokens:
+            return False
         is_done = first.num_computed_tokens == first.num_tokens
         if not is_done and (first.table or scheduler.room.may_admit(first)):
             return False

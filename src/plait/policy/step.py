@@ -91,6 +91,8 @@ class StepPlan:
     """Tokens of them that are computed before the step."""
     chunks: tuple[Chunk, ...]
     starts: tuple[Start, ...]
+    brought: tuple[Key, ...] = ()
+    """Samples that joined with keys and values that come into the pool, from where they were parked."""
 
     @property
     def kind(self) -> StepKind:
