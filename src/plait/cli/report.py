@@ -169,6 +169,8 @@ def _rows(before: Evaluation | None, after: Evaluation) -> Iterator[tuple[str, s
     tells_reward, further = _telling(before, after)
     if tells_reward:
         yield _numbers("mean reward", "eval/reward", before, after)
+    for name in told_parts(after):
+        yield _numbers(f"mean {name}", f"eval/{name}/mean", before, after)
     for k in after.pass_at if after.tells_right else ():
         yield (
             f"pass@{k} [95 % interval]",
@@ -200,6 +202,9 @@ def _gains(before: Evaluation, after: Evaluation) -> Iterator[tuple[str, Estimat
         yield "exact accuracy", gain, str
     if tells_reward and (gain := after.reward_gain(before)) is not None:
         yield "reward", gain, _plainly
+    for name in told_parts(after):
+        if (gain := after.part_gain(before, name)) is not None:
+            yield name, gain, _plainly
     for name in further:
         if name in before.further and (gain := after.further_gain(before, name)) is not None:
             yield name, gain, _plainly
@@ -211,6 +216,13 @@ def _telling(before: Evaluation | None, after: Evaluation) -> tuple[bool, list[s
     both = [evaluation for evaluation in (before, after) if evaluation is not None]
     further = [name for name in after.further if not all(each.is_accuracy(each.further.get(name, ())) for each in both)]
     return bool(after.rewards) and not all(each.is_accuracy(each.rewards) for each in both), further
+
+
+def told_parts(evaluation: Evaluation) -> list[str]:
+    """The `parts` that have a line: those of a reward, or of a cost, that is the sum of several."""
+    parts = list(evaluation.parts())
+    kinds = [name.partition("/")[0] for name in parts]
+    return [name for name, kind in zip(parts, kinds, strict=True) if kinds.count(kind) > 1]
 
 
 def _plainly(estimate: Estimate) -> str:

@@ -162,8 +162,42 @@ def test_samples_have_the_columns_of_their_row_of_the_data(make_recipe: MakeReci
 def test_shown_an_evaluation_says_its_figures_and_no_answer() -> None:
     sample = Sample(Prompt(1, "asked", (1, 2)), 0, (3, 4), (-0.5, -0.5), "answered", FinishReason.STOP)
     shown = repr(Evaluation((sample,), (0.5,), None, ({"rewards/brief": 0.5},)))
-    expected = "'eval/response_length': 2.0, 'eval/reward': 0.5, 'eval/dropped': 0"
+    expected = "'eval/response_length': 2.0, 'eval/rewards/brief/mean': 0.5, 'eval/reward': 0.5, 'eval/dropped': 0"
     assert shown == f"Evaluation(num_items=1, metrics={{{expected}}})"
+
+
+def test_each_part_of_a_reward_is_measured_before_its_weight(
+    make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of six items, three have no score of `of_one`; they are in no mean of it, and too few are left for its gain."""
+    write_reward(tmp_path, "return [2.0] * len(completions)")
+    (tmp_path / "one.py").write_text(
+        "def of_one(completions, answer, **columns):\n"
+        "    return [4.0 if int(known) % 2 else None for known in answer]\n"
+    )
+    rows = [{"prompt": f"what is {i}?", "answer": i} for i in range(18)]
+    written(tmp_path / "rows.jsonl", rows[6:])
+    written(tmp_path / "held.jsonl", rows[:6])
+    functions = [f"{tmp_path}/reward.py:count_sevens", f"{tmp_path}/one.py:of_one"]
+    data = {"data.source": str(tmp_path / "rows.jsonl"), "data.evaluation_source": str(tmp_path / "held.jsonl")}
+    reward = {"reward.functions": functions, "reward.weights": [1.0, 0.5]}
+    recipe = make_recipe(steps=1, **{"evaluation.items": 6}, **data, **reward)
+    outcome = run(recipe)
+    assert outcome.after is not None
+    metrics = outcome.after.metrics()
+    assert metrics["eval/rewards/count_sevens/mean"] == 2
+    assert metrics["eval/rewards/of_one/mean"] == 4
+    assert metrics["eval/reward"] == (6 * 2 + 3 * 0.5 * 4) / 6
+    again = run(recipe, resume=True)
+    assert again.after is not None
+    assert again.after.metrics() == metrics, "read back from the logs"
+    capsys.readouterr()
+    print_outcome(recipe, outcome)
+    said = capsys.readouterr().out
+    assert re.search(r"mean rewards/of_one +4.000 +4.000", said)
+    gain = "gain in rewards/count_sevens, same items: 0.000 [0.000, 0.000]"
+    assert gain in " ".join(said.split()), "whatever the width"
+    assert "gain in rewards/of_one" not in said
 
 
 def test_what_a_sample_says_of_its_row() -> None:
