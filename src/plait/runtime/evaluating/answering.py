@@ -222,7 +222,9 @@ def _extras(
             whole = [told | group.told(place, name) for told, (group, place) in pairs]
     whole = [told | of_answer for told, of_answer in zip(whole, of_models, strict=True)]
     logged = [
-        [scored.extras for scored in of_functions[name]] for name in ("reward", "eval_functions") if name in of_functions
+        [scored.extras for scored in of_functions[name]]
+        for name in ("reward", "eval_functions")
+        if name in of_functions
     ]
     logged.sort(key=lambda columns: task_of([of_answer.get("verdict") for of_answer in columns], 1) is None)
     for columns in logged:

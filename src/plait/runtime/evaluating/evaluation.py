@@ -37,8 +37,8 @@ class Evaluation:
     task: verdicts.Evaluation | None
     """The verdicts of a task's scorer, which the reward is or one of `evaluation.functions`; None where neither is."""
     extras: tuple[Mapping[str, Any], ...] = ()
-    """Per item the score of each function and each model of the reward, and of the cost, before weights, and the columns
-    that functions, those of `evaluation.functions` too, logged."""
+    """Per item the score of each function and each model of the reward, and of the cost, before weights; and the
+    columns that functions, those of `evaluation.functions` too, logged."""
     logged: Mapping[str, float] = field(default_factory=dict)
     """Means of the metrics that functions logged; of held-out examples or pairs, all that is measured."""
     further: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
