@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from plait.cost.corrections import with_carried
 from plait.cost.estimate import human_bytes
 from plait.observe.console import SafeConsole
 from plait.output import write_file
-from plait.runtime.folder.run_files import SUMMARY
+from plait.runtime.folder.run_files import SUMMARY, RunFiles
 from plait.runtime.prediction.forecast import STEP, WORTH_SAYING, Beside, Forecast, read_forecast
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ def _print_outcome(console: SafeConsole, recipe: Recipe, outcome: Outcome) -> No
         console.print(f"\n{outcome.doctor}", soft_wrap=True)
     console.print(f"\nmodel: {recipe.run_dir}/final", soft_wrap=True)
     console.print(f"metrics: {recipe.run_dir}/metrics.jsonl", soft_wrap=True)
+    if RunFiles(recipe.run_dir).samples(outcome.step).exists():
+        console.print(
+            f"samples: `plait samples {shlex.quote(str(recipe.run_dir))}` shows them with their rewards", soft_wrap=True
+        )
 
 
 def _print_stopped(console: SafeConsole, recipe: Recipe, outcome: Outcome) -> None:
@@ -219,10 +224,16 @@ def _telling(before: Evaluation | None, after: Evaluation) -> tuple[bool, list[s
 
 
 def told_parts(evaluation: Evaluation) -> list[str]:
-    """The `parts` that have a line: those of a reward, or of a cost, that is the sum of several."""
-    parts = list(evaluation.parts())
+    """The `parts` that have a line: those of a reward, or of a cost, that is the sum of several; not one that only says
+    once more which answers are exact."""
+    parts = evaluation.parts()
     kinds = [name.partition("/")[0] for name in parts]
-    return [name for name, kind in zip(parts, kinds, strict=True) if kinds.count(kind) > 1]
+    several = {kind for kind in kinds if kinds.count(kind) > 1}
+    return [
+        name
+        for (name, scores), kind in zip(parts.items(), kinds, strict=True)
+        if kind in several and not evaluation.is_accuracy(scores)
+    ]
 
 
 def _plainly(estimate: Estimate) -> str:

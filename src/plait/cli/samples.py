@@ -207,7 +207,7 @@ def _numbers(row: Row) -> Iterator[tuple[str, Any]]:
     told = {**row, **row.get("judged", {})}
     rest = [name for name, value in told.items() if name not in _REWARDS and _is_told(name, value)]
     for name in (*(name for name in _REWARDS if name in told), *rest):
-        yield name.removeprefix("rewards/").removesuffix("_score"), told[name]
+        yield name.removesuffix("_score") if name in _REWARDS else name.removeprefix("rewards/"), told[name]
 
 
 def _is_told(name: str, value: Any) -> bool:
