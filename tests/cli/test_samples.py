@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
         sample(
             "7.0", "six", -0.25, **{"data/answer": 6, "rewards/right": 0.0, "rewards/brief": None, "advantages": -1.5}
         ),
-        sample("7.1", "lost", None),
+        sample("7.1", "\n ", None),
         sample(
             "7.2",
             "it is\n\x1b[31m6",
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
     turns = [{"role": "assistant", "content": "call"}, {"role": "tool", "content": "42"}]
     second = [
         sample("8.0", "call42", 0.5, turns=turns),
-        sample("8.1", "x" * 500 + "END", "NaN", reply_error="it broke"),
+        sample("8.1", "x" * 500 + "END", "NaN", reply_error="it broke\n  at a line"),
     ]
     item = {**sample("9.0", "five", None), "reward": 0.75, "judged": {"kind": 0.125}, "verdict": "exact"}
     run_dir = tmp_path / "run"
@@ -62,7 +62,7 @@ def test_the_newest_step_by_prompt_the_best_first(folder: Path, capsys: pytest.C
         "  7.0  reward -0.25  right 0  brief -  advantages -1.5  2 tokens  stop",
         "    six",
         "  7.1  2 tokens  stop",
-        "    lost",
+        "    '\\n '",
     ]
     assert lines[9:] == [
         "prompt 8",
@@ -71,7 +71,7 @@ def test_the_newest_step_by_prompt_the_best_first(folder: Path, capsys: pytest.C
         "    assistant: call",
         "    tool: 42",
         "  8.1  reward NaN  2 tokens  stop",
-        "    no reply: it broke",
+        "    no reply: it broke at a line",
         f"    {'x' * 200} … {'x' * 197}END",
     ]
 

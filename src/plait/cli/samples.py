@@ -172,7 +172,7 @@ def _print_group(console: SafeConsole, group: list[Row], *, whole: bool) -> None
         parts = [Text(f"  {row['uid']}", "bold"), *map(Text, told), Text(row["finish_reason"])]
         console.print(Text("  ").join(parts), soft_wrap=True)
         if "reply_error" in row:
-            console.print(f"    no reply: {row['reply_error']}", soft_wrap=True)
+            _print_text(console, f"no reply: {row['reply_error']}", "    ", whole=whole)
         for message in row.get("turns", ()):
             _print_text(console, f"{message['role']}: {message['content']}", "    ", whole=whole)
         if "turns" not in row:
@@ -180,7 +180,10 @@ def _print_group(console: SafeConsole, group: list[Row], *, whole: bool) -> None
 
 
 def _print_text(console: SafeConsole, text: str, indent: str, *, whole: bool, last: bool = False) -> None:
-    """A text below its heading; of a long one the beginning and the end, or with `last` the end alone."""
+    """A text below its heading; of a long one the beginning and the end, or with `last` the end alone. White space that
+    is all there is stands as escapes."""
+    if not text.strip():
+        text = repr(text)
     if not whole:
         text = " ".join(text.split())
         if len(text) > _MOST:

@@ -59,13 +59,27 @@ class EvaluationSettings(Settings):
     answer: AnswerFormat = Field(
         default=AnswerFormat.TAGS, description="where task and well_formed look for the answer, as reward.answer"
     )
+    best_by: str | None = Field(
+        default=None,
+        description="metric of evaluations whose highest value best/ is of, as eval/NAME, or -eval/NAME for the "
+        "lowest; unset: the accuracy, else the mean reward, and of given data the loss",
+    )
     show: int = Field(default=6, ge=0, description="sample answers printed at the end")
 
     _paths = path_key("functions")
 
+    @field_validator("best_by")
+    @classmethod
+    def _check_metric(cls, name: str | None) -> str | None:
+        if name is not None and not name.removeprefix("-").startswith("eval/"):
+            raise ValueError(f"expected eval/NAME (the highest is best) or -eval/NAME (the lowest), found {name!r}")
+        return name
+
     def check_read(self) -> None:
-        keys = ("every", "temperature", "samples_per_prompt", "pass_at", "functions", "answer", "show")
+        keys = ("every", "temperature", "samples_per_prompt", "pass_at", "functions", "answer", "best_by", "show")
         self._check_switch("items", "`evaluation.items` above 0", *keys)
+        if self.items > 0:
+            self._check_switch("every", "`evaluation.every` above 0", "best_by")
 
     @model_validator(mode="after")
     def _check_samples(self) -> Self:

@@ -15,7 +15,7 @@ import pytest
 
 from plait.cli.report import print_outcome
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.errors import FlowError
+from plait.errors import FlowError, RunError
 from plait.observe.run_log import read_rows
 from plait.observe.trackers import Trackers
 from plait.recipes.recipe import Recipe
@@ -47,21 +47,23 @@ return [VALUES[number // 2]]
 """
 
 
-BEST: dict[str, tuple[list[float | None], int]] = {
-    "the last": ([9, 1, 2, 3], 3),
-    "the first of equals": ([0, 3, 3, 1], 1),
-    "nothing at first": ([0, None, 2, 1], 2),
-    "nothing later": ([None, 1, None, None], 1),
+BEST: dict[str, tuple[list[float | None], int, str | None]] = {
+    "the last": ([9, 1, 2, 3], 3, None),
+    "the first of equals": ([0, 3, 3, 1], 1, None),
+    "nothing at first": ([0, None, 2, 1], 2, None),
+    "nothing later": ([None, 1, None, None], 1, None),
+    "the lowest": ([0, None, 1, 2], 2, "-eval/rewards/count_sevens/mean"),
 }
-"""Values of the evaluations, and the step whose weights are kept."""
+"""Values of the evaluations, the step whose weights are kept, and `evaluation.best_by`."""
 
 
-@pytest.mark.parametrize("which", slow_but(["nothing at first"], BEST))
+@pytest.mark.parametrize("which", slow_but(["the lowest"], BEST))
 def test_the_best_weights_are_kept(make_recipe: MakeRecipe, tmp_path: Path, which: str) -> None:
     """Evaluations: before, after steps 1 and 2 (due), and after step 3, where none is due."""
-    values, best = BEST[which]
+    values, best, best_by = BEST[which]
     write_reward(tmp_path, SCRIPTED.replace("VALUES", repr(values)))
     keys = {"evaluation.items": 2, "checkpoint.every": 1, "checkpoint.keep_last": 5}
+    keys |= {} if best_by is None else {"evaluation.best_by": best_by}
     first = run(make_recipe(steps=2, **keys, **{"evaluation.every": 1}))
     recipe = make_recipe(steps=3, **keys, **{"evaluation.every": 2})
     outcome = run(recipe, resume=True)
@@ -80,6 +82,21 @@ def test_the_best_weights_are_kept(make_recipe: MakeRecipe, tmp_path: Path, whic
     else:
         export_checkpoint(recipe.run_dir, tmp_path / "out", step=best, dtype="float32")
         assert kept == (tmp_path / "out/model.safetensors").read_bytes()
+
+
+def test_a_metric_that_evaluations_do_not_have_is_no_measure_of_the_best(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    """It is said after the evaluation before the first step, which tells what there is."""
+    write_reward(tmp_path, "return [1.0] * len(completions)")
+    keys = {"evaluation.items": 2, "evaluation.every": 1, "evaluation.best_by": "-eval/rewards/count_seven/mean"}
+    recipe = make_recipe(steps=1, **keys)
+    said = (
+        r"`evaluation.best_by`: .* no metric `eval/rewards/count_seven/mean`; did you mean `eval/rewards/count_sevens/"
+    )
+    with pytest.raises(RunError, match=said):
+        run(recipe)
+    assert not (recipe.run_dir / "samples").exists() or not list((recipe.run_dir / "samples").glob("step-*"))
 
 
 def test_items_on_which_the_reward_fails_are_dropped_and_said(
