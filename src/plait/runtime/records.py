@@ -126,13 +126,16 @@ class Records:
         return metrics.get(name, math.nan) if name == best_by else -metrics.get(name, math.nan)
 
     def check_best_by(self, metrics: Mapping[str, float]) -> None:
-        """Raises RunError where an evaluation does not have the metric of `evaluation.best_by`."""
+        """Raises RunError where neither an evaluation nor any before it has the metric of `evaluation.best_by`."""
         best_by = self._prepared.recipe.evaluation.best_by
-        if best_by is None or (name := best_by.removeprefix("-")) in metrics:
+        if best_by is None:
             return
+        name = best_by.removeprefix("-")
+        if name in metrics or any(name in row for row in read_steps(self._directory.files.evaluations)):
+            return
+        have = ", ".join(f"`{metric}`" for metric in sorted(metrics))
         raise RunError(
-            f"`evaluation.best_by`: evaluations have no metric `{name}`{nearest(name, list(metrics))}; they have "
-            f"{', '.join(f'`{metric}`' for metric in sorted(metrics))}"
+            f"`evaluation.best_by`: no evaluation has a metric `{name}`; they have {have}{nearest(name, list(metrics))}"
         )
 
     def best_value(self) -> float:

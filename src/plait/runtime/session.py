@@ -202,11 +202,10 @@ class Session:
         """Write an evaluation of the weights as they are; the best one's are kept in `best/`, unless there is but one.
 
         Raises:
-            RunError: the disk is full; or the first evaluation does not have what the best one is chosen by.
+            RunError: the disk is full; or no evaluation has what the best one is chosen by.
         """
         step, metrics = self.done.step, evaluation.metrics()
-        if step == 0:
-            self.records.check_best_by(metrics)
+        self.records.check_best_by(metrics)
         self.records.write_evaluation_samples(step, evaluation)
         if step > 0 and self.recipe.evaluation.every > 0 and self.records.value(metrics) > self.records.best_value():
             self._export("the best weights so far", self.directory.files.best)

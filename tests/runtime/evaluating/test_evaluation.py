@@ -87,16 +87,17 @@ def test_the_best_weights_are_kept(make_recipe: MakeRecipe, tmp_path: Path, whic
 def test_a_metric_that_evaluations_do_not_have_is_no_measure_of_the_best(
     make_recipe: MakeRecipe, tmp_path: Path
 ) -> None:
-    """It is said after the evaluation before the first step, which tells what there is."""
+    """The evaluation before the first step tells what there is; a resumed run may name another."""
     write_reward(tmp_path, "return [1.0] * len(completions)")
-    keys = {"evaluation.items": 2, "evaluation.every": 1, "evaluation.best_by": "-eval/rewards/count_seven/mean"}
-    recipe = make_recipe(steps=1, **keys)
-    said = (
-        r"`evaluation.best_by`: .* no metric `eval/rewards/count_seven/mean`; did you mean `eval/rewards/count_sevens/"
-    )
+    keys = {"evaluation.items": 2, "evaluation.every": 1}
+    recipe = make_recipe(steps=1, **keys, **{"evaluation.best_by": "-eval/rewards/count_seven/mean"})
+    said = r"no evaluation has a metric `eval/rewards/count_seven/mean`; they have .*; did you mean `eval/rewards/count"
     with pytest.raises(RunError, match=said):
         run(recipe)
-    assert not (recipe.run_dir / "samples").exists() or not list((recipe.run_dir / "samples").glob("step-*"))
+    assert not list(recipe.run_dir.glob("samples/step-*"))
+    named = make_recipe(steps=1, **keys, **{"evaluation.best_by": "-eval/rewards/count_sevens/mean"})
+    assert run(named, resume=True).finished
+    assert (recipe.run_dir / "best/model.safetensors").exists()
 
 
 def test_items_on_which_the_reward_fails_are_dropped_and_said(
