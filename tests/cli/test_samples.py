@@ -97,7 +97,7 @@ def test_what_is_not_there_is_refused(folder: Path, capsys: pytest.CaptureFixtur
         (folder, 3, "--evaluation"): "has no evaluation after step 3; there are those of 2",
         (folder, "--uid", "70"): "has no sample `70`; its prompts are 7, 8",
         (folder, "--prompts", 0): "--prompts: expected 1 or more, found 0",
-        (folder.parent,): f"holds several runs; give one of `{folder}`",
+        (folder.parent,): f"holds runs, and is none itself; give one of `{folder}`",
         (folder.parent / "none",): "does not exist",
         (folder.parent / "empty",): "holds no run",
         (folder.parent / "new",): "none are drawn where all are given",
@@ -111,7 +111,9 @@ def test_what_is_not_there_is_refused(folder: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_damaged_file_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "samples/step-000003.jsonl").write_text("[]\n")
-    code, _, said = run(capsys, "samples", folder)
-    assert (code, is_one_error(said)) == (2, True)
-    assert "step-000003.jsonl:1 is damaged" in said
+    for text, why in (("[]\n", "expected a JSON object"), ('{"uid": "3.1"}\n', "no `prompt`")):
+        (folder / "samples/step-000003.jsonl").write_text(text)
+        (folder / "samples/step-mine.jsonl").write_text(text)
+        code, _, said = run(capsys, "samples", folder)
+        assert (code, is_one_error(said)) == (2, True)
+        assert f"step-000003.jsonl:1 is damaged: {why}" in said

@@ -18,6 +18,7 @@ Row = Mapping[str, Any]
 
 _REWARDS = ("reward_score", "cost_score", "reward")
 """Columns that stand first among the numbers of a sample; of an evaluation's item it is `reward`."""
+_NEEDED = ("uid", "prompt", "response", "token_ids", "finish_reason")
 _NOT_TOLD = ("policy_version",)
 """Numbers of a sample that say nothing of what it got."""
 _MOST = 400
@@ -57,12 +58,15 @@ def samples(
     """
     from plait.errors import ConfigError
     from plait.observe.console import SafeConsole
-    from plait.observe.run_log import read_rows
+    from plait.observe.run_log import damaged, read_rows
 
     if prompts < 1:
         raise ConfigError(f"--prompts: expected 1 or more, found {prompts}")
     step, path = _file(run_dir, "eval" if evaluation else "step", step)
     rows = read_rows(path)
+    for number, row in enumerate(rows, start=1):
+        if missing := [name for name in _NEEDED if name not in row]:
+            raise damaged(f"{path}:{number}", f"no `{missing[0]}`")
     groups = _by_prompt(rows)
     chosen = {of: asked for of, group in groups.items() if (asked := [row for row in group if _is_asked(row, uid)])}
     if uid and not chosen:
@@ -85,7 +89,8 @@ def _file(folder: Path, kind: str, step: int | None) -> tuple[int, Path]:
     from plait.errors import ConfigError
     from plait.runtime.folder.run_files import SAMPLES
 
-    there = {int(path.stem.partition("-")[2]): path for path in folder.glob(f"{SAMPLES}/{kind}-*.jsonl")}
+    paths = {path.stem.removeprefix(f"{kind}-"): path for path in folder.glob(f"{SAMPLES}/{kind}-*.jsonl")}
+    there = {int(number): path for number, path in paths.items() if number.isdecimal()}
     if not there:
         raise ConfigError(f"RUN_DIR: {_why_none(folder, kind)}")
     if step is None:
@@ -104,7 +109,7 @@ def _why_none(folder: Path, kind: str) -> str:
     if not folder.exists():
         return f"`{folder}` does not exist"
     if runs := _listed(f"`{path.parent}`" for path in sorted(folder.glob(f"*/{SAMPLES}"))):
-        return f"`{folder}` holds several runs; give one of {runs}"
+        return f"`{folder}` holds runs, and is none itself; give one of {runs}"
     if not (folder / RECIPE).is_file():
         return f"`{folder}` holds no run"
     if kind == "eval":
