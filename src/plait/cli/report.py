@@ -15,6 +15,8 @@ from plait.cost.corrections import with_carried
 from plait.cost.estimate import human_bytes
 from plait.observe.console import SafeConsole
 from plait.output import write_file
+from plait.rewards.statistics import item_means, paired_difference
+from plait.runtime.evaluating.parts import parts_of
 from plait.runtime.folder.run_files import SUMMARY, RunFiles
 from plait.runtime.prediction.forecast import STEP, WORTH_SAYING, Beside, Forecast, read_forecast
 
@@ -208,7 +210,8 @@ def _gains(before: Evaluation, after: Evaluation) -> Iterator[tuple[str, Estimat
     if tells_reward and (gain := after.reward_gain(before)) is not None:
         yield "reward", gain, _plainly
     for name in told_parts(after):
-        if (gain := after.part_gain(before, name)) is not None:
+        was, now = parts_of(before.extras).get(name), parts_of(after.extras)[name]
+        if was and (gain := paired_difference(item_means(was, before.per_item), item_means(now, after.per_item))):
             yield name, gain, _plainly
     for name in further:
         if name in before.further and (gain := after.further_gain(before, name)) is not None:
@@ -224,9 +227,9 @@ def _telling(before: Evaluation | None, after: Evaluation) -> tuple[bool, list[s
 
 
 def told_parts(evaluation: Evaluation) -> list[str]:
-    """The `parts` that have a line: those of a reward, or of a cost, that is the sum of several; not one that only says
+    """The parts that have a line: those of a reward, or of a cost, that is the sum of several; not one that only says
     once more which answers are exact."""
-    parts = evaluation.parts()
+    parts = parts_of(evaluation.extras)
     kinds = [name.partition("/")[0] for name in parts]
     several = {kind for kind in kinds if kinds.count(kind) > 1}
     return [

@@ -17,12 +17,11 @@ from plait.rewards import statistics
 from plait.rewards.answers import Verdict
 from plait.rewards.scores import GroupScores
 from plait.rewards.statistics import Estimate, item_means, paired_difference
+from plait.runtime.evaluating.parts import OF_REWARDS, parts_of
 
 MAX_CHARACTERS = 10_000
 """How long a value of the data may be, as JSON, to stand in a record of a sample: about what the tokens of a short
 sample take. Tests of a program, which may be a megabyte, would be in every sample of every step."""
-_OF_REWARDS = ("rewards/", "costs/")
-"""With what a record of a sample begins the names of what functions and models gave it."""
 _JSON = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
@@ -75,26 +74,13 @@ class Evaluation:
         exact = [math.nan if verdict is None else float(verdict is Verdict.EXACT) for verdict in verdicts]
         return np.array_equal(exact, scores, equal_nan=True)
 
-    def parts(self) -> dict[str, tuple[float, ...]]:
-        """`rewards/NAME` of each function and each model of the reward, and `costs/NAME` of the cost → its scores, item
-        by item, before weights; NaN where it gave none."""
-        names = [name for name in (self.extras[0] if self.extras else ()) if name.startswith(_OF_REWARDS)]
-        return {name: tuple(_number(extra.get(name)) for extra in self.extras) for name in names}
-
     def reward_gain(self, before: Evaluation) -> Estimate | None:
         """Gain in reward over an earlier evaluation on the same items, with its paired 95 % interval."""
-        return self._gain(before, before.rewards, self.rewards)
+        return paired_difference(item_means(before.rewards, before.per_item), item_means(self.rewards, self.per_item))
 
     def further_gain(self, before: Evaluation, name: str) -> Estimate | None:
         """The same of what a further function says."""
-        return self._gain(before, before.further[name], self.further[name])
-
-    def part_gain(self, before: Evaluation, name: str) -> Estimate | None:
-        """The same of one of the `parts`; None where the earlier evaluation does not have it."""
-        was = before.parts().get(name)
-        return None if was is None else self._gain(before, was, self.parts()[name])
-
-    def _gain(self, before: Evaluation, was: Sequence[float], now: Sequence[float]) -> Estimate | None:
+        was, now = before.further[name], self.further[name]
         return paired_difference(item_means(was, before.per_item), item_means(now, self.per_item))
 
     def pass_at_k(self, k: int) -> Estimate | None:
@@ -108,8 +94,8 @@ class Evaluation:
         return [None if math.isnan(reward) else reward >= 1 for reward in self.rewards]
 
     def metrics(self) -> dict[str, float]:
-        """`eval/reward` and `eval/dropped` (answers without one) where there is a reward, and the mean of each of the
-        `parts`, such as `eval/rewards/NAME/mean`; for a task `eval/accuracy` (exact), its 95 % Wilson interval,
+        """`eval/reward` and `eval/dropped` (answers without one) where there is a reward, and the mean of each of its
+        parts, such as `eval/rewards/NAME/mean`; for a task `eval/accuracy` (exact), its 95 % Wilson interval,
         `eval/well_formed` and `eval/accuracy_well_formed`; `eval/pass@K` with its own interval where asked for; NaN
         where no item is left to tell. Where the data have several sources, the same of each as `eval/SOURCE/…`."""
         metrics = {f"eval/{name}": value for name, value in self.logged.items()}
@@ -148,7 +134,7 @@ class Evaluation:
     def _measured(self) -> dict[str, float]:
         metrics = {name: _mean(scores) for name, scores in self.further.items()}
         metrics["response_length"] = float(np.mean([len(sample.token_ids) for sample in self.samples]))
-        metrics |= {f"{name}/mean": _mean(scores) for name, scores in self.parts().items()}
+        metrics |= {f"{name}/mean": _mean(scores) for name, scores in parts_of(self.extras).items()}
         if self.rewards:
             metrics["reward"] = _mean(self.rewards)
             metrics["dropped"] = sum(math.isnan(reward) for reward in self.rewards)
@@ -238,7 +224,7 @@ class Evaluation:
             tuple(float(row["reward"]) for row in rows if row["reward"] is not None),
             task_of([row.get("verdict") for row in rows], per_item),
             extras=tuple(
-                {name: value for name, value in row.items() if name == "verdict" or name.startswith(_OF_REWARDS)}
+                {name: value for name, value in row.items() if name == "verdict" or name.startswith(OF_REWARDS)}
                 for row in rows
             ),
             logged=logged,
@@ -257,10 +243,6 @@ def told_of_turns(sample: Sample) -> dict[str, Any]:
     if sample.replies:
         told |= {"turns": [dict(message) for message in sample.turns], "replies": packed_replies(sample.replies)}
     return told
-
-
-def _number(score: float | None) -> float:
-    return math.nan if score is None else float(score)
 
 
 def _mean(values: Sequence[float]) -> float:
