@@ -45,6 +45,20 @@ def test_lengths_and_a_new_folder(ask, tmp_path: Path) -> None:
     assert [len(row["token_ids"]) for row in read_rows(out)] == [3, 5, 2, 7]
 
 
+def test_prompts_in_a_column_of_another_name(ask, tmp_path: Path) -> None:
+    """As `data.prompt_column` of a recipe; without the option the message names it."""
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('{"question": "what is 1 plus 4?", "prompt": 1}\n{"question": "what is 2 plus 4?", "prompt": 2}\n')
+    usual, own = tmp_path / "usual.jsonl", tmp_path / "own.jsonl"
+    assert ask("--max-tokens", "4", "--out", str(usual))[0] == 0
+    assert ask("--max-tokens", "4", "--out", str(own), "--prompt-column", "question", prompts=asked)[0] == 0
+    assert [row["token_ids"] for row in read_rows(own)] == [row["token_ids"] for row in read_rows(usual)]
+    asked.write_text('{"question": "what is 1 plus 4?"}\n')
+    code, said = ask(prompts=asked)
+    assert code == 2
+    assert said.endswith("no column `prompt`; found `question`; set `--prompt-column`\n")
+
+
 @pytest.mark.parametrize(("stated", "running"), [((), (64, 256)), (("--max-running", "64"), (64, 64))])
 def test_a_gpu_runs_more_samples_unless_told_otherwise(
     ask, stated: tuple[str, ...], running: tuple[int, int], monkeypatch: pytest.MonkeyPatch

@@ -100,6 +100,28 @@ def test_answers_that_nothing_scores_have_a_length(tmp_path, capsys) -> None:
     assert "mean response length 3.0 4.0" in " ".join(capsys.readouterr().out.split())
 
 
+def test_parts_of_a_reward_have_lines_where_it_is_a_sum_and_samples_a_command(tmp_path, capsys) -> None:
+    """Not the part that is the accuracy once more."""
+    run_dir = tmp_path / "my run"
+    (run_dir / "samples").mkdir(parents=True)
+    recipe = load_recipe(None, list({"model": "m", "data.source": "x.jsonl", "run_dir": str(run_dir)}.items()))
+    samples = tuple(Sample(Prompt(i, "q", (1,)), 0, (5,), (), "", FinishReason.STOP) for i in range(2))
+    verdicts = TaskEvaluation((Verdict.EXACT, Verdict.WRONG))
+    parts = [{"rewards/task": 1.0, "rewards/brief": 0.25}, {"rewards/task": 0.0, "rewards/brief": None}]
+    whole = Evaluation(samples, (1.25, 0.0), verdicts, tuple(parts))
+    print_outcome(recipe, Outcome(True, 1, {}, whole, whole))
+    said = capsys.readouterr().out
+    assert "mean rewards/brief 0.250 0.250" in " ".join(said.split())
+    assert "rewards/task" not in said
+    assert "plait samples" not in said
+    (run_dir / "samples/step-000001.jsonl").touch()
+    one = Evaluation(samples, (0.25, 0.5), None, ({"rewards/brief": 0.25}, {"rewards/brief": 0.5}))
+    print_outcome(recipe, Outcome(True, 1, {}, one, one))
+    said = capsys.readouterr().out
+    assert "rewards/brief" not in said
+    assert f"samples: `plait samples '{run_dir}'` shows them with their rewards\n" in said
+
+
 @pytest.mark.parametrize(("rewards", "told"), [((1.0, 0.0), False), ((0.7, 0.0), True)])
 def test_what_is_the_accuracy_once_more_has_no_line(tmp_path, capsys, rewards: tuple[float, ...], told: bool) -> None:
     """Where a judge has the verdicts, or a task's reward has parts of its own, the reward says something else."""

@@ -443,6 +443,23 @@ def test_a_key_without_its_switch_is_refused_unless_that_is_said_to_be_off(key: 
     check((switch, 4))
 
 
+def test_the_best_evaluation_is_chosen_where_there_are_several_to_choose_from() -> None:
+    """`best/` is of evaluations between the steps; their metrics are those of `evaluations.jsonl`, or these negated."""
+
+    def check(**stated: Any) -> None:
+        named = [(f"evaluation.{name}", value) for name, value in stated.items()]
+        check_read("evaluation", load_recipe(None, [*BASE, *named]).evaluation)
+
+    with pytest.raises(ConfigError, match="best_by is set, but has no effect without items"):
+        check(best_by="eval/reward")
+    with pytest.raises(ConfigError, match="best_by is set, but has no effect without every"):
+        check(best_by="eval/reward", items=4)
+    check(best_by="-eval/actor/loss", items=4, every=2)
+    check(best_by="eval/reward", items=0)
+    with pytest.raises(ConfigError, match=r"evaluation\.best_by`: expected eval/NAME .*, found 'reward'"):
+        check(best_by="reward", items=4, every=2)
+
+
 def test_an_option_without_its_switch_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"kl_in is set, but has no effect without kl_coef; set `options\.kl_coef`"):
         validate_options(GRPOOptions, {"kl_in": "reward"})

@@ -16,6 +16,7 @@ import torch
 import plait
 from plait.errors import ConfigError
 from plait.models.lora_settings import LoraSettings
+from plait.observe.loading import loading
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime import api
@@ -99,6 +100,14 @@ def test_rewards_may_be_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "run", lambda recipe, **_: asked.append(recipe))
     plait.train(model="m", data={"source": "d.jsonl"}, reward=[sevens, "mine.rewards:brief"])
     assert list(asked[0].reward.functions) == [f"{__file__}:sevens", "mine.rewards:brief"]
+
+
+def test_what_is_loaded_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A notebook would be silent for minutes while a model is fetched."""
+    monkeypatch.setattr(api, "run", lambda recipe, **_: loading(f"model {recipe.model}"))
+    plait.train(model="m", data={"source": "d.jsonl"}, reward=sevens)
+    loading("nobody listens any more")
+    assert capsys.readouterr().err == "loading model m\n"
 
 
 def test_a_function_may_be_given_wherever_a_key_names_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,4 +63,5 @@ app.command("plait.cli.schedule:schedule", name="schedule", help="Schedule the p
 app.command("plait.cli.plan:plan", name="plan", help="Find which devices a recipe's calls should run on.")
 app.command("plait.cli.plan:simulate", name="simulate", help="Predict the steps of a recipe on a plan.")
 app.command("plait.cli.trace:trace", name="trace", help="Look at a timeline: what ran when, on which rank.")
+app.command("plait.cli.samples:samples", name="samples", help="Show what a model said in a step, and its rewards.")
 app.command("plait.cli.doctor:doctor", name="doctor", help="Show what the doctor of a run found, or list engines.")

@@ -55,7 +55,7 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
         raise ConfigError("`evaluation.items` is 0: set how many held-out items to answer (--evaluation.items 100)")
     train.check_inputs(train.check_flow(recipe.letting_be(), trains=False), recipe)
     with opening(title_of("eval", path), opening_facts(recipe)):
-        from plait.cli.report import held_out_text, how_answered
+        from plait.cli.report import held_out_text, how_answered, told_parts
         from plait.runtime.api import evaluate_model
 
         result = evaluate_model(recipe)
@@ -78,6 +78,8 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
     for name, scores in (("reward", result.rewards), *result.further.items()):
         if scores and not result.is_accuracy(scores):
             say(f"{f'mean {name}':30}  {_figure(metrics[f'eval/{name}'])}")
+    for name in told_parts(result):
+        say(f"{f'mean {name}':30}  {_figure(metrics[f'eval/{name}/mean'])}")
     if not result.is_scored:
         say(f"{'mean response length':30}  {metrics['eval/response_length']:.1f}")
     if metrics.get("eval/dropped"):

@@ -109,7 +109,7 @@ def _files(options: Options) -> tuple[Source, list[list[int]] | None]:
     """
     from plait.data.sources import Source, read_prompts
 
-    source = Source(str(options.prompts), tuple(read_prompts(options.prompts, key="--prompts")))
+    source = Source(str(options.prompts), tuple(read_prompts(options.prompts, options.prompt_column, key="--prompts")))
     lengths = read_lengths(options.lengths, options.n) if options.lengths else None
     if lengths is not None and len(lengths) != len(source):
         raise DataError(

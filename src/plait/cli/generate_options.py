@@ -30,7 +30,9 @@ class Options:
     model: str
     """smollm2-135m-instruct, a local folder, or a hub id."""
     prompts: Place
-    """JSONL, JSON, CSV, Parquet or a saved data set, with a column `prompt`: text or messages."""
+    """JSONL, JSON, CSV, Parquet or a saved data set, with a column of prompts: texts or messages."""
+    prompt_column: str = "prompt"
+    """Column of the file that holds the prompt."""
     out: Place
     """JSONL to write: the data's columns, row number, response, token ids, log-probs."""
     resume: bool = False
@@ -84,6 +86,10 @@ class Options:
     """Print the figures as JSON."""
 
 
+_LATER = {"chat_template": "auto", "prompt_column": "prompt"}
+"""Options that runs of before did not have, and what these did."""
+
+
 def asked_of(options: Options) -> dict[str, Any]:
     """What decides the responses, by option: a run that is resumed draws the rest as it would have drawn them.
 
@@ -91,7 +97,7 @@ def asked_of(options: Options) -> dict[str, Any]:
     for is left out where runs of before had no such option.
     """
     drawn = ("model", "n", "temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "stop_token_ids")
-    later = () if options.chat_template == "auto" else ("chat_template",)
+    later = tuple(name for name, usual in _LATER.items() if getattr(options, name) != usual)
     names = (*drawn, "system_prompt", *later, "seed", "dtype")
     values = {name.replace("_", "-"): getattr(options, name) for name in names}
     files = {name: path for name in ("prompts", "lengths") if (path := getattr(options, name)) is not None}
@@ -101,7 +107,7 @@ def asked_of(options: Options) -> dict[str, Any]:
 _OPTIONS = {
     "`data.source`": "`--prompts`",
     "`data.system_prompt`": "`--system-prompt`",
-    "set `data.prompt_column`": "name the one with the prompts `prompt`",
+    "`data.prompt_column`": "`--prompt-column`",
     "`model`": "`--model`",
     "`sampling.speculation`": "`--speculation`",
     ", or reasoning_gym:TASK": "",

@@ -137,7 +137,9 @@ def usage_of(command: str) -> str:
         return f"plait {command} RECIPE [--key value …]"
     words = ["plait", command]
     every = options_of(command)
-    words += [option.name for option in every if option.positional]
+    words += [
+        option.name if option.default == "required" else f"[{option.name}]" for option in every if option.positional
+    ]
     required = [option.name for option in every if option.default == "required" and not option.positional]
     words += [f"{name} {_as_value(name)}" for name in required]
     if any(option.default != "required" for option in every):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,9 @@ from plait.cost.corrections import with_carried
 from plait.cost.estimate import human_bytes
 from plait.observe.console import SafeConsole
 from plait.output import write_file
-from plait.runtime.folder.run_files import SUMMARY
+from plait.rewards.statistics import item_means, paired_difference
+from plait.runtime.evaluating.parts import parts_of
+from plait.runtime.folder.run_files import SUMMARY, RunFiles
 from plait.runtime.prediction.forecast import STEP, WORTH_SAYING, Beside, Forecast, read_forecast
 
 if TYPE_CHECKING:
@@ -52,6 +55,10 @@ def _print_outcome(console: SafeConsole, recipe: Recipe, outcome: Outcome) -> No
         console.print(f"\n{outcome.doctor}", soft_wrap=True)
     console.print(f"\nmodel: {recipe.run_dir}/final", soft_wrap=True)
     console.print(f"metrics: {recipe.run_dir}/metrics.jsonl", soft_wrap=True)
+    if RunFiles(recipe.run_dir).samples(outcome.step).exists():
+        console.print(
+            f"samples: `plait samples {shlex.quote(str(recipe.run_dir))}` shows them with their rewards", soft_wrap=True
+        )
 
 
 def _print_stopped(console: SafeConsole, recipe: Recipe, outcome: Outcome) -> None:
@@ -169,6 +176,8 @@ def _rows(before: Evaluation | None, after: Evaluation) -> Iterator[tuple[str, s
     tells_reward, further = _telling(before, after)
     if tells_reward:
         yield _numbers("mean reward", "eval/reward", before, after)
+    for name in told_parts(after):
+        yield _numbers(f"mean {name}", f"eval/{name}/mean", before, after)
     for k in after.pass_at if after.tells_right else ():
         yield (
             f"pass@{k} [95 % interval]",
@@ -200,6 +209,10 @@ def _gains(before: Evaluation, after: Evaluation) -> Iterator[tuple[str, Estimat
         yield "exact accuracy", gain, str
     if tells_reward and (gain := after.reward_gain(before)) is not None:
         yield "reward", gain, _plainly
+    for name in told_parts(after):
+        was, now = parts_of(before.extras).get(name), parts_of(after.extras)[name]
+        if was and (gain := paired_difference(item_means(was, before.per_item), item_means(now, after.per_item))):
+            yield name, gain, _plainly
     for name in further:
         if name in before.further and (gain := after.further_gain(before, name)) is not None:
             yield name, gain, _plainly
@@ -211,6 +224,19 @@ def _telling(before: Evaluation | None, after: Evaluation) -> tuple[bool, list[s
     both = [evaluation for evaluation in (before, after) if evaluation is not None]
     further = [name for name in after.further if not all(each.is_accuracy(each.further.get(name, ())) for each in both)]
     return bool(after.rewards) and not all(each.is_accuracy(each.rewards) for each in both), further
+
+
+def told_parts(evaluation: Evaluation) -> list[str]:
+    """The parts that have a line: those of a reward, or of a cost, that is the sum of several; not one that only says
+    once more which answers are exact."""
+    parts = parts_of(evaluation.extras)
+    kinds = [name.partition("/")[0] for name in parts]
+    several = {kind for kind in kinds if kinds.count(kind) > 1}
+    return [
+        name
+        for (name, scores), kind in zip(parts.items(), kinds, strict=True)
+        if kind in several and not evaluation.is_accuracy(scores)
+    ]
 
 
 def _plainly(estimate: Estimate) -> str:

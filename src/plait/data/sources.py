@@ -236,13 +236,13 @@ def read_rows(
     return [replace(row, columns={column: row.columns.get(column) for column in names}) for row in rows]
 
 
-def read_prompts(path: Path, *, key: str = "data.source") -> list[Row]:
-    """`read_rows` of prompts in the column `prompt` of a file.
+def read_prompts(path: Path, prompt_column: str = "prompt", *, key: str = "data.source") -> list[Row]:
+    """`read_rows` of the prompts of a file.
 
     Raises:
         DataError: as `read_rows`.
     """
-    return read_rows(str(path), RowKind.PROMPTS, "prompt", key=key)
+    return read_rows(str(path), RowKind.PROMPTS, prompt_column, key=key)
 
 
 def _ordered(rows: list[Row], kind: RowKind) -> list[Row]:

@@ -138,7 +138,8 @@ def _no_advantages(reading: Reading) -> Sign:
     sentence = f"every advantage of the step is 0: {what}, {cause}"
     if _learned(reading):
         sentence += f", at a mean of {mean:.3g} ({reading.first(FIRST_REWARD):.3g} at the first step)"
-        return Sign(Severity.WARNING, 1.0, f"{sentence}: there is little left to learn here", "data.source")
+        sentence += ": there is little left to learn here, or a way to please the reward was found (read the responses)"
+        return Sign(Severity.WARNING, 1.0, sentence, "data.source")
     first = reading.first(FIRST_DEAD_GROUPS)
     is_luck = first is not None and first < 1 and not _third_in_a_row(reading)
     severity = Severity.WARNING if is_luck or beside else Severity.ERROR

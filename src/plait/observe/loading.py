@@ -1,6 +1,6 @@
 """What a command waits for before its work begins: torch, data, a model. Who loads says so; who listens shows it.
 
-A program that nobody watches (Python, the processes of other ranks) has no listener, and nothing is shown.
+Processes that nobody watches, those of other ranks, have no listener, and nothing is shown.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from plait.generation.settings import SamplingSettings
 from plait.models.lora_settings import LoraSettings
 from plait.observe.doctor_settings import DoctorSettings
 from plait.paths import named_folder, path_key
+from plait.recipes.evaluation_settings import EvaluationSettings
 from plait.recipes.open_keys import OpenKeys
 from plait.recipes.role_settings import JudgeSettings, ReferenceSettings, ValueSettings
-from plait.rewards.answers import AnswerFormat
 from plait.rewards.settings import RewardSettings, TurnSettings
 from plait.schedule.fusion_rule import FusionRule
 from plait.schedule.plan import MOST_RANKS
@@ -37,49 +37,6 @@ class DType(StrEnum):
     FLOAT64 = "float64"
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
-
-
-class EvaluationSettings(Settings):
-    every: int = Field(default=0, ge=0, description="evaluate every N steps; 0: only before and after")
-    items: int = Field(
-        default=0, ge=0, description="held-out items per evaluation, of each source of the data; 0: no evaluation"
-    )
-    temperature: float = Field(default=0.0, ge=0, description="at which held-out prompts are answered; 0: greedily")
-    samples_per_prompt: int = Field(
-        default=1, ge=1, description="answers drawn to each held-out prompt; above 1 at a temperature above 0"
-    )
-    pass_at: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        default=(), description="numbers k of pass@k, each at most evaluation.samples_per_prompt"
-    )
-    functions: tuple[str, ...] = Field(
-        default=(),
-        description="further reward functions that score the answers and never train, each a metric eval/NAME; with "
-        "task (the task's scorer) eval/accuracy is measured",
-    )
-    answer: AnswerFormat = Field(
-        default=AnswerFormat.TAGS, description="where task and well_formed look for the answer, as reward.answer"
-    )
-    show: int = Field(default=6, ge=0, description="sample answers printed at the end")
-
-    _paths = path_key("functions")
-
-    def check_read(self) -> None:
-        keys = ("every", "temperature", "samples_per_prompt", "pass_at", "functions", "answer", "show")
-        self._check_switch("items", "`evaluation.items` above 0", *keys)
-
-    @model_validator(mode="after")
-    def _check_samples(self) -> Self:
-        if self.samples_per_prompt > 1 and self.temperature == 0:
-            raise ValueError(
-                f"samples_per_prompt is {self.samples_per_prompt}, but at temperature 0 all answers to a prompt are "
-                "the same; set `evaluation.temperature` above 0"
-            )
-        if any(k > self.samples_per_prompt for k in self.pass_at):
-            raise ValueError(
-                f"pass_at has {max(self.pass_at)}, but each prompt is answered {self.samples_per_prompt} times; raise "
-                "`evaluation.samples_per_prompt`"
-            )
-        return self
 
 
 _FUSION = word_or_number(("auto", "off"), float, lambda s: 0 < s <= 1, "auto, off, or a share above 0 and at most 1")

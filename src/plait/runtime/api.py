@@ -11,7 +11,7 @@ from typing import Any
 
 from plait.errors import ConfigError
 from plait.launch.nodes.gathered import STOPPED_CODE, Gathered
-from plait.observe.loading import loading
+from plait.observe.loading import loading, loading_shown
 from plait.observe.progress import Progress
 from plait.observe.screen import say
 from plait.paths import at_home
@@ -77,7 +77,18 @@ def train(
         RunError: the run had to stop.
     """
     refuse_while_importing("`plait.train`")
-    overrides = overrides_of(keys, algorithm, reward)
+    with loading_shown(lambda what: say(f"loading {what}", file=sys.stderr)):
+        return _train(recipe, overrides_of(keys, algorithm, reward), resume=resume, trust_run_code=trust_run_code)
+
+
+def _train(
+    recipe: str | Path | Recipe | None,
+    overrides: Sequence[tuple[str, Any]],
+    *,
+    resume: bool,
+    trust_run_code: bool,
+) -> Outcome:
+    """As `train`, with the keys that are laid over the recipe."""
     if not isinstance(recipe, str | Path | Recipe | None):
         raise ConfigError(f"expected the path of a recipe, or its keys as arguments, found a {type(recipe).__name__}")
     if isinstance(recipe, Recipe):

@@ -11,10 +11,12 @@ from plait.data.records import Sample
 from plait.data.supports import Supports
 from plait.dataflow import Dataflow, Level
 from plait.dataflow.call_name import numbered
+from plait.errors import RunError
 from plait.metric_names import WRITTEN, with_logged
 from plait.observe.run_log import RunLog, damaged, numbers_of, read_rows, read_steps, write_rows
 from plait.observe.trace import TraceWriter
 from plait.observe.trackers import Trackers
+from plait.recipes.keys import nearest
 from plait.runtime.evaluating.evaluation import Evaluation, data_columns, told_of_turns
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.inputs.prepared import Prepared
@@ -115,11 +117,32 @@ class Records:
         logged = {name.removeprefix("eval/"): value for name, value in numbers_of(row, log).items() if name not in own}
         return Evaluation.from_rows(items, prompts, logged, *answers)
 
+    def value(self, metrics: Mapping[str, float]) -> float:
+        """What evaluations are compared by, higher is better: `evaluation.best_by`, else as of `value_of`."""
+        best_by = self._prepared.recipe.evaluation.best_by
+        if best_by is None:
+            return value_of(metrics)
+        name = best_by.removeprefix("-")
+        return metrics.get(name, math.nan) if name == best_by else -metrics.get(name, math.nan)
+
+    def check_best_by(self, metrics: Mapping[str, float]) -> None:
+        """Raises RunError where neither an evaluation nor any before it has the metric of `evaluation.best_by`."""
+        best_by = self._prepared.recipe.evaluation.best_by
+        if best_by is None:
+            return
+        name = best_by.removeprefix("-")
+        if name in metrics or any(name in row for row in read_steps(self._directory.files.evaluations)):
+            return
+        have = ", ".join(f"`{metric}`" for metric in sorted(metrics))
+        raise RunError(
+            f"`evaluation.best_by`: no evaluation has a metric `{name}`; they have {have}{nearest(name, list(metrics))}"
+        )
+
     def best_value(self) -> float:
         """The best value of an evaluation after a step; −∞ if there is none."""
         log = self._directory.files.evaluations
         rows = [numbers_of(row, log) for row in read_steps(log) if row["step"] > 0]
-        values = [value_of(row) for row in rows]
+        values = [self.value(row) for row in rows]
         return max((value for value in values if not math.isnan(value)), default=-math.inf)
 
     def last_metrics(self) -> dict[str, float]:
@@ -140,7 +163,7 @@ class Records:
 
 
 def value_of(metrics: Mapping[str, float]) -> float:
-    """What evaluations are compared by, higher is better: accuracy where there is one, else the mean reward; of
+    """What evaluations are compared by unless a recipe says it: accuracy where there is one, else the mean reward; of
     given samples the loss, negated."""
     if "eval/accuracy" in metrics or "eval/reward" in metrics:
         return metrics.get("eval/accuracy", metrics.get("eval/reward", math.nan))

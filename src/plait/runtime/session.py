@@ -28,7 +28,7 @@ from plait.runtime.folder.stored_recipe import changed_keys, check_left, recipe_
 from plait.runtime.health.doctor import RunDoctor
 from plait.runtime.health.inspected_run import InspectedRun
 from plait.runtime.inputs.prepared import Prepared
-from plait.runtime.records import Records, value_of
+from plait.runtime.records import Records
 from plait.runtime.steps.batches import Batches
 from plait.runtime.steps.draft_knowledge import take_up_knowledge, writing_parts
 from plait.runtime.steps.drawn import read_drawn, stored_drawn
@@ -204,11 +204,12 @@ class Session:
         """Write an evaluation of the weights as they are; the best one's are kept in `best/`, unless there is but one.
 
         Raises:
-            RunError: the disk is full.
+            RunError: the disk is full; or no evaluation has what the best one is chosen by.
         """
-        step, value = self.done.step, value_of(evaluation.metrics())
+        step, metrics = self.done.step, evaluation.metrics()
+        self.records.check_best_by(metrics)
         self.records.write_evaluation_samples(step, evaluation)
-        if step > 0 and self.recipe.evaluation.every > 0 and value > self.records.best_value():
+        if step > 0 and self.recipe.evaluation.every > 0 and self.records.value(metrics) > self.records.best_value():
             self._export("the best weights so far", self.directory.files.best)
         self.records.write_evaluation(step, evaluation)
 

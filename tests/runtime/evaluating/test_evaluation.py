@@ -15,7 +15,7 @@ import pytest
 
 from plait.cli.report import print_outcome
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.errors import FlowError
+from plait.errors import FlowError, RunError
 from plait.observe.run_log import read_rows
 from plait.observe.trackers import Trackers
 from plait.recipes.recipe import Recipe
@@ -47,21 +47,23 @@ return [VALUES[number // 2]]
 """
 
 
-BEST: dict[str, tuple[list[float | None], int]] = {
-    "the last": ([9, 1, 2, 3], 3),
-    "the first of equals": ([0, 3, 3, 1], 1),
-    "nothing at first": ([0, None, 2, 1], 2),
-    "nothing later": ([None, 1, None, None], 1),
+BEST: dict[str, tuple[list[float | None], int, str | None]] = {
+    "the last": ([9, 1, 2, 3], 3, None),
+    "the first of equals": ([0, 3, 3, 1], 1, None),
+    "nothing at first": ([0, None, 2, 1], 2, None),
+    "nothing later": ([None, 1, None, None], 1, None),
+    "the lowest": ([0, None, 1, 2], 2, "-eval/rewards/count_sevens/mean"),
 }
-"""Values of the evaluations, and the step whose weights are kept."""
+"""Values of the evaluations, the step whose weights are kept, and `evaluation.best_by`."""
 
 
-@pytest.mark.parametrize("which", slow_but(["nothing at first"], BEST))
+@pytest.mark.parametrize("which", slow_but(["the lowest"], BEST))
 def test_the_best_weights_are_kept(make_recipe: MakeRecipe, tmp_path: Path, which: str) -> None:
     """Evaluations: before, after steps 1 and 2 (due), and after step 3, where none is due."""
-    values, best = BEST[which]
+    values, best, best_by = BEST[which]
     write_reward(tmp_path, SCRIPTED.replace("VALUES", repr(values)))
     keys = {"evaluation.items": 2, "checkpoint.every": 1, "checkpoint.keep_last": 5}
+    keys |= {} if best_by is None else {"evaluation.best_by": best_by}
     first = run(make_recipe(steps=2, **keys, **{"evaluation.every": 1}))
     recipe = make_recipe(steps=3, **keys, **{"evaluation.every": 2})
     outcome = run(recipe, resume=True)
@@ -80,6 +82,22 @@ def test_the_best_weights_are_kept(make_recipe: MakeRecipe, tmp_path: Path, whic
     else:
         export_checkpoint(recipe.run_dir, tmp_path / "out", step=best, dtype="float32")
         assert kept == (tmp_path / "out/model.safetensors").read_bytes()
+
+
+def test_a_metric_that_evaluations_do_not_have_is_no_measure_of_the_best(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    """The evaluation before the first step tells what there is; a resumed run may name another."""
+    write_reward(tmp_path, "return [1.0] * len(completions)")
+    keys = {"evaluation.items": 2, "evaluation.every": 1}
+    recipe = make_recipe(steps=1, **keys, **{"evaluation.best_by": "-eval/rewards/count_seven/mean"})
+    said = r"no evaluation has a metric `eval/rewards/count_seven/mean`; they have .*; did you mean `eval/rewards/count"
+    with pytest.raises(RunError, match=said):
+        run(recipe)
+    assert not list(recipe.run_dir.glob("samples/step-*"))
+    named = make_recipe(steps=1, **keys, **{"evaluation.best_by": "-eval/rewards/count_sevens/mean"})
+    assert run(named, resume=True).finished
+    assert (recipe.run_dir / "best/model.safetensors").exists()
 
 
 def test_items_on_which_the_reward_fails_are_dropped_and_said(
@@ -162,8 +180,42 @@ def test_samples_have_the_columns_of_their_row_of_the_data(make_recipe: MakeReci
 def test_shown_an_evaluation_says_its_figures_and_no_answer() -> None:
     sample = Sample(Prompt(1, "asked", (1, 2)), 0, (3, 4), (-0.5, -0.5), "answered", FinishReason.STOP)
     shown = repr(Evaluation((sample,), (0.5,), None, ({"rewards/brief": 0.5},)))
-    expected = "'eval/response_length': 2.0, 'eval/reward': 0.5, 'eval/dropped': 0"
+    expected = "'eval/response_length': 2.0, 'eval/rewards/brief/mean': 0.5, 'eval/reward': 0.5, 'eval/dropped': 0"
     assert shown == f"Evaluation(num_items=1, metrics={{{expected}}})"
+
+
+def test_each_part_of_a_reward_is_measured_before_its_weight(
+    make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of six items, three have no score of `of_one`; they are in no mean of it, and too few are left for its gain."""
+    write_reward(tmp_path, "return [2.0] * len(completions)")
+    (tmp_path / "one.py").write_text(
+        "def of_one(completions, answer, **columns):\n"
+        "    return [4.0 if int(known) % 2 else None for known in answer]\n"
+    )
+    rows = [{"prompt": f"what is {i}?", "answer": i} for i in range(18)]
+    written(tmp_path / "rows.jsonl", rows[6:])
+    written(tmp_path / "held.jsonl", rows[:6])
+    functions = [f"{tmp_path}/reward.py:count_sevens", f"{tmp_path}/one.py:of_one"]
+    data = {"data.source": str(tmp_path / "rows.jsonl"), "data.evaluation_source": str(tmp_path / "held.jsonl")}
+    reward = {"reward.functions": functions, "reward.weights": [1.0, 0.5]}
+    recipe = make_recipe(steps=1, **{"evaluation.items": 6}, **data, **reward)
+    outcome = run(recipe)
+    assert outcome.after is not None
+    metrics = outcome.after.metrics()
+    assert metrics["eval/rewards/count_sevens/mean"] == 2
+    assert metrics["eval/rewards/of_one/mean"] == 4
+    assert metrics["eval/reward"] == (6 * 2 + 3 * 0.5 * 4) / 6
+    again = run(recipe, resume=True)
+    assert again.after is not None
+    assert again.after.metrics() == metrics, "read back from the logs"
+    capsys.readouterr()
+    print_outcome(recipe, outcome)
+    said = capsys.readouterr().out
+    assert re.search(r"mean rewards/of_one +4.000 +4.000", said)
+    gain = "gain in rewards/count_sevens, same items: 0.000 [0.000, 0.000]"
+    assert gain in " ".join(said.split()), "whatever the width"
+    assert "gain in rewards/of_one" not in said
 
 
 def test_what_a_sample_says_of_its_row() -> None:

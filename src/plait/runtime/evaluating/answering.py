@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -100,12 +101,13 @@ def answer(
     samples = between_steps.run(CALL, _answered(actor.engine, scored, stop), ranks, actor.trainer.role)
     answers = tuple(samples[prompt.uid, index] for prompt in held_out.prompts for index in range(held_out.per_item))
     of_functions = scored.of(answers)
-    totals = {
-        name: _totals(answers, role, of_functions.get(name), between_steps)
-        for name, role in (("reward", scorers.reward), ("cost", scorers.cost))
-        if role is not None
-    }
-    extras = _extras(of_functions.get("reward", ()), of_functions.get("eval_functions", ()))
+    totals, of_models = dict[str, tuple[float, ...]](), dict[str, tuple[float, ...]]()
+    for name, role in (("reward", scorers.reward), ("cost", scorers.cost)):
+        if role is not None:
+            of_role = _of_models(answers, role, between_steps)
+            totals[name] = _totals(answers, role, of_functions.get(name), of_role)
+            of_models |= {f"{name}s/{model}": scores for model, scores in of_role.items()}
+    extras = _extras(of_functions, _told(of_models, len(answers)))
     measured = Evaluation(
         samples=answers,
         rewards=totals.get("reward", ()),
@@ -199,13 +201,32 @@ def _answered(
     return samples
 
 
-def _extras(of_reward: Sequence[_Scored], of_eval: Sequence[_Scored]) -> tuple[dict[str, Any], ...]:
-    """Per answer what the reward's functions gave it, and the columns that these and `evaluation.functions` logged. A
-    column of both is the reward's, but for the verdicts of the others where the reward's are none of a task."""
-    logged = [[scored.extras for scored in of_all] for of_all in (of_reward, of_eval) if of_all]
+def _told(of_models: Mapping[str, tuple[float, ...]], count: int) -> list[dict[str, float | None]]:
+    """Per answer what each model has given it, as `GroupScores.told` says it of functions."""
+    return [
+        {name: None if math.isnan(scores[place]) else scores[place] for name, scores in of_models.items()}
+        for place in range(count)
+    ]
+
+
+def _extras(
+    of_functions: Mapping[str, Sequence[_Scored]], of_models: Sequence[Mapping[str, float | None]]
+) -> tuple[dict[str, Any], ...]:
+    """Per answer what each function and each model of the reward and of the cost gave it, and the columns that the
+    reward's functions and `evaluation.functions` logged. A column of both is the reward's, but for the verdicts of the
+    others where the reward's are none of a task."""
+    whole: list[dict[str, Any]] = [{} for _ in of_models]
+    for name in ("reward", "cost"):
+        if name in of_functions:
+            pairs = zip(whole, of_functions[name], strict=True)
+            whole = [told | group.told(place, name) for told, (group, place) in pairs]
+    whole = [told | of_answer for told, of_answer in zip(whole, of_models, strict=True)]
+    logged = [
+        [scored.extras for scored in of_functions[name]]
+        for name in ("reward", "eval_functions")
+        if name in of_functions
+    ]
     logged.sort(key=lambda columns: task_of([of_answer.get("verdict") for of_answer in columns], 1) is None)
-    scores = [group.told(place, "reward") for group, place in of_reward] or [{} for _ in of_eval]
-    whole: list[dict[str, Any]] = [*scores]
     for columns in logged:
         whole = [with_logged(told, more, is_metric=False) for told, more in zip(whole, columns, strict=True)]
     return tuple(whole)
@@ -239,16 +260,33 @@ def _logged(groups: Sequence[GroupScores], taken: Collection[str]) -> dict[str, 
     return of_sources | {names[name]: mean for name, mean in means.items()}
 
 
-def _totals(
-    samples: tuple[Sample, ...], role: RewardRole, scores: Sequence[_Scored] | None, between_steps: BetweenSteps
-) -> tuple[float, ...]:
-    """The weighted scores of a role, of its functions and its models together; NaN where nobody could reply."""
-    none = np.array([NONE if sample.reply_error else 0.0 for sample in samples])
-    totals = none if scores is None else np.array([group.rewards[place] for group, place in scores])
-    for scorer in role.scorers.values():
+def _of_models(
+    samples: tuple[Sample, ...], role: RewardRole, between_steps: BetweenSteps
+) -> dict[str, tuple[float, ...]]:
+    """Name of the scores of each model of a role → its scores, before weights; NaN where nobody could reply."""
+    none, scores = _none(samples), dict[str, tuple[float, ...]]()
+    for name, scorer in role.scorers.items():
         trainer = scorer.trainer
         ranks = trainer.mesh(CallKind.SCORE, begins=True)
-        totals = totals + scorer.weight * between_steps.run(
-            CALL, scorer.scores(samples, call=CALL), ranks, trainer.role
+        scores[name] = tuple(
+            (none + between_steps.run(CALL, scorer.scores(samples, call=CALL), ranks, trainer.role)).tolist()
         )
+    return scores
+
+
+def _totals(
+    samples: tuple[Sample, ...],
+    role: RewardRole,
+    scores: Sequence[_Scored] | None,
+    of_models: Mapping[str, tuple[float, ...]],
+) -> tuple[float, ...]:
+    """The weighted scores of a role, of its functions and its models together; NaN where nobody could reply."""
+    totals = _none(samples) if scores is None else np.array([group.rewards[place] for group, place in scores])
+    for name, scorer in role.scorers.items():
+        totals = totals + scorer.weight * np.array(of_models[name])
     return tuple(totals.tolist())
+
+
+def _none(samples: Sequence[Sample]) -> np.ndarray:
+    """Nothing of each answer; no score of one to which nobody could reply."""
+    return np.array([NONE if sample.reply_error else 0.0 for sample in samples])

@@ -17,6 +17,7 @@ from plait.rewards import statistics
 from plait.rewards.answers import Verdict
 from plait.rewards.scores import GroupScores
 from plait.rewards.statistics import Estimate, item_means, paired_difference
+from plait.runtime.evaluating.parts import OF_REWARDS, parts_of
 
 MAX_CHARACTERS = 10_000
 """How long a value of the data may be, as JSON, to stand in a record of a sample: about what the tokens of a short
@@ -35,8 +36,8 @@ class Evaluation:
     task: verdicts.Evaluation | None
     """The verdicts of a task's scorer, which the reward is or one of `evaluation.functions`; None where neither is."""
     extras: tuple[Mapping[str, Any], ...] = ()
-    """Per item the score of each reward function, before weights, and the columns that these and `evaluation.functions`
-    logged."""
+    """Per item the score of each function and each model of the reward, and of the cost, before weights; and the
+    columns that functions, those of `evaluation.functions` too, logged."""
     logged: Mapping[str, float] = field(default_factory=dict)
     """Means of the metrics that functions logged; of held-out examples or pairs, all that is measured."""
     further: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -93,10 +94,10 @@ class Evaluation:
         return [None if math.isnan(reward) else reward >= 1 for reward in self.rewards]
 
     def metrics(self) -> dict[str, float]:
-        """`eval/reward` and `eval/dropped` (answers without one) where there is a reward; for a task `eval/accuracy`
-        (exact), its 95 % Wilson interval, `eval/well_formed` and `eval/accuracy_well_formed`; `eval/pass@K` with its
-        own interval where asked for; NaN where no item is left to tell. Where the data have several sources, the same
-        of each as `eval/SOURCE/…`."""
+        """`eval/reward` and `eval/dropped` (answers without one) where there is a reward, and the mean of each of its
+        parts, such as `eval/rewards/NAME/mean`; for a task `eval/accuracy` (exact), its 95 % Wilson interval,
+        `eval/well_formed` and `eval/accuracy_well_formed`; `eval/pass@K` with its own interval where asked for; NaN
+        where no item is left to tell. Where the data have several sources, the same of each as `eval/SOURCE/…`."""
         metrics = {f"eval/{name}": value for name, value in self.logged.items()}
         if not self.samples:
             return metrics
@@ -133,6 +134,7 @@ class Evaluation:
     def _measured(self) -> dict[str, float]:
         metrics = {name: _mean(scores) for name, scores in self.further.items()}
         metrics["response_length"] = float(np.mean([len(sample.token_ids) for sample in self.samples]))
+        metrics |= {f"{name}/mean": _mean(scores) for name, scores in parts_of(self.extras).items()}
         if self.rewards:
             metrics["reward"] = _mean(self.rewards)
             metrics["dropped"] = sum(math.isnan(reward) for reward in self.rewards)
@@ -222,7 +224,7 @@ class Evaluation:
             tuple(float(row["reward"]) for row in rows if row["reward"] is not None),
             task_of([row.get("verdict") for row in rows], per_item),
             extras=tuple(
-                {name: value for name, value in row.items() if name == "verdict" or name.startswith("rewards/")}
+                {name: value for name, value in row.items() if name == "verdict" or name.startswith(OF_REWARDS)}
                 for row in rows
             ),
             logged=logged,

@@ -17,6 +17,7 @@ RESUMABLE_KEYS = frozenset(
         "steps",
         "epochs",
         "evaluation.every",
+        "evaluation.best_by",
         "evaluation.show",
         "checkpoint.every",
         "checkpoint.keep_last",
