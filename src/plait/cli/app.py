@@ -64,3 +64,8 @@ app.command("plait.cli.plan:plan", name="plan", help="Find which devices a recip
 app.command("plait.cli.plan:simulate", name="simulate", help="Predict the steps of a recipe on a plan.")
 app.command("plait.cli.trace:trace", name="trace", help="Look at a timeline: what ran when, on which rank.")
 app.command("plait.cli.doctor:doctor", name="doctor", help="Say what the doctor of a run found, or list engines.")
+app.command(
+    "plait.cli.completion:install_completion",
+    name="--install-completion",
+    help="Have your shell complete commands, options and recipe keys.",
+)
