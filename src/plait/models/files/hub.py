@@ -20,7 +20,7 @@ from typing import Any
 
 from plait.data.package_file import PackageFile, ProgressLine, cache_folder, prepared
 from plait.errors import ModelError
-from plait.models.files.adapter_folder import adapter_of, base_missing
+from plait.models.files.adapter_folder import adapter_of, base_missing, check_weights
 from plait.models.files.checkpoint_folder import check_config_there, check_folder, looking_at, nearest_folder
 from plait.models.files.claims import check_config, read_configuration
 from plait.models.files.known_shapes import KNOWN, is_shape, no_weights, shape_config
@@ -135,10 +135,21 @@ def is_classifier(classes: Iterable[str]) -> bool:
     return any("Classification" in class_name for class_name in classes)
 
 
-def check_config_of(name: str) -> None:
-    """See that `read_config` can read a model's, where no hub need be asked for it. Raises as it does."""
-    if not is_hub_id(name) or os.path.lexists(at_home(name, "model")):
-        read_config(name)
+def check_model(name: str) -> None:
+    """See that a model's files are there and whole, where no hub need be asked for them; of an adapter those of its
+    base, too. Of its weights only the headers are read. Raises as `read_config` and `resolve` do."""
+    if is_hub_id(name) and not os.path.lexists(at_home(name, "model")):
+        return
+    read_config(name)
+    adapter = None if is_stated(name) else adapter_of(name)
+    if adapter is not None:
+        check_weights(adapter, name)
+    whole = name if adapter is None else adapter.base
+    try:
+        if not is_stated(whole) and Path(at_home(whole, "model")).exists():
+            resolve(whole)
+    except ModelError as error:
+        raise error if adapter is None else base_missing(name, adapter, error) from error
 
 
 def read_config(name: str) -> dict[str, Any]:
