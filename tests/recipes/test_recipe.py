@@ -159,6 +159,24 @@ def test_wrong_keys_are_named(overrides: list[tuple[str, object]], message: str)
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "trackers",
+            ["wandb", "mlflow"],
+            r"`trackers\.1`: .* 'tensorboard' or 'wandb', found 'mlflow'; leave it out: `metrics\.jsonl` in",
+        ),
+        ("partial_rollout", "wait", r"`partial_rollout`: .* 'off', .*, found 'wait'; `wait` is `off` now$"),
+        ("partial_rollout", "weight", r"`partial_rollout`: .* found 'weight'$"),
+    ],
+    ids=str,
+)
+def test_a_value_that_there_is_elsewhere_or_was_is_answered(key: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^key {message}"):
+        load_recipe(None, [*BASE, (key, value)])
+
+
+@pytest.mark.parametrize(
     ("overrides", "message"),
     [
         ({"optimiser.lr": 1}, r"`optimiser`: verl's .* is `optimizer.learning_rate` here"),
