@@ -439,7 +439,7 @@ def test_ctrl_c_in_a_destructor_while_prompts_or_a_model_are_loading_ends_genera
 ) -> None:
     module = generating if place == "checked" else generate
     _interrupting(module, place, monkeypatch)
-    (prompts := tmp_path / "prompts.jsonl").write_text('{"prompt": "what is 1 plus 4?"}\n')
+    (prompts := tmp_path / "asked.jsonl").write_text('{"prompt": "what is 1 plus 4?"}\n')
     out = tmp_path / "out.jsonl"
     given = ["generate", "--model", make_recipe().model, "--prompts", str(prompts), "--out", str(out)]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -515,7 +515,7 @@ def test_a_signal_while_a_model_is_loading_leaves_nothing(
 ) -> None:
     recipe = make_recipe(**{"evaluation.items": 2})
     (path := tmp_path / "recipe.yaml").write_text(json.dumps(recipe.model_dump(mode="json")))
-    (prompts := tmp_path / "prompts.jsonl").write_text('{"prompt": "what is 1 plus 4?"}\n')
+    (prompts := tmp_path / "asked.jsonl").write_text('{"prompt": "what is 1 plus 4?"}\n')
     out = tmp_path / "out.jsonl"
     given = {
         "eval": [str(path)],
