@@ -27,15 +27,7 @@ from plait.models.files.known_shapes import KNOWN, is_shape, no_weights, shape_c
 from plait.models.files.tensor_file import is_whole
 from plait.paths import at_home
 
-MODEL_FILES = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "*.json",
-    "*.jinja",
-    "*.txt",
-    "tokenizer.model",
-    "*.tiktoken",
-)
+MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken")
 """Patterns of the names of a model's files."""
 
 _OTHER_WEIGHTS = ("*/*.safetensors", "consolidated*.safetensors")
@@ -136,13 +128,12 @@ def is_classifier(classes: Iterable[str]) -> bool:
 
 
 def check_model(name: str) -> None:
-    """See that a model's files are there and whole, where no hub need be asked for them; of an adapter those of its
-    base, too. Of its weights only the headers are read. Raises as `read_config` and `resolve` do."""
+    """See that a model's files, an adapter's and its base's, are whole, as far as headers tell and no hub need be asked.
+    Raises as `read_config` and `resolve` do."""
     if is_hub_id(name) and not os.path.lexists(at_home(name, "model")):
         return
     read_config(name)
-    adapter = None if is_stated(name) else adapter_of(name)
-    if adapter is not None:
+    if (adapter := None if is_stated(name) else adapter_of(name)) is not None:
         check_weights(adapter, name)
     whole = name if adapter is None else adapter.base
     try:
