@@ -128,7 +128,7 @@ def is_classifier(classes: Iterable[str]) -> bool:
 
 
 def check_model(name: str) -> None:
-    """See that a model's files, an adapter's and its base's, are whole, as far as headers tell and no hub need be asked.
+    """See that a model's files, an adapter's and its base's, are whole, as far as headers tell without asking a hub.
     Raises as `read_config` and `resolve` do."""
     if is_hub_id(name) and not os.path.lexists(at_home(name, "model")):
         return
