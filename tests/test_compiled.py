@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from numba.core.errors import TypingError
 
 from plait import compiled, file_lock
 from plait.file_lock import alone_at
@@ -215,6 +216,27 @@ def test_compiling_that_takes_long_is_told_again(monkeypatch: pytest.MonkeyPatch
     assert passed(100, announcement.ends) == []
     assert passed(0, begins) == []
     assert passed(20, announcement.ends) == ["still compiling kernels for this CPU, 4 min so far"]
+
+
+def test_what_cannot_be_compiled_is_not_counted_as_being_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else all of the time after it would be told as time of compiling."""
+    told: list[str] = []
+    clock_s = [0.0]
+    announcement = compiled.Announcement(told.append)
+    monkeypatch.setattr(compiled, "ANNOUNCEMENT", announcement)
+    monkeypatch.setattr(compiled.time, "monotonic", lambda: clock_s[0])
+
+    def half(x: int) -> int:
+        return x / "two"
+
+    def double(x: int) -> int:
+        return 2 * x
+
+    with pytest.raises(TypingError):
+        compiled.njit()(half)(4)
+    clock_s[0] += 1000
+    assert compiled.njit()(double)(4) == 8
+    assert [line.split(",")[0] for line in told] == ["compiling kernels for this CPU"]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 try:
     from numba import config
     from numba import njit as _compile
-    from numba.core import caching
+    from numba.core import caching, event
 
     AVAILABLE = not config.DISABLE_JIT
     """Whether functions are compiled."""
@@ -232,25 +232,14 @@ if AVAILABLE:
     class _Cache(caching.FunctionCache):
         _impl_class = _Kept
 
-        def load_overload(self, sig: Any, target_context: Any) -> Any:
-            overload = super().load_overload(sig, target_context)
-            if overload is None:
-                ANNOUNCEMENT.begins(kept=True)
-            return overload
-
         def save_overload(self, sig: Any, data: Any) -> None:
             """numba reads the index, adds to it and writes it: two processes at once would give one number to two."""
-            ANNOUNCEMENT.ends()
             with lock_of(Path(self.cache_path)) as is_alone:
                 if is_alone:
                     super().save_overload(sig, data)
 
     class _NoCache(caching.NullCache):
-        def load_overload(self, sig: Any, target_context: Any) -> None:
-            ANNOUNCEMENT.begins(kept=False)
-
-        def save_overload(self, sig: Any, data: Any) -> None:
-            ANNOUNCEMENT.ends()
+        pass
 
     class _OpenedLate:
         """A function's cache, opened when it is first used: stamps take half a second, and most processes that import
@@ -272,3 +261,22 @@ if AVAILABLE:
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._opened, name)
+
+    class _Announcing(event.Listener):
+        """Tells `ANNOUNCEMENT` when numba begins to compile one of these functions, and when it has ended, also if it
+        could not."""
+
+        def on_start(self, event: Any) -> None:
+            cache = _cache_of(event)
+            if isinstance(cache, _Cache | _NoCache):
+                ANNOUNCEMENT.begins(kept=isinstance(cache, _Cache))
+
+        def on_end(self, event: Any) -> None:
+            if isinstance(_cache_of(event), _Cache | _NoCache):
+                ANNOUNCEMENT.ends()
+
+    def _cache_of(event: Any) -> Any:
+        cache = getattr(event.data["dispatcher"], "_cache", None)
+        return cache._opened if isinstance(cache, _OpenedLate) else None
+
+    event.register("numba:compile", _Announcing())

@@ -34,6 +34,8 @@ def test_export_defaults_to_the_dtype_of_the_run_and_lists_the_steps(
     assert around.endswith(f"; give one of `{run_dir}`\n")
     assert main(["export", str(tmp_path / "nothing"), "--out", str(out)]) == 2
     assert capsys.readouterr().err.endswith("; give the folder of a run\n")
+    assert main(["export", f"{run_dir}n", "--out", str(out)]) == 2
+    assert capsys.readouterr().err.endswith("; give the folder of a run (did you mean `run`?)\n")
     assert main(["export", f"{run_dir}/checkpoints/step-2/", "--out", str(out)]) == 2
     assert f"is a checkpoint of the run `{run_dir}`: give that, with `--step 2`" in capsys.readouterr().err
     assert main(["export", f"{run_dir}/final", "--out", str(out)]) == 2

@@ -290,6 +290,22 @@ def test_wrong_prompts_are_told_in_the_words_of_the_command_before_torch_is_impo
     assert is_one_error(error)
 
 
+def test_weights_that_are_cut_short_are_told_before_torch_is_imported(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plait.runtime.evaluating.generate", None)  # an import fails
+    place = given.index("--model") + 1
+    folder = shutil.copytree(given[place], tmp_path / "cut")
+    given[place] = str(folder)
+    weights = folder / "model.safetensors"
+    size = weights.stat().st_size
+    os.truncate(weights, size - 100)
+    assert main(given) == 2
+    error = capsys.readouterr().err
+    assert f"is damaged: model.safetensors: it has {size - 100} bytes, and {size} by its header" in error
+    assert is_one_error(error)
+
+
 def test_a_folder_that_is_no_model_is_told_before_torch_is_imported(
     given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,6 +159,24 @@ def test_wrong_keys_are_named(overrides: list[tuple[str, object]], message: str)
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "trackers",
+            ["wandb", "mlflow"],
+            r"`trackers\.1`: .* 'tensorboard' or 'wandb', found 'mlflow'; leave it out: `metrics\.jsonl` in",
+        ),
+        ("partial_rollout", "wait", r"`partial_rollout`: .* 'off', .*, found 'wait'; `wait` is `off` now$"),
+        ("partial_rollout", "weight", r"`partial_rollout`: .* found 'weight'$"),
+    ],
+    ids=str,
+)
+def test_a_value_that_there_is_elsewhere_or_was_is_answered(key: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^key {message}"):
+        load_recipe(None, [*BASE, (key, value)])
+
+
+@pytest.mark.parametrize(
     ("overrides", "message"),
     [
         ({"optimiser.lr": 1}, r"`optimiser`: verl's .* is `optimizer.learning_rate` here"),
@@ -185,6 +203,8 @@ def test_wrong_keys_are_named(overrides: list[tuple[str, object]], message: str)
         ({"eval.every": 1}, r"`eval`; did you mean `evaluation.every`\?"),
         ({"Lora.rank": 1}, r"`Lora`; did you mean `lora.rank`\?"),
         ({"sampling.learning_rate": 1}, r"`sampling.learning_rate`; did you mean `optimizer.learning_rate`\?"),
+        ({"data.max_response_tokens": 5}, r"`data.max_response_tokens`; did you mean `sampling.max_response_tokens`\?"),
+        ({"optimizer.samples_per_prompt": 4}, r"`optimizer.samples_per_prompt`; did you mean `samples_per_prompt`\?"),
         ({"optimizer.momentum": 1}, r"`optimizer.momentum`; `plait train --help-all` lists every key"),
     ],
     ids=str,
@@ -245,6 +265,13 @@ def test_sections_that_are_given_as_one_value_are_told_together() -> None:
         "`data` is a section of keys, such as `data.source`",
         "`reward` is a section of keys, such as `reward.functions`",
     ]
+
+
+def test_a_recipe_that_is_not_there_offers_the_nearest_beside_it(tmp_path: Path) -> None:
+    for name in ("my_recipe.yaml", "my_recipes.txt"):
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=r"my_recip\.yaml` does not exist \(did you mean `my_recipe\.yaml`\?\); give"):
+        load_recipe(tmp_path / "my_recip.yaml")
 
 
 def test_missing_key_and_missing_file() -> None:

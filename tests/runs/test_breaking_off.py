@@ -14,12 +14,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
+from plait.cli import main
 from plait.cli.dry_run import dry_run
+from plait.cli.report import ended_with
 from plait.cost.estimate import model_shape
 from plait.errors import RESUME, ConfigError, ModelError, PlaitError, RunError
 from plait.generation.engine import Engine
@@ -27,7 +30,9 @@ from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime import api
 from plait.runtime.api import run
+from plait.runtime.evaluating import generate
 from plait.runtime.folder.ending import said_of_end
+from plait.runtime.processes import generating, measured
 from plait.runtime.session import Session
 from tests.cases import slow_but
 
@@ -387,22 +392,33 @@ def test_a_signal_in_an_evaluation_leaves_it(
     assert steps_of(recipe, "evaluations") == [0, 1]
 
 
+def test_a_signal_that_finds_nothing_left_to_stop_is_obeyed_by_what_comes_behind(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is complete; but `plait train … && next` must not go on, nor the stages of a recipe."""
+    export_final = Session.export_final
+
+    def exporting(self: Session) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return export_final(self)
+
+    monkeypatch.setattr(Session, "export_final", exporting)
+    recipe = make_recipe(steps=1)
+    outcome = run(recipe)
+    assert (outcome.finished, outcome.asked_to_stop, ended_with(outcome)) == (True, True, 130)
+    assert (recipe.run_dir / "final" / "config.json").is_file()
+    monkeypatch.undo()
+    outcome = run(recipe, resume=True)
+    assert (outcome.finished, ended_with(outcome)) == (True, 0)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_in_a_destructor_while_a_run_is_loading_takes_it_back(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python drops what is raised there, and the run went on to its end."""
 
-    class Signals:
-        def __del__(self) -> None:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def prepare(*arguments: Any, **keys: Any) -> Any:
-        Signals()
-        return prepared_as_ever(*arguments, **keys)
-
-    prepared_as_ever = api.prepare
-    monkeypatch.setattr(api, "prepare", prepare)
+    _interrupting(api, "prepare", monkeypatch)
     recipe = make_recipe(run_dir=str(tmp_path / "new" / "run"))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -414,6 +430,56 @@ def test_ctrl_c_in_a_destructor_while_a_run_is_loading_takes_it_back(
     assert not (tmp_path / "new").exists()
     monkeypatch.undo()
     assert run(recipe).finished, "none is left for the next run"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("place", ["checked", "load_model"])
+def test_ctrl_c_in_a_destructor_while_prompts_or_a_model_are_loading_ends_generate(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, place: str
+) -> None:
+    module = generating if place == "checked" else generate
+    _interrupting(module, place, monkeypatch)
+    (prompts := tmp_path / "asked.jsonl").write_text('{"prompt": "what is 1 plus 4?"}\n')
+    out = tmp_path / "out.jsonl"
+    given = ["generate", "--model", make_recipe().model, "--prompts", str(prompts), "--out", str(out)]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main([*given, "--dtype", "float32", "--max-tokens", "2"]) == 130
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted; nothing is written"
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("out")]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("place", ["prepare", "open_roles"])
+def test_ctrl_c_in_a_destructor_while_models_are_loading_ends_eval(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    _interrupting(api if place == "prepare" else measured, place, monkeypatch)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            api.evaluate_model(make_recipe(**{"evaluation.items": 2}))
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupting(module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Ctrl-C come in a destructor as a function begins."""
+
+    class Signals:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    as_ever = getattr(module, name)
+
+    def begins(*arguments: Any, **keys: Any) -> Any:
+        Signals()
+        return as_ever(*arguments, **keys)
+
+    monkeypatch.setattr(module, name, begins)
 
 
 @pytest.mark.slow
@@ -439,6 +505,39 @@ def test_a_signal_while_a_run_is_loading_takes_it_back(
         process.kill()
     assert (process.returncode, rest.splitlines()[-1]) == (130, "interrupted"), rest
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("command", ["eval", "generate"])
+def test_a_signal_while_a_model_is_loading_leaves_nothing(
+    make_recipe: MakeRecipe, tmp_path: Path, command: str, number: signal.Signals
+) -> None:
+    recipe = make_recipe(**{"evaluation.items": 2})
+    (path := tmp_path / "recipe.yaml").write_text(json.dumps(recipe.model_dump(mode="json")))
+    (prompts := tmp_path / "asked.jsonl").write_text('{"prompt": "what is 1 plus 4?"}\n')
+    out = tmp_path / "out.jsonl"
+    given = {
+        "eval": [str(path)],
+        "generate": ["--model", recipe.model, "--prompts", str(prompts), "--out", str(out), "--dtype", "float32"],
+    }
+    before = sorted(tmp_path.iterdir())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "plait", command, *given[command]],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        assert any("loading tokenizer" in line for line in iter(process.stderr.readline, ""))
+        process.send_signal(number)
+        rest = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    said = {"eval": "interrupted", "generate": "interrupted; nothing is written"}
+    assert (process.returncode, rest.splitlines()[-1]) == (130, said[command]), rest
+    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.slow

@@ -65,3 +65,8 @@ app.command("plait.cli.plan:simulate", name="simulate", help="Predict the steps 
 app.command("plait.cli.trace:trace", name="trace", help="Look at a timeline: what ran when, on which rank.")
 app.command("plait.cli.samples:samples", name="samples", help="Show what a model said in a step, and its rewards.")
 app.command("plait.cli.doctor:doctor", name="doctor", help="Show what the doctor of a run found, or list engines.")
+app.command(
+    "plait.cli.completion:install_completion",
+    name="--install-completion",
+    help="Have your shell complete commands, options and recipe keys.",
+)

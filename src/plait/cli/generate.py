@@ -140,12 +140,12 @@ def _sampling(options: Options) -> Sampling:
 
 def _models(options: Options) -> None:
     """See that the models are there, as far as their files tell, before anything is loaded. Raises ModelError."""
-    from plait.models.files.hub import check_config_of
+    from plait.models.files.hub import check_model
 
-    check_config_of(options.model)
+    check_model(options.model)
     try:
         if options.draft_model is not None:
-            check_config_of(options.draft_model)
+            check_model(options.draft_model)
     except ModelError as error:
         raise ModelError(f"--draft-model: {error}") from error
 

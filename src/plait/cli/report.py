@@ -13,6 +13,7 @@ from rich.text import Text
 
 from plait.cost.corrections import with_carried
 from plait.cost.estimate import human_bytes
+from plait.launch.nodes.gathered import STOPPED_CODE
 from plait.observe.console import SafeConsole
 from plait.output import write_file
 from plait.rewards.statistics import item_means, paired_difference
@@ -46,6 +47,12 @@ def print_outcome(recipe: Recipe, outcome: Outcome) -> None:
             _print_stopped(console, recipe, outcome)
     with contextlib.suppress(OSError):  # it was said
         write_file(recipe.run_dir / SUMMARY, recorded.getvalue().lstrip("\n"))
+
+
+def ended_with(outcome: Outcome) -> int:
+    """The exit code of a run. One that was asked to stop has that of a stopped one though nothing was left to stop:
+    what a shell was to do behind it is not to begin."""
+    return STOPPED_CODE if outcome.asked_to_stop or not outcome.finished else 0
 
 
 def _print_outcome(console: SafeConsole, recipe: Recipe, outcome: Outcome) -> None:

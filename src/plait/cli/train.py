@@ -151,14 +151,14 @@ def refusals_told(attached: Attached | None, folder: Path) -> AbstractContextMan
 
 def _run(recipe: Recipe, path: Path | None, attached: Attached | None, num_nodes: int, *, resume: bool) -> int:
     with opening(title_of("train", path), recipe_facts(recipe, resume=resume)):
-        from plait.cli.report import print_outcome
+        from plait.cli.report import ended_with, print_outcome
         from plait.runtime.api import run
         from plait.runtime.processes.nodes import gathered_nodes
 
         gathering = partial(gathered_nodes, attached=attached, num_nodes=num_nodes)
         outcome = run(recipe, resume=resume, recipe_file=path, gathering=gathering)
     print_outcome(recipe, outcome)
-    return 0 if outcome.finished else 130
+    return ended_with(outcome)
 
 
 def check_flow(

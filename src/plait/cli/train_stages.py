@@ -103,8 +103,7 @@ def _done_before(recipe: Recipe) -> str:
 
 
 def _run(stages: Stages, attached: Attached | None, num_nodes: int, *, resume: bool) -> int:
-    from plait.cli.report import print_outcome
-    from plait.launch.nodes.gathered import STOPPED_CODE
+    from plait.cli.report import ended_with, print_outcome
     from plait.observe.console import SafeConsole
     from plait.runtime.processes.nodes import placed_on
     from plait.runtime.stage_runs import checked_stages, nodes_of_stages, run_stages
@@ -118,9 +117,8 @@ def _run(stages: Stages, attached: Attached | None, num_nodes: int, *, resume: b
                 console.print(_done_before(recipe))
                 continue
             print_outcome(recipe, outcome)
-            if not outcome.finished:
-                return STOPPED_CODE
-            if outcome.asked_to_stop and name != last:
+            if outcome.finished and outcome.asked_to_stop and name != last:
                 console.print(f"stopped behind stage `{name}`, as was asked; go on with {RESUME}")
-                return STOPPED_CODE
+            if code := ended_with(outcome):
+                return code
     return 0

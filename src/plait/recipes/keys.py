@@ -75,7 +75,7 @@ def _override(queue: list[str], flags: Sequence[str], stages: Sequence[str]) -> 
     if flag := difflib.get_close_matches(f"--{name}", flags, n=1, cutoff=0.8):
         raise ConfigError(f"unknown option `{token}`; did you mean `{flag[0]}`?")
     key = name.replace("-", "_")
-    annotation = _annotation(key, stages)
+    annotation = annotation_of(key, stages)
     if not has_value:
         needs = "a value (true or false)" if annotation is bool else "a value"
         hint = f" (one that begins with dashes: `--{name}={queue[0]}`)" if queue and annotation is str else ""
@@ -85,13 +85,13 @@ def _override(queue: list[str], flags: Sequence[str], stages: Sequence[str]) -> 
     return key, _value(name, annotation, value)
 
 
-def _annotation(key: str, stages: Sequence[str] = ()) -> Any:
+def annotation_of(key: str, stages: Sequence[str] = ()) -> Any:
     """The type of a dotted key, one of a stage or of all; None for a section and for what lies inside `options` or task
     parameters. Raises ConfigError where there is none."""
     stage, _, of_stage = key.partition(".")
     if stage in stages and of_stage:
         try:
-            return _annotation(of_stage)
+            return annotation_of(of_stage)
         except ConfigError as error:
             raise ConfigError(f"stage `{stage}`: {error}") from None
     model: type[BaseModel] = Recipe
@@ -248,6 +248,9 @@ def _meant(key: str, value: Any, names: Sequence[str]) -> str:
     short = [name for name in by_depth if _is_short_for(leaf, name.rpartition(".")[2])]
     if found := difflib.get_close_matches(key.removeprefix(around), same, n=1, cutoff=0) or short:
         return f"; did you mean `{around}{found[0]}`?"
+    elsewhere = [name for name in names if name.rpartition(".")[2] == leaf]
+    if section and len(elsewhere) == 1:
+        return f"; did you mean `{elsewhere[0]}`?"
     return (section and nearest(leaf, inside, around)) or nearest(leaf if section else key, names)
 
 

@@ -29,7 +29,8 @@ from plait.recipes.keys import (
 )
 from plait.recipes.other_names import answer, answer_value
 from plait.recipes.recipe import Recipe, check_read
-from plait.recipes.renamed_keys import with_new_names
+from plait.recipes.renamed_keys import renamed_value, with_new_names
+from plait.recipes.usual_names import usual_value
 from plait.settings import Settings, said_of_value
 from plait.yaml_text import parse
 
@@ -225,7 +226,8 @@ def _explain(error: ValidationError, *section: str) -> list[str]:
         elif isinstance(cause := detail.get("ctx", {}).get("error"), ValueError):
             lines.append(f"key `{key}`: {cause}" if key else str(cause))  # which says what was found, and where
         else:
-            lines.append(f"key `{key}`: {said_of_value(detail)}, found {shown(found)}{answer_value(key, found)}")
+            meant = answer_value(key, found) or renamed_value(key, found) or usual_value(key)
+            lines.append(f"key `{key}`: {said_of_value(detail)}, found {shown(found)}{meant}")
     return lines
 
 

@@ -27,6 +27,12 @@ def renamed_answer(key: str) -> str:
     return f": it is `{name}` now{values}"
 
 
+def renamed_value(key: str, value: Any) -> str:
+    """What to say of a value that a key does not take, where it has another name today; empty of others."""
+    now = _VALUES.get(key, {}).get(value) if isinstance(value, str) else None
+    return "" if now is None else f"; `{value}` is `{now}` now"
+
+
 def with_new_names(tree: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe of an earlier version, its keys by their names of today."""
     return _renamed(tree, "")

@@ -33,3 +33,9 @@ _SAID = {name: said for said, names in _MEANT.items() for name in names.split()}
 def usual_answer(key: str) -> str:
     """What to say of an unknown key that is a usual name, to be put behind `unknown key …`; empty where it is none."""
     return _SAID.get(key.lower(), "")
+
+
+def usual_value(key: str) -> str:
+    """What to say of a value that a key does not take, where more are known elsewhere; empty of other keys."""
+    is_tracker = key.partition(".")[0] == "trackers"
+    return "; leave it out: `metrics.jsonl` in `run_dir` is always written (docs/metrics.md)" if is_tracker else ""

@@ -135,7 +135,7 @@ def run(
         if resume:
             recipe = as_begun(directory.files.recipe, recipe)
         outcome = _run_claimed(recipe, directory, resume, origin, nodes, planned)
-        if nodes is not None and not outcome.finished:
+        if nodes is not None and (outcome.asked_to_stop or not outcome.finished):
             nodes.end(STOPPED_CODE, "node 0: the run was stopped")
         return outcome
 
@@ -182,9 +182,11 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
         UserError: something in the recipe cannot be used.
     """
     set_up(recipe.threads)
-    prepared = of_asked(prepare(for_measuring(recipe), trains=False))
-    if prepared.plan.num_ranks > 1:
-        from plait.runtime.processes.measured_by_ranks import measured_by_ranks
+    with interrupts_kept():
+        prepared = of_asked(prepare(for_measuring(recipe), trains=False))
+        raise_lost()
+        if prepared.plan.num_ranks > 1:
+            from plait.runtime.processes.measured_by_ranks import measured_by_ranks
 
-        return measured_by_ranks(prepared)
-    return measured(prepared, Alone(prepared), Progress(0))
+            return measured_by_ranks(prepared)
+        return measured(prepared, Alone(prepared), Progress(0))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import ConfigError, DataError
-from plait.launch.nodes.gathered import STOPPED_CODE, Gathered
+from plait.launch.nodes.gathered import Gathered
 from plait.launch.nodes.place import Attached
 from plait.launch.nodes.refusing import refusals_told
 from plait.observe.loading import loading
@@ -186,11 +186,8 @@ def run_stages(
         outcome = run(recipe, resume=begun, recipe_file=stages.file, gathering=gathering, planned=planned)
         if outcome.finished and recipe.lora.rank > 0:  # later stages begin with whole weights
             export_whole(recipe.run_dir, final_folder(recipe))
-        is_stopped = outcome.asked_to_stop and number < len(stages.recipes)
-        if nodes is not None and is_stopped:
-            nodes.end(STOPPED_CODE, "node 0: the run was stopped")
         yield name, recipe, outcome
-        if is_stopped or not outcome.finished:
+        if outcome.asked_to_stop or not outcome.finished:
             return
 
 

@@ -48,7 +48,8 @@ class Record(Protocol):
 def form_of(kind: Any) -> Form:
     """How values of a type travel. A sequence is a list afterwards, of samples a tuple; samples and prompts are as
     `pack_samples` has them. What is of no type that is named here travels as it is, and is a JSON value."""
-    origin, args = get_origin(kind) or kind, get_args(kind)
+    origin: Any = get_origin(kind) or kind
+    args = get_args(kind)
     if origin in (Union, UnionType):
         return _or_none([form_of(arg) for arg in args if arg is not NoneType])
     if origin is tuple and args[-1] is not Ellipsis:
@@ -73,12 +74,13 @@ def form_of(kind: Any) -> Form:
 @cache
 def form_of_fields(cls: Any) -> Form:
     """How instances of a dataclass or named tuple travel: the fields in order."""
+    make: Callable[..., Any] = cls
     hints = get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else cls._fields
     row = _row(tuple, [form_of(hints[name]) for name in names])
     return Form(
         lambda value, arrays: row.pack([getattr(value, name) for name in names], arrays),
-        lambda values, arrays: cls(*row.unpack(values, arrays)),
+        lambda values, arrays: make(*row.unpack(values, arrays)),
     )
 
 

@@ -150,7 +150,7 @@ def test_local_folders(tmp_path: Path):
     assert hub.resolve(str(sharded)) == sharded
 
     (sharded / "b.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"\(b\.safetensors\), not found"):
+    with pytest.raises(ModelError, match=r"lacks 1 of the 2 files of weights .*\(b\.safetensors\)"):
         hub.resolve(str(sharded))
     (sharded / "model.safetensors.index.json").write_text("{")
     with pytest.raises(ModelError, match=r"index\.json should hold a JSON object"):
@@ -222,11 +222,10 @@ def test_a_name_that_is_nothing_offers_the_nearest_alias(look: Callable[[str], o
 def test_what_may_not_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = write_folder(tmp_path / "model", "model.safetensors")
 
-    def refused(self: Path, *_: object) -> None:
-        raise PermissionError(13, "Permission denied", str(self))
+    def refused(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(checkpoint_folder, "is_whole", lambda path: False)
-    monkeypatch.setattr(Path, "open", refused)
+    monkeypatch.setattr(checkpoint_folder, "read_header", refused)
     with pytest.raises(ModelError, match=r"model: '.*model' cannot be read: .*Permission denied: .*model\.safetensors"):
         hub.resolve(str(folder))
 
@@ -292,3 +291,63 @@ def test_hub_names_without_a_network(tmp_path: Path, offline: str):
     assert lines[5] == "read_config org/config {'model_type': 'llama'}"
     assert f"is not in the local Hugging Face cache, and {offline}" in lines[6]
     assert lines[7] == "[]", "none of these is needed to read a config"
+
+
+# --- whole before anything is loaded -----------------------------------------------------------------------------
+
+
+def write_shards(folder: Path) -> Path:
+    write_folder(folder, "a.safetensors", "b.safetensors")
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def write_adapter(folder: Path, base: str) -> Path:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base, "r": 2, "lora_alpha": 2}))
+    save_file({"x": np.zeros(10, dtype=np.float32)}, folder / "adapter_model.safetensors")
+    return folder
+
+
+def test_a_shard_that_is_cut_short_or_gone_is_told_with_its_name(tmp_path: Path) -> None:
+    """A float32 tensor of 100 is 400 bytes behind a header; a copy that broke off has fewer."""
+    folder = write_shards(tmp_path / "sharded")
+    hub.check_model(str(folder))
+    whole = (folder / "b.safetensors").stat().st_size
+    os.truncate(folder / "b.safetensors", whole - 1)
+    said = rf"is damaged: b\.safetensors: it has {whole - 1} bytes, and {whole} by its header; fetch or copy it again"
+    with pytest.raises(ModelError, match=said):
+        hub.check_model(str(folder))
+    os.truncate(folder / "b.safetensors", 4)
+    with pytest.raises(ModelError, match=r"is damaged: b\.safetensors: it has no header; fetch or copy it again"):
+        hub.check_model(str(folder))
+    (folder / "b.safetensors").unlink()
+    said = r"lacks 1 of the 2 files of weights that model\.safetensors\.index\.json names \(b\.safetensors\); fetch or"
+    with pytest.raises(ModelError, match=said):
+        hub.check_model(str(folder))
+
+
+def test_an_adapter_is_looked_at_with_its_base(tmp_path: Path) -> None:
+    base = write_shards(tmp_path / "base")
+    adapter = write_adapter(tmp_path / "adapter", str(base))
+    hub.check_model(str(adapter))
+    os.truncate(base / "a.safetensors", 300)
+    with pytest.raises(ModelError, match=r"the adapter .* was trained on .* cannot be had.*damaged: a\.safetensors"):
+        hub.check_model(str(adapter))
+    weights = adapter / "adapter_model.safetensors"
+    size = weights.stat().st_size
+    os.truncate(weights, size - 8)
+    with pytest.raises(ModelError, match=rf"adapter_model\.safetensors' is damaged: it has {size - 8} bytes, and"):
+        hub.check_model(str(adapter))
+    weights.rename(adapter / "adapter_model.bin")
+    said = r"should hold its weights in adapter_model\.safetensors: No such file.*holds adapter_model\.bin, and plait"
+    with pytest.raises(ModelError, match=said):
+        hub.check_model(str(adapter))
+
+
+def test_of_names_that_plait_knows_and_of_the_hub_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("_from_wheel", "_from_hub", "_snapshot"):
+        monkeypatch.setattr(hub, place, None)
+    for name in ("smollm2-135m-instruct", "llama-2-7b", "someone/some-model"):
+        hub.check_model(name)

@@ -12,10 +12,12 @@ from pydantic import ValidationError
 
 from plait.errors import ModelError
 from plait.json_text import parse
+from plait.models.files.tensor_file import read_header
 from plait.models.lora_settings import ALL_LINEAR, NO_LORA, LoraSettings
 from plait.paths import at_home
 
 CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,22 @@ def _settings(config: Mapping[str, Any]) -> LoraSettings:
 
 def _is_adapter(folder: Path) -> bool:
     return os.path.isfile(folder / CONFIG) and not os.path.isfile(folder / "config.json")
+
+
+def check_weights(adapter: AdapterFolder, name: str) -> None:
+    """Raises ModelError where the file of an adapter's tensors is missing, or is not as long as its header says."""
+    file = adapter.folder / WEIGHTS
+    try:
+        read_header(file)
+    except OSError as error:
+        others = ", ".join(sorted(path.name for path in adapter.folder.glob("*.bin")))
+        instead = f"; it holds {others}, and plait reads no pickles" if others else ""
+        raise ModelError(
+            f"model: the adapter {name!r} should hold its weights in {WEIGHTS}: {error.strerror}{instead}; save it "
+            "with peft's save_pretrained, or fetch or copy it again"
+        ) from error
+    except ValueError as error:
+        raise ModelError(f"model: {str(file)!r} is damaged: {error}; fetch or copy it again") from error
 
 
 def base_missing(name: str, adapter: AdapterFolder, error: ModelError) -> ModelError:

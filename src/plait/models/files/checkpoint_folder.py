@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plait.errors import ModelError
 from plait.models.files.claims import check_config, check_files, read_configuration, read_object
-from plait.models.files.tensor_file import is_whole
+from plait.models.files.tensor_file import read_header
 from plait.output import run_holding
 
 
@@ -51,20 +51,22 @@ def check_folder(folder: Path, name: str) -> None:
         files = ["model.safetensors"]
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
+        if index is not None:
+            raise ModelError(
+                f"model: {name!r} lacks {len(missing)} of the {len(files)} files of weights that {index.name} names "
+                f"({', '.join(missing[:3])}); fetch or copy it again."
+            )
         pickles = sorted(path.name for path in folder.glob("*.bin"))
         instead = f"it holds {', '.join(pickles)}, which are pickles" if pickles else "not found"
         raise ModelError(
             f"model: {name!r} should hold its weights as safetensors ({', '.join(missing[:3])}), {instead}. "
             "plait reads no pickles: save the model with save_pretrained, or set `model` to another one."
         )
-    torn = [file for file in files if not is_whole(folder / file)]
-    for file in torn:
-        (folder / file).open("rb").close()  # one that may not be read is not damaged
-    if torn:
-        raise ModelError(
-            f"model: {name!r} is damaged: {', '.join(torn[:3])} has no header that can be read, or is shorter or "
-            "longer than that says; fetch or copy it again."
-        )
+    for file in files:
+        try:
+            read_header(folder / file)
+        except ValueError as error:
+            raise ModelError(f"model: {name!r} is damaged: {file}: {error}; fetch or copy it again.") from error
     config = read_configuration(folder / "config.json")
     check_config(config, name)
     check_files(folder, files, config, name)

@@ -20,22 +20,14 @@ from typing import Any
 
 from plait.data.package_file import PackageFile, ProgressLine, cache_folder, prepared
 from plait.errors import ModelError
-from plait.models.files.adapter_folder import adapter_of, base_missing
+from plait.models.files.adapter_folder import adapter_of, base_missing, check_weights
 from plait.models.files.checkpoint_folder import check_config_there, check_folder, looking_at, nearest_folder
 from plait.models.files.claims import check_config, read_configuration
 from plait.models.files.known_shapes import KNOWN, is_shape, no_weights, shape_config
 from plait.models.files.tensor_file import is_whole
 from plait.paths import at_home
 
-MODEL_FILES = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "*.json",
-    "*.jinja",
-    "*.txt",
-    "tokenizer.model",
-    "*.tiktoken",
-)
+MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken")
 """Patterns of the names of a model's files."""
 
 _OTHER_WEIGHTS = ("*/*.safetensors", "consolidated*.safetensors")
@@ -135,10 +127,20 @@ def is_classifier(classes: Iterable[str]) -> bool:
     return any("Classification" in class_name for class_name in classes)
 
 
-def check_config_of(name: str) -> None:
-    """See that `read_config` can read a model's, where no hub need be asked for it. Raises as it does."""
-    if not is_hub_id(name) or os.path.lexists(at_home(name, "model")):
-        read_config(name)
+def check_model(name: str) -> None:
+    """See that a model's files, an adapter's and its base's, are whole, as far as headers tell without asking a hub.
+    Raises as `read_config` and `resolve` do."""
+    if is_hub_id(name) and not os.path.lexists(at_home(name, "model")):
+        return
+    read_config(name)
+    if (adapter := None if is_stated(name) else adapter_of(name)) is not None:
+        check_weights(adapter, name)
+    whole = name if adapter is None else adapter.base
+    try:
+        if not is_stated(whole) and Path(at_home(whole, "model")).exists():
+            resolve(whole)
+    except ModelError as error:
+        raise error if adapter is None else base_missing(name, adapter, error) from error
 
 
 def read_config(name: str) -> dict[str, Any]:

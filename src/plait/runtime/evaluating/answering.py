@@ -210,7 +210,7 @@ def _told(of_models: Mapping[str, tuple[float, ...]], count: int) -> list[dict[s
 
 
 def _extras(
-    of_functions: Mapping[str, Sequence[_Scored]], of_models: Sequence[Mapping[str, float | None]]
+    of_functions: Mapping[str, Sequence[_Scored]], of_models: Sequence[dict[str, float | None]]
 ) -> tuple[dict[str, Any], ...]:
     """Per answer what each function and each model of the reward and of the cost gave it, and the columns that the
     reward's functions and `evaluation.functions` logged. A column of both is the reward's, but for the verdicts of the

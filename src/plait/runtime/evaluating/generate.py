@@ -20,7 +20,7 @@ from plait.runtime.evaluating.generation_report import GenerationReport, Meter, 
 from plait.runtime.steps.engine_loop import engine_loop
 from plait.runtime.stopping import stop_signals
 from plait.schedule.work import Done, to_the_end
-from plait.stop_signals import STOP_SIGNALS
+from plait.stop_signals import STOP_SIGNALS, raise_lost
 
 
 class Shown(Protocol):
@@ -69,6 +69,7 @@ def answer(
         ModelError: the model cannot be loaded.
     """
     engine = Engine(load_model(job.model, dtype=job.dtype, device=job.device), asked.engine)
+    raise_lost()
     not_compiled = engine.state.forward.refusals.compiled
     for prompt_ids, token_ids, logprobs in asked.earlier:
         engine.speculates.recall(prompt_ids, token_ids, logprobs)

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 
 from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.data.files import why_no_file
+from plait.dataflow.unfit import nearest
 from plait.errors import ConfigError, ModelError, PlaitError, RunError
 from plait.file_writes import why_not_written
 from plait.models.files.saving import Exported, save_pretrained
@@ -171,7 +172,10 @@ def _run_around(folder: Path) -> str:
         return f"{whole}the run is `{folder.parent}`: give that"
     inside = sorted(folder.glob(f"*/{RECIPE}")) if os.path.isdir(folder) else ()
     stages = ", ".join(f"`{path.parent}`" for path in inside)
-    return f"give one of {stages}" if stages else "give the folder of a run"
+    if stages:
+        return f"give one of {stages}"
+    beside = [] if folder.exists() else [path.parent.name for path in folder.parent.glob(f"*/{RECIPE}")]
+    return f"give the folder of a run{nearest(folder.name, beside)}"
 
 
 def marker_of(run_dir: Path, step: int, role: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from plait.dataflow.made_rows import source_of
 from plait.dataflow.prompt_call import of_data
 from plait.dataflow.unfit import nearest
 from plait.errors import DataError
-from plait.models.files.hub import check_config_of
+from plait.models.files.hub import check_model
 from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
 from plait.observe.screen import say
@@ -201,7 +201,7 @@ def check_files(recipe: Recipe) -> None:
     if is_shape(recipe.model):
         return
     for name in recipe.models_named().values():
-        check_config_of(name)
+        check_model(name)
     for key, functions in code_of(recipe).items():
         for path in functions:
             check_defined(path, key=key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from plait.dataflow import CallKind, Dataflow
+from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError, ModelError
 from plait.models.files.adapter_folder import adapter_of
 from plait.models.files.hub import resolve
@@ -102,7 +102,9 @@ def check_reach(
     shapes: Mapping[str, ModelShape],
 ) -> None:
     """Raises ConfigError where a role reads a run's token ids, but its model has too few positions for the longest
-    sample, or no embedding for some of the tokens. A frozen reward model has its own tokens.
+    sample, or no embedding for some of the tokens: of given texts those that the tokenizer writes, of drawn samples all
+    that are drawn from, which may be more. A model may have rows for others, too: its log-probs are over all that it
+    has. A frozen reward model has its own tokens.
 
     Args:
         tokenizer: of the run's model; some write tokens that it has no embedding for (see `check_ids`).
@@ -112,21 +114,42 @@ def check_reach(
     limits = "`data.max_example_tokens`"
     if flow.of_kind(CallKind.GENERATE):
         limits = "`data.max_prompt_tokens` or `sampling.max_response_tokens`"
-    most = min(max(tokenizer.get_vocab().values(), default=0) + 1, shapes[model].vocabulary)
-    for of_role in role_models:
-        if of_role.key == "model" or of_role.reward:
-            continue
+    written = min(max(tokenizer.get_vocab().values(), default=0) + 1, shapes[model].vocabulary)
+    read = {m: [flow.nodes[node.rows] for node in flow.calls(m.role)] for m in role_models if not m.reward}
+    for of_role, sources in read.items():
         shape = shapes[of_role.name]
-        longest = max(longest_of[flow.nodes[node.rows].call] for node in flow.calls(of_role.role))
+        _check_drawn(of_role, sources, {m.role: m.name for m in read}, shapes)
+        if of_role.key == "model":
+            continue
+        longest = max(longest_of[source.call] for source in sources)
         if shape.max_positions < longest:
             raise ConfigError(
                 f"`{of_role.key}` is `{of_role.name}`, whose positions end at {shape.max_positions}, but samples may "
                 f"have {longest} tokens with their prompts; lower {limits}, or give another `{of_role.key}`"
             )
-        if shape.vocabulary < most:
+        if shape.vocabulary < written:
             raise ConfigError(
                 f"`{of_role.key}` is `{of_role.name}`, whose vocabulary has {shape.vocabulary} tokens, but that of "
-                f"the run has {most}; give another `{of_role.key}`"
+                f"the run has {written}; give another `{of_role.key}`"
+            )
+
+
+def _check_drawn(
+    of_role: RoleModel, sources: Iterable[Node], names: Mapping[str, str], shapes: Mapping[str, ModelShape]
+) -> None:
+    """Raises ConfigError where a role reads samples of a model that draws from more tokens than its own has.
+
+    Args:
+        sources: what makes the rows that it reads.
+        names: role → name of its model.
+    """
+    has = shapes[of_role.name].vocabulary
+    for name in (names[str(source.role)] for source in sources if source.kind is CallKind.GENERATE):
+        if has < (drawn := shapes[name].vocabulary):
+            raise ConfigError(
+                f"`{of_role.key}` is `{of_role.name}`, whose vocabulary has {has} tokens, but `{name}`, whose samples "
+                f"the {of_role.role} reads, draws from {drawn}, with or without a text in its tokenizer; give another "
+                f"`{of_role.key}`, or add rows to it (Transformers' `resize_token_embeddings({drawn})`)"
             )
 
 

@@ -30,7 +30,7 @@ from plait.runtime.process import set_up
 from plait.runtime.processes.forwarded_signals import ForwardedSignals, forwarding_signals
 from plait.runtime.processes.launching import RUN_S, as_alone, crowding
 from plait.runtime.stopping import LEADERS_SIGNAL
-from plait.stop_signals import let_be
+from plait.stop_signals import interrupts_kept, let_be, raise_lost
 
 SENT = 256
 """Prompts, or earlier samples, that go to a process in one message."""
@@ -53,15 +53,17 @@ def generate(
     if job.device != "cpu" and job.devices > max(1, found := visible_devices()):
         raise ConfigError(f"--devices: expected at most {found}, the GPUs that are visible, found {job.devices}")
     set_up(job.threads)
-    asked = checked(job)
-    parts = _parts(asked.requests, done, job.devices)
-    if not parts:
-        return GenerationReport(0, 0, 0.0, Meter())
-    if len(parts) > 1:
-        job = replace(job, threads=job.threads or max(1, usable_cores() // len(parts)))
-        return _by_processes(job, asked, parts, keep, done)
-    with Progress(0) as progress:
-        return answer_alone(job, asked, lambda sample: keep(row_of(sample)), progress, done)
+    with interrupts_kept():
+        asked = checked(job)
+        raise_lost()
+        parts = _parts(asked.requests, done, job.devices)
+        if not parts:
+            return GenerationReport(0, 0, 0.0, Meter())
+        if len(parts) > 1:
+            job = replace(job, threads=job.threads or max(1, usable_cores() // len(parts)))
+            return _by_processes(job, asked, parts, keep, done)
+        with Progress(0) as progress:
+            return answer_alone(job, asked, lambda sample: keep(row_of(sample)), progress, done)
 
 
 def _parts(requests: Sequence[Request], done: Collection[tuple[int, int]], most: int) -> list[list[Request]]:

@@ -15,6 +15,7 @@ from plait.runtime.steps.calls import Calls
 from plait.runtime.steps.opened_roles import open_roles
 from plait.runtime.workers import Leading
 from plait.schedule.named_plans import NAMES
+from plait.stop_signals import raise_lost
 from plait.workers.recorder import Recorder
 
 
@@ -44,6 +45,7 @@ def measured(prepared: Prepared, leading: Leading, progress: AbstractContextMana
     with progress as shown, ExitStack() as stack:
         recorder = Recorder()
         opened = open_roles(prepared, partial(leading.workers, recorder), recorder, shown, stack)
+        raise_lost()
         shown.start()
         calls = Calls(prepared, opened.roles, recorder, shown)
         result = measure(prepared, opened.roles, opened.eval_functions, calls, opened.between_steps)
