@@ -67,7 +67,8 @@ def form_of(kind: Any) -> Form:
     if issubclass(origin, BaseModel):
         return Form(lambda value, arrays: value.model_dump(mode="json"), lambda v, arrays: origin.model_validate(v))
     if hasattr(origin, "to_message"):
-        return _embedded(origin.to_message, origin.of)
+        packed: Any = origin
+        return _embedded(packed.to_message, packed.of)
     return form_of_fields(origin) if dataclasses.is_dataclass(origin) or hasattr(origin, "_fields") else _AS_IT_IS
 
 
