@@ -174,7 +174,7 @@ def _run_around(folder: Path) -> str:
     stages = ", ".join(f"`{path.parent}`" for path in inside)
     if stages:
         return f"give one of {stages}"
-    beside = [] if folder.exists() else [path.parent.name for path in folder.parent.glob(f"*/{RECIPE}")]
+    beside = [] if os.path.exists(folder) else [path.parent.name for path in folder.parent.glob(f"*/{RECIPE}")]
     return f"give the folder of a run{nearest(folder.name, beside)}"
 
 
