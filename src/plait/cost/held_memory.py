@@ -6,7 +6,7 @@ from plait.layout.mesh import Coordinates, Layout, Parallelism
 from plait.layout.params import Parameters
 from plait.layout.shards import held_elements, shard, zero_range
 from plait.training.memory import parameter_bytes, room_bytes
-from plait.training.shares import tied_pieces
+from plait.layout.zero_shares import tied_pieces
 
 
 def optimizer_bytes(

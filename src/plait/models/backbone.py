@@ -25,6 +25,7 @@ from plait.errors import ModelError
 from plait.models.compute.float64 import kept_float64
 from plait.models.compute.layer_kernels import LayerKernels
 from plait.models.compute.recurrent import recurrent_layers_of
+from plait.models.parallel.gathered_layers import GatheredLayers
 from plait.models.parallel.stage import stage_view
 from plait.models.parallel.token_split import token_split
 from plait.models.routers import Routers, Routing
@@ -66,10 +67,12 @@ class Backbone:
 
     Args:
         module: the decoder itself, such as a LlamaModel; attention "plait", eval mode. Perhaps one stage of it.
+        gathered: its weights are gathered from their shares, within passes of this; None: they are there.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, gathered: GatheredLayers | None = None) -> None:
         self.module = module
+        self.gathered = gathered
         self._split = token_split(module)
         self._kernels = LayerKernels(module)
         self.routers = Routers(module)

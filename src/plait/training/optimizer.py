@@ -25,7 +25,7 @@ from plait.models.parallel.team import Team
 from plait.training.gradients import CACHE_CHUNK, Gradients, ShardedGradients, WholeGradients
 from plait.training.results import StepReport
 from plait.training.settings import OptimizerSettings
-from plait.training.shares import Share
+from plait.layout.zero_shares import Share
 
 AVERAGED = "averaged"
 """The name in `MasterOptimizer.buffers` of what the reference is made from."""
@@ -74,9 +74,8 @@ class MasterOptimizer:
             masters = torch.empty(stop - start, dtype=dtype, device=weights.device)
             self.masters = weights.read(start, stop, masters)
         else:
-            assert weights.whole is not None, "weights that are masters lie in one buffer"
-            self.masters = weights.whole[start:stop].detach()
-        shards = settings.shard_gradients and self._team.dp.size > 1
+            self.masters = weights.view(start, stop).detach()
+        shards = settings.shards_gradients and self._team.dp.size > 1
         kind = ShardedGradients if shards else WholeGradients
         self.collected: Gradients = kind(model.trained, self._team, self._share, dtype)
         self.exp_avg = torch.zeros_like(self.masters)
@@ -161,6 +160,16 @@ class MasterOptimizer:
                 param.requires_grad_(before)
 
     @property
+    def lowest_layer(self) -> int | None:
+        """The first layer of this rank that a backward comes to, as something is trained in it or before it; None: a
+        backward comes to no layer."""
+        layers = [block.param.layer for block in self._model.layout.blocks if block.param.layer is not None]
+        trained = [block.param for block, _, _ in self._model.trained.layout.entries]
+        if self._model.own is None or self._team.pp.index > 0:
+            return min(layers, default=None)
+        return min((param.layer for param in trained if param.layer is not None), default=None)
+
+    @property
     def gradients(self) -> Tensor:
         """[E], those of all working weights of this rank, or of its share: see `gradients.Gradients`."""
         return self.collected.flat
@@ -211,12 +220,13 @@ class MasterOptimizer:
         return float(read([square.sqrt()])[0])
 
     def _publish(self) -> None:
-        """Cast the masters into the working weights, piece by piece: no second copy of the weights ever exists."""
+        """Cast the masters into the working weights, piece by piece: no second copy of the weights ever exists. Where
+        this rank holds its share of these alone, that is all."""
         weights, team, share = self._model.trained.flat, self._team, self._share
         if self._has_masters:
             weights.write(share.start, share.stop, self.masters)
-        elif weights.whole is not None:
-            increment_version(weights.whole)  # AdamW's fused kernel does not, and engines go by it
+        elif weights.buffer is not None:
+            increment_version(weights.buffer)  # AdamW's fused kernel does not, and engines go by it
         weights.all_gather(team.dp, share.bounds)
         for low, high in share.tied:
             weights.broadcast(team.ends, low, high, 0)
