@@ -176,6 +176,11 @@ class Backbone:
         with kept_float64(self.dtype), kernels, self.routers.routed(how.routing):
             yield
 
+    def having(self, layer: int | None) -> contextlib.AbstractContextManager[None]:
+        """Within it the weights of this layer, and those of none, are there: where ranks share weights, all of them
+        gather these together."""
+        return contextlib.nullcontext() if self.gathered is None else self.gathered.having(layer)
+
     def recomputed_layers(self) -> list[nn.Module]:
         """The decoder layers that activation checkpointing computes again.
 

@@ -66,7 +66,7 @@ class Trainer:
         if execution.checkpoint_activations:
             model.backbone.recomputed_layers()  # a family that has none is refused here, not at the first step
         if samples.replays_experts:
-            model.backbone.routers.check()
+            model.backbone.routers.check(model.backbone.having)
         model.module.requires_grad_(False)
         self.model = model
         self.role = role

@@ -123,11 +123,12 @@ class GatheredLayers:
                     self.come_back(layer)
 
     @contextmanager
-    def with_layer(self, layer: int) -> Iterator[None]:
+    def having(self, layer: int | None) -> Iterator[None]:
         """Within it the parameters of this layer, and of none, have their numbers. All ranks call it together."""
         try:
             self._begin()
-            self._take(self.layers.index(layer))
+            if layer is not None:
+                self._take(self.layers.index(layer))
             yield
         finally:
             self._end()

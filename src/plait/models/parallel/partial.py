@@ -178,7 +178,7 @@ def _gather_from(model: Model, share: WeightShare, team: Team) -> None:
     """Have a model, whose weights are a share from now on, compute with those that it gathers."""
     model.share, model.weights = share, share.buffer
     gathered = GatheredLayers(model.module, share, team.dp)
-    with gathered.with_layer(gathered.layers[-1]):
+    with gathered.having(gathered.layers[-1]):
         model.renew_head()
         model.backbone = Backbone(model.module.base_model, gathered)
 
