@@ -20,7 +20,7 @@ from plait.recipes.plan_files import plan_file
 from plait.recipes.recipe import Recipe
 from plait.recipes.recurrent_checks import check_prompts
 from plait.recipes.role_models import RoleModel, optimizer_of
-from plait.schedule.completion import complete
+from plait.schedule.completion import complete, with_shares
 from plait.schedule.named_plans import AUTO, NAMES, PlannedModel, named_plan
 from plait.schedule.placements import orders_of, placements_of, to_be_found
 from plait.schedule.plan import Plan
@@ -57,7 +57,7 @@ def resolve_plan(
     if recipe.plan == AUTO:
         assert num_devices(recipe) == 1, "of several devices a plan is found (`runtime.planning`)"
         recipe = recipe.model_copy(update={"plan": NAMES[0]})
-    planned = planned_models(models, shapes)
+    planned = planned_models(recipe, models, shapes)
     if recipe.plan in NAMES:
         label, devices = f"`plan` {recipe.plan}", num_devices(recipe)
         plan = named_plan(recipe.plan, flow, planned, devices)
@@ -116,7 +116,9 @@ def on_cluster(plan: Plan, cluster: ClusterSpec, label: str) -> Plan:
     return on_nodes(plan, cluster.nodes, label)
 
 
-def planned_models(models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]) -> dict[str, PlannedModel]:
+def planned_models(
+    recipe: Recipe, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]
+) -> dict[str, PlannedModel]:
     """By the role."""
     planned = {}
     for model in models:
@@ -124,7 +126,11 @@ def planned_models(models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]
         head = shape.head_in_layers(1 if model.scalar else shape.vocabulary)
         work = ModelWork(shape, "bfloat16", 1)
         pair_tokens = work.attention(1) / work.products(1)
-        planned[model.role] = PlannedModel(model.scalar, shape.parameters, shape.layers, head, pair_tokens)
+        shards = model.trained and optimizer_of(model.role, recipe).shard_weights
+        owner = ("base", model.name, model.has_head) if recipe.lora.rank > 0 else ()
+        planned[model.role] = PlannedModel(
+            model.scalar, shape.parameters, shape.layers, head, pair_tokens, shards, owner
+        )
     return planned
 
 
@@ -272,6 +278,7 @@ def with_room(flow: Dataflow, planned: Mapping[str, PlannedModel], placed: Place
             return candidate
         tp *= 2
         candidate = replace(named_plan(plan.name, flow, planned, plan.num_ranks, tp=tp), nodes=plan.nodes)
+        candidate = with_shares(candidate, planned)
         try:
             check_layouts(candidate, placed.parameters, "")
         except LayoutError:

@@ -192,6 +192,12 @@ class TrainedWeights:
         return FlatWeights(self.layout, self.weights) if own is not None or elsewhere is None else elsewhere
 
     @property
+    def updated(self) -> Tensor:
+        """As `weights`, without what ranks that share weights hold twice: what moves read and write, [elements]."""
+        share = self._model.share
+        return self.weights if share is None or self._model.own is not None else share.own
+
+    @property
     def version(self) -> int:
         """Another after every write to the weights."""
         nested = self._model.nested

@@ -38,6 +38,11 @@ class WeightShare:
         """What stands for each block, in its shape, while it is not gathered: no number, and no memory."""
 
     @property
+    def own(self) -> Tensor:
+        """What this rank updates, the front of the buffer: [elements]."""
+        return self.buffer[: next((one.stop - one.start for one in self._held if not one.at), 0)]
+
+    @property
     def num_elements(self) -> int:
         return self.layout.num_elements
 

@@ -19,7 +19,7 @@ from plait.schedule.fusion_times import FusionTimes
 from plait.schedule.joint_training import check_calls
 from plait.schedule.named_plans import MODE_OF, PlannedModel, model_calls
 from plait.schedule.placements import is_fused, orders_of, parts_of, to_be_found
-from plait.schedule.plan import FUSION, POOL, SHARES, Mode, Placement, Plan, PolicyChoice
+from plait.schedule.plan import FUSION, POOL, SEVERAL, SHARES, Mode, Placement, Plan, PolicyChoice
 from plait.schedule.schedule import Schedule
 from plait.schedule.training_order import SCHEDULES, is_by_rule
 
@@ -68,7 +68,33 @@ def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], lab
     idle = [rank for rank in range(plan.num_ranks) if rank not in used]
     if idle:
         raise ConfigError(f"{label}: rank {idle[0]} has nothing to do; lower `num_ranks`, or place a call on it")
-    return replace(plan, placements=placements, policies=policies)
+    return with_shares(replace(plan, placements=placements, policies=policies), models)
+
+
+def with_shares(plan: Plan, models: Mapping[str, PlannedModel]) -> Plan:
+    """A plan whose calls all have their place, with what computes with weights that ranks of dp share: training that is
+    to, and scoring on the same ranks in the same way. Where they have these weights whole to generate, it takes those.
+
+    Args:
+        models: as of `complete`.
+    """
+    whose = {role: model.owner or (role,) for role, model in models.items()}
+    trained = {
+        (whose[p.role], p.layout)
+        for p in plan.placements
+        if p.mode == "train" and p.dp > 1 and models[p.role].shards_weights
+    }
+    generated = {
+        (whose[p.role], part) for p in plan.placements if p.mode in SEVERAL for part in parts_of(p.layout)
+    }
+    sharded = {
+        (p.role, p.mode)
+        for p in plan.placements
+        if p.mode not in SEVERAL
+        and (whose[p.role], p.layout) in trained
+        and (p.mode == "train" or not all((whose[p.role], part) in generated for part in parts_of(p.layout)))
+    }
+    return replace(plan, sharded=frozenset(sharded))
 
 
 def _completed_policy(policy: PolicyChoice, models: Mapping[str, PlannedModel], label: str) -> PolicyChoice:

@@ -135,6 +135,8 @@ class RolePlacement:
 def part_key(layout: Layout, rank: int) -> PartKey:
     """The key of the part that a rank of the layout holds."""
     sizes = layout.parallelism
+    if layout.shards_weights:
+        return ("share", layout.mesh.ranks, sizes.tp, sizes.pp, sizes.stages)
     if sizes.tp == sizes.pp == 1:
         return WHOLE
     instance = layout.instance_of(rank)
@@ -153,6 +155,9 @@ def placements_of(plan: Plan, role: str) -> RolePlacement:
     of_mode = lambda *modes: [p for p in mine if p.mode in modes]
     single: dict[Mode, Placement] = {p.mode: p for p in of_mode("train", "score")}
     train, score = single.get("train"), single.get("score")
+    layouts = {
+        mode: replace(p.layout, shards_weights=(role, mode) in plan.sharded) for mode, p in single.items()
+    }
     order, together = (DEFAULT_ORDER, None) if train is None else orders_of(plan, train)
     drawing, prefill = (
         tuple(dict.fromkeys(instance for p in of_mode(mode) for instance in p.layout.instances()))
@@ -160,8 +165,8 @@ def placements_of(plan: Plan, role: str) -> RolePlacement:
     )
     return RolePlacement(
         role,
-        None if train is None else train.layout,
-        None if score is None else score.layout,
+        layouts.get("train"),
+        layouts.get("score"),
         (*drawing, *prefill),
         {mode: p.micro_batch_tokens for mode, p in single.items() if p.micro_batch_tokens is not None},
         {

@@ -91,7 +91,9 @@ class PolicyChoice:
 class Plan:
     """placements, schedules by their names, policies, and the predicted timeline or None where nobody predicted.
 
-    nodes: machines that the ranks are on, equally many on each, in order (`cluster`)
+    nodes:   machines that the ranks are on, equally many on each, in order (`cluster`)
+    sharded: roles and modes that compute with weights which ranks of dp share (`completion.with_shares`). It follows from
+             the recipe, and is no part of the file form
 
     Raises `DataError`, naming the part, when it contradicts itself.
     """
@@ -103,6 +105,7 @@ class Plan:
     policies: tuple[PolicyChoice, ...] = ()
     predicted: Timeline | None = None
     nodes: int = 1
+    sharded: frozenset[tuple[str, Mode]] = frozenset()
 
     @property
     def cluster(self) -> Cluster:
@@ -112,8 +115,9 @@ class Plan:
     def fuses(self, rule: FusionRule) -> bool:
         """Whether models score in parts where samples are generated, and samples may be gathered: by recipe and plan
         alone, as it decides what is scored together; when samples move, which changes no number, an open rule leaves to
-        the clock."""
-        return rule.is_stated or (rule.is_open and any(policy.name == FUSION for policy in self.policies))
+        the clock. Ranks that share weights score together, so an open rule leaves them."""
+        apart = all(mode != "score" for _, mode in self.sharded)
+        return rule.is_stated or (rule.is_open and apart and any(policy.name == FUSION for policy in self.policies))
 
     @property
     def keeps_pools(self) -> bool:
