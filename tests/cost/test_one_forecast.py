@@ -31,13 +31,20 @@ from tests.cost.test_device_memory import facts_of, named, row_of
 from tests.cost.test_profile import PROFILE
 
 SIZES = [(4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)]
-ZERO_UNIT = 32 * 16
+ZERO_UNIT = 32 * 18
 RECIPES = {
     "cpu": {},
     "cuda": {"device": "cuda", "sampling": {"kv_tokens": 1 << 15}},
     "float32": {"dtype": "float32", "checkpoint_activations": True},
     "mini-batches": {"options": {"mini_batches": 8}},
     "divided": {"optimizer": {"shard_gradients": True}},
+    "shared": {"optimizer": {"shard_weights": True}, "critic": {"optimizer": {"shard_weights": True}}},
+    "shared under adapters": {
+        "lora": 8,
+        "optimizer": {"shard_weights": True},
+        "device": "cuda",
+        "sampling": {"kv_tokens": 1 << 15},
+    },
     "adapters": {"lora": 8},
 }
 
@@ -92,7 +99,7 @@ def facts_for(make_plan, algorithm="ppo", lora=0, **keys) -> Facts:
 @pytest.mark.parametrize("sizes", SIZES)
 def test_each_rank_holds_the_same(sizes, recipe) -> None:
     """A simulation takes of a stage's ranks the one with most of all that they divide, such as three heads over two
-    ranks; and of each role's ZeRO ranges the longest, by 32 elements of 16 bytes, though no rank may have the longest
+    ranks; and of each role's ZeRO ranges the longest, by 32 elements of 18 bytes at most, though no rank may have the longest
     of both roles. Beside that the fullest rank of each stage agrees to the byte."""
     keys = dict(RECIPES[recipe])
     facts = facts_for(plan_of(sizes), **keys)

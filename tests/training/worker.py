@@ -26,6 +26,7 @@ from plait.dataflow import Column, Level, Score, Top
 from plait.errors import RunError
 from plait.launch.worker_context import WorkerContext
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
+from plait.layout.zero_shares import tied_pieces
 from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
@@ -44,7 +45,6 @@ from plait.schedule.work import Work
 from plait.training import gradients
 from plait.training.mini_batch import LossCall, LossTerm
 from plait.training.pipeline import execute
-from plait.layout.zero_shares import tied_pieces
 from plait.training.together import train_together
 from plait.training.trainer import Trainer
 from tests.algorithms.flows import loss_of

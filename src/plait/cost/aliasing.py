@@ -1,8 +1,8 @@
 """Which parts of a role's model lie in one memory on each rank: those that stay on the device, of which one contains
 blocks of another. A run lays its weights out by this, and so does the forecast of its memory. Torch-free.
 
-Not nested are models with adapters; parts that leave the device, each at its own time; shares of weights; and the trained
-weights of a dtype that masters have, since there the weights are the masters.
+Not nested are models with adapters; parts that leave the device, each at its own time; shares of weights; and the
+trained weights of a dtype that masters have, since there the weights are the masters.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from plait.training.memory import parameter_bytes
 
 
 def optimizer_step(
-    passes: Passes, elements: Sequence[int], sums: int, *, updates: bool = True, in_turn: int = 0
+    passes: Passes, elements: Sequence[int], sums: int, *, updates: bool = True, in_turn: int = 0, gathers: bool = True
 ) -> tuple[Terms, int]:
     """Gradients are summed over dp (`sums` times), each device updates its range, new weights are gathered.
 
@@ -20,6 +20,7 @@ def optimizer_step(
         updates: else gradients are left to another call's step, and are only summed.
         in_turn: sums that the first stage waits for before its own: each micro-batch is summed where it is, stage by
             stage.
+        gathers: else each device keeps the new weights of its range alone.
     """
     times = passes.times
     sizes, per = times.layout.parallelism, parameter_bytes(times.work.dtype, trained=True)
@@ -38,8 +39,8 @@ def optimizer_step(
         terms = {"optimizer": most / sizes.dp * of_each / times.bytes_per_s}
     if sizes.dp > 1:
         terms["gradients"] = (sums + in_turn) * times.traffic.gather("dp", most * per.gradients)
-        if updates:
+        if updates and gathers:
             terms["new weights"] = times.traffic.gather("dp", most * per.weights)
-    sent = sums * per.gradients + updates * per.weights
+    sent = sums * per.gradients + (updates and gathers) * per.weights
     received = (sizes.dp - 1) / sizes.dp * sent * sizes.dp * sizes.tp
     return terms, int(received * sum(elements))

@@ -1,5 +1,5 @@
-"""What one rank of dp holds of the weights of its part of a model, where ranks of dp hold shares (ZeRO-3: Rajbhandari et
-al. 2019, arXiv 1910.02054, section 5.3).
+"""What one rank of dp holds of the weights of its part of a model, where ranks of dp hold shares (ZeRO-3: Rajbhandari
+et al. 2019, arXiv 1910.02054, section 5.3).
 
 The share is that of the masters, in the compute dtype: an optimizer step writes it, and needs no message for that.
 Whoever computes gathers what it computes with (`parallel.gathered_layers`).

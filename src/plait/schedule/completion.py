@@ -47,6 +47,7 @@ def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], lab
         ConfigError: names a placement and its key: the call or mode is unknown, a key does not fit the mode, calls of
             one role contradict each other, a rank has nothing to do, or the plan asks for what no run does yet.
     """
+    plan = replace(plan, placements=tuple(replace(p, shards_weights=False) for p in plan.placements))
     calls = model_calls(flow, models)
     for number, placement in enumerate(plan.placements):
         _check_placement(placement, flow, calls, plan.schedules, f"{label}: placements[{number}]")
@@ -80,21 +81,21 @@ def with_shares(plan: Plan, models: Mapping[str, PlannedModel]) -> Plan:
     """
     whose = {role: model.owner or (role,) for role, model in models.items()}
     trained = {
-        (whose[p.role], p.layout)
-        for p in plan.placements
-        if p.mode == "train" and p.dp > 1 and models[p.role].shards_weights
+        (whose[p.role], _sizes(p)) for p in plan.placements if p.mode == "train" and models[p.role].shards_weights
     }
-    generated = {
-        (whose[p.role], part) for p in plan.placements if p.mode in SEVERAL for part in parts_of(p.layout)
-    }
-    sharded = {
-        (p.role, p.mode)
-        for p in plan.placements
-        if p.mode not in SEVERAL
-        and (whose[p.role], p.layout) in trained
-        and (p.mode == "train" or not all((whose[p.role], part) in generated for part in parts_of(p.layout)))
-    }
-    return replace(plan, sharded=frozenset(sharded))
+    generated = {(whose[p.role], part) for p in plan.placements if p.mode in SEVERAL for part in parts_of(p.layout)}
+
+    def shares(p: Placement) -> bool:
+        if p.dp == 1 or p.mode in SEVERAL or (whose[p.role], _sizes(p)) not in trained:
+            return False
+        whole = parts_of(p.layout.whole)
+        return p.mode == "train" or not all((whose[p.role], part) in generated for part in whole)
+
+    return replace(plan, placements=tuple(replace(p, shards_weights=shares(p)) for p in plan.placements))
+
+
+def _sizes(p: Placement) -> tuple[object, ...]:
+    return p.ranks, p.dp, p.tp, p.pp, p.stages
 
 
 def _completed_policy(policy: PolicyChoice, models: Mapping[str, PlannedModel], label: str) -> PolicyChoice:

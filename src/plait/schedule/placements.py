@@ -155,9 +155,6 @@ def placements_of(plan: Plan, role: str) -> RolePlacement:
     of_mode = lambda *modes: [p for p in mine if p.mode in modes]
     single: dict[Mode, Placement] = {p.mode: p for p in of_mode("train", "score")}
     train, score = single.get("train"), single.get("score")
-    layouts = {
-        mode: replace(p.layout, shards_weights=(role, mode) in plan.sharded) for mode, p in single.items()
-    }
     order, together = (DEFAULT_ORDER, None) if train is None else orders_of(plan, train)
     drawing, prefill = (
         tuple(dict.fromkeys(instance for p in of_mode(mode) for instance in p.layout.instances()))
@@ -165,8 +162,8 @@ def placements_of(plan: Plan, role: str) -> RolePlacement:
     )
     return RolePlacement(
         role,
-        layouts.get("train"),
-        layouts.get("score"),
+        None if train is None else train.layout,
+        None if score is None else score.layout,
         (*drawing, *prefill),
         {mode: p.micro_batch_tokens for mode, p in single.items() if p.micro_batch_tokens is not None},
         {

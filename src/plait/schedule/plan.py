@@ -55,6 +55,8 @@ class Placement:
     stages:   layers of each pipeline stage; empty: for equal work, as a run divides them
     micro_batch_tokens: of a forward in training and scoring; None: the recipe's
     schedule: of the pipeline, one of `training_order.SCHEDULES` or of the plan's schedules by name; empty: 1F1B
+    shards_weights: ranks of dp share the weights (`completion.with_shares`); follows from the recipe, and is no part of
+                    the file form
     """
 
     call: str
@@ -67,6 +69,7 @@ class Placement:
     stages: tuple[int, ...] = ()
     micro_batch_tokens: int | None = None
     schedule: str = ""
+    shards_weights: bool = False
 
     @property
     def role(self) -> str:
@@ -76,7 +79,7 @@ class Placement:
     @property
     def layout(self) -> Layout:
         """The layout of a placement that a plan has checked."""
-        return Layout(Mesh(self.ranks), Parallelism(self.dp, self.tp, self.pp, self.stages))
+        return Layout(Mesh(self.ranks), Parallelism(self.dp, self.tp, self.pp, self.stages), self.shards_weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +94,7 @@ class PolicyChoice:
 class Plan:
     """placements, schedules by their names, policies, and the predicted timeline or None where nobody predicted.
 
-    nodes:   machines that the ranks are on, equally many on each, in order (`cluster`)
-    sharded: roles and modes that compute with weights which ranks of dp share (`completion.with_shares`). It follows from
-             the recipe, and is no part of the file form
+    nodes: machines that the ranks are on, equally many on each, in order (`cluster`)
 
     Raises `DataError`, naming the part, when it contradicts itself.
     """
@@ -105,7 +106,6 @@ class Plan:
     policies: tuple[PolicyChoice, ...] = ()
     predicted: Timeline | None = None
     nodes: int = 1
-    sharded: frozenset[tuple[str, Mode]] = frozenset()
 
     @property
     def cluster(self) -> Cluster:
@@ -116,7 +116,7 @@ class Plan:
         """Whether models score in parts where samples are generated, and samples may be gathered: by recipe and plan
         alone, as it decides what is scored together; when samples move, which changes no number, an open rule leaves to
         the clock. Ranks that share weights score together, so an open rule leaves them."""
-        apart = all(mode != "score" for _, mode in self.sharded)
+        apart = not any(p.mode == "score" and p.shards_weights for p in self.placements)
         return rule.is_stated or (rule.is_open and apart and any(policy.name == FUSION for policy in self.policies))
 
     @property
@@ -252,14 +252,16 @@ def _placement_record(p: Placement) -> dict[str, Any]:
     """What is not as it is by default, beside what every placement states."""
     always = ("call", "mode", "ranks", "dp", "tp", "pp", "after")
     defaults = {f.name: f.default for f in fields(Placement)}
-    return {key: value for key, value in asdict(p).items() if key in always or value != defaults[key]}
+    return {
+        key: value for key, value in asdict(p).items() if key in always or (key in _KINDS and value != defaults[key])
+    }
 
 
 def _placement(record: Mapping[str, Any], number: int, name: str) -> Placement:
     label = f"{name}: placements[{number}]"
     if not isinstance(record, Mapping):
         raise DataError(f"{label}: expected a mapping of keys, found {record!r:.80}")
-    keys = [f.name for f in fields(Placement)]
+    keys = list(_KINDS)
     for key in record:
         if key not in keys:
             close = difflib.get_close_matches(key, keys, n=1)

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from plait.kernels import fused_rows
 from plait.layout.params import aligned
+from plait.layout.zero_shares import Share, owned_ranges
 from plait.models.backbone_model import TrainedWeights
 from plait.models.parallel.reduce_scatter import reduce_scatter
 from plait.models.parallel.team import Team
 from plait.models.parallel.transfer import Transfer
 from plait.training.memory import ROOMS, RUN_ELEMENTS
-from plait.layout.zero_shares import Share, owned_ranges
 
 CACHE_CHUNK = 1 << 15
 """Elements whose widened copy stays in a CPU's cache."""

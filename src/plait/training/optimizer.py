@@ -20,12 +20,12 @@ from plait.data.across import read
 from plait.errors import RunError
 from plait.layout.holdings import Holdings, zero_shards
 from plait.layout.params import Block
+from plait.layout.zero_shares import Share
 from plait.models.backbone_model import BackboneModel
 from plait.models.parallel.team import Team
 from plait.training.gradients import CACHE_CHUNK, Gradients, ShardedGradients, WholeGradients
 from plait.training.results import StepReport
 from plait.training.settings import OptimizerSettings
-from plait.layout.zero_shares import Share
 
 AVERAGED = "averaged"
 """The name in `MasterOptimizer.buffers` of what the reference is made from."""

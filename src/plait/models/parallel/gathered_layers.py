@@ -27,12 +27,10 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError
 from plait.layout.params import aligned
+from plait.layout.shards import GATHERED_LAYERS
 from plait.models.parallel.peers import Peers
 from plait.models.parallel.transfer import Transfer
 from plait.models.weight_share import WeightShare
-
-ROOMS = 2
-"""Layers that there is room for: one computes, another is on its way."""
 
 _LAYER = re.compile(r"^.*?\.\d+(?=\.)")
 """Of the name of a parameter of a layer, that of the layer's module."""
@@ -77,7 +75,7 @@ class GatheredLayers:
         """Elements of each room, that of what belongs to no layer first."""
         largest = max((self._units[layer].num_elements for layer in self.layers), default=0)
         ends = self._units[None].num_elements if None in self._units else 0
-        return ends, *[largest] * ROOMS
+        return ends, *[largest] * GATHERED_LAYERS
 
     # -- passes
 

@@ -153,8 +153,8 @@ def _register(model: Model, views: dict[str, Tensor], none: Tensor) -> None:
 
 
 def hold_shares(model: AnyModel, team: Team) -> AnyModel:
-    """Leave of the weights of a model, whole or a part, this rank's share along dp, in place. All ranks of the team call
-    it together.
+    """Leave of the weights of a model, whole or a part, this rank's share along dp, in place. All ranks of the team
+    call it together.
 
     Raises:
         ModelError: see `GatheredLayers`.

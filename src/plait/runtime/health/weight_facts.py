@@ -79,8 +79,8 @@ class WeightFacts:
 
 
 def fingerprint(weights: FlatWeights | Tensor) -> str:
-    """A hash of an even sample: equal for equal weights, another after any update of them all. Weights, or a rank's share
-    of them, [elements]."""
+    """A hash of an even sample: equal for equal weights, another after any update of them all. Weights, or a rank's
+    share of them, [elements]."""
     count = len(weights) if isinstance(weights, Tensor) else weights.num_elements
     stride = max(1, count // SAMPLED_WEIGHTS) | 1
     sampled = weights[::stride] if isinstance(weights, Tensor) else weights.sampled(stride)

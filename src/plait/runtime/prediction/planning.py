@@ -179,7 +179,11 @@ class Planning:
     def _by_name(self, name: str) -> Plan:
         """By the rules of a run: cut where parameters would leave no room, and on GPUs that have none for all of it
         what idles is in host memory."""
-        recipe, models, memory = self.recipe, planned_models(self.recipe, self.models, self.shapes), self.cluster.device.memory_bytes
+        recipe, models, memory = (
+            self.recipe,
+            planned_models(self.recipe, self.models, self.shapes),
+            self.cluster.device.memory_bytes,
+        )
         label = f"`plan` {name}"
         plan = named_plan(name, self.flow, models, self.cluster.num_devices)
         plan = self._completed(on_nodes(plan, self.cluster.nodes, label), label)
