@@ -221,7 +221,7 @@ def _check_sharded(recipe: Recipe, plan: Plan, label: str) -> None:
         if optimizer_of(role, recipe).shard_weights and (together is not None or role in waiting):
             raise ConfigError(
                 f"{label}: {placement.call} is in the schedule `{placement.schedule}` with other roles, but its "
-                f"weights are shared (`shard_weights` of the optimizer of {role}), which a role does that trains by itself; "
+                f"weights are shared (`shard_weights` of the optimizer of {role}), for which a role trains by itself; "
                 "leave `schedule` out, or set `shard_weights` to false (`shard_gradients` may be true)"
             )
         if together is not None:
