@@ -131,8 +131,10 @@ def test_ranks_that_share_weights_score_together(place: Path, placed: Callable[.
     keys = PPO[1] | BOTH_SHARE | where(place, "shared-scoring", plan)
     prepared = prepare(placed("ppo", "shared-scoring", **keys))
     shares = {(p.call, p.mode): p.shards_weights for p in prepared.plan.placements}
-    assert shares["actor.train", "train"] and shares["critic.train", "train"] and shares["critic.values", "score"]
-    assert not shares["actor.generate", "decode"] and not shares["ref.logprobs", "score"]
-    assert not shares["actor.logprobs", "score"], "the ranks have the actor whole, to generate"
+    assert {of for of, is_shared in shares.items() if is_shared} == {
+        ("actor.train", "train"),
+        ("critic.train", "train"),
+        ("critic.values", "score"),
+    }, "to score, the ranks have the actor whole, as they generate with it"
     with pytest.raises(ConfigError, match="ranks that share weights score together"):
         prepare(placed("ppo", "shared-scoring-fused", **keys, fusion=0.5))
