@@ -262,7 +262,7 @@ def test_gradients_that_are_divided_and_activations_that_are_computed_again(four
 
 @pytest.mark.parametrize(
     ("sizes", "case", "model", "options"),
-    slow_but([SHARED[0], SHARED[5], SHARED[8]], SHARED),
+    slow_but([SHARED[8]], SHARED),
     ids=named,
 )
 def test_weights_that_are_shared(four, alone, sizes, case, model, options):

@@ -14,10 +14,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from plait.data.packed import PackedBatch
 from plait.layout.adapters import GROUPED_BYTES
 from plait.layout.params import Block, FlatLayout, Parameters
 from plait.layout.shards import check, shard
 from plait.layout.zero_shares import Share, owned_ranges
+from plait.models.admission import check_batch
 from plait.models.backbone import Backbone
 from plait.models.expert_adapters import adapted_experts
 from plait.models.flat_weights import FlatWeights, cut_block
@@ -27,6 +29,7 @@ from plait.models.parallel.mixers import tp_plan
 from plait.models.parallel.part import Part
 from plait.models.parallel.part_proof import Proof, own_layers
 from plait.models.parallel.partial_sums import Partials
+from plait.models.parallel.share_proof import ShareProof
 from plait.models.parallel.stage import cut_stage, decoder_list
 from plait.models.parallel.team import Team
 from plait.models.parallel.tensor_parallel import install
@@ -58,7 +61,8 @@ def part_of(model: AnyModel, team: Team) -> AnyModel:
     whole = replace(team, layout=team.layout.whole)
     if team.tp.size == team.pp.size == 1:
         model.part = Part(whole, parameters)
-        return hold_shares(model, team) if team.layout.shards_weights else model
+        batch = check_batch(model.module, model.device)[0]
+        return _shown_to_share(model, team, batch) if team.layout.shards_weights else model
     assert model.own is None, "a view of a model is made of its part"
     assert not adapted_layers(model.module), "adapters are added to parts"
     assert not adapted_experts(model.module), "adapters are added to parts"
@@ -70,7 +74,7 @@ def part_of(model: AnyModel, team: Team) -> AnyModel:
     proof.check()
     assert model.part is not None, "weights were taken"
     model.part = replace(model.part, cache=proof.cache_shape())
-    return hold_shares(model, team) if team.layout.shards_weights else model
+    return _shown_to_share(model, team, proof.batch) if team.layout.shards_weights else model
 
 
 def cut_layers(model: Model, team: Team, *, tuple_length: int) -> None:
@@ -150,6 +154,18 @@ def _register(model: Model, views: dict[str, Tensor], none: Tensor) -> None:
         owner, _, leaf = name.rpartition(".")
         model.module.get_submodule(owner).register_parameter(leaf, own[stored])
     assert not views, f"{next(iter(views))} is this rank's, and its module is gone"
+
+
+def _shown_to_share(model: AnyModel, team: Team, batch: PackedBatch) -> AnyModel:
+    """`hold_shares`, and show that the family computes with what it gathers.
+
+    Raises:
+        ModelError: it does not; or see `GatheredLayers`.
+    """
+    proof = ShareProof(model, team, batch)
+    hold_shares(model, team)
+    proof.check()
+    return model
 
 
 def hold_shares(model: AnyModel, team: Team) -> AnyModel:
