@@ -414,7 +414,7 @@ def check_copies(trainer: Trainer, team: Team) -> None:
     of them alone, its own."""
     if isinstance(share := trainer.model.trained.flat, WeightShare):
         masters = trainer.optimizer.masters
-        assert torch.equal(share.buffer[: len(masters)], masters.to(share.dtype))
+        assert torch.equal(share.whole[: len(masters)], masters.to(share.dtype))
         assert all(param.untyped_storage().nbytes() <= 8 for param in trainer.model.module.parameters())
         return
     weights = trainer.model.trained.weights

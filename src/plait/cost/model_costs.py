@@ -17,11 +17,10 @@ from plait.cost.flow_calls import FlowCalls
 from plait.cost.forward_memory import ForwardMemories, ForwardMemory
 from plait.cost.generations import Generations
 from plait.cost.layer_kinds import layer_kinds
-from plait.cost.layer_times import BALANCING, Terms, added, scaled, total
+from plait.cost.layer_times import BALANCING, added, scaled, total
 from plait.cost.micro_batch import share_of
 from plait.cost.moves import move_cost, offload_cost
-from plait.cost.optimizer_step import optimizer_step
-from plait.cost.passes import Passes
+from plait.cost.optimizer_step import gathering_of, optimizer_step
 from plait.cost.profile import Profile
 from plait.cost.role_memory import RoleMemory
 from plait.cost.role_passes import RolePasses, work_of_roles
@@ -38,9 +37,6 @@ from plait.models.shape import ModelShape
 from plait.recipes.role_models import is_scalar
 from plait.schedule.plan import Mode
 from plait.training.memory import BYTES, parameter_bytes
-
-GATHERED = "gathered weights"
-"""The term of weights that ranks of dp share, and gather to compute with."""
 
 
 class ModelCosts:
@@ -136,23 +132,8 @@ class ModelCosts:
 
     def _forward_memory(self, node: Node, layout: Layout, budget: int, schedule: str | None) -> ForwardMemory:
         memory = self._forwards.of(node, layout.parallelism, budget, schedule)
-        if not layout.shards_weights:
-            return memory
-        return memory.beside(self._memory.gathered(str(node.role), layout.parallelism))
-
-    def _gathering(self, role: str, passes: Passes, times: int, in_turn: int = 0) -> tuple[Terms, int]:
-        """Seconds and bytes in which a layout's weights are gathered so many times, layer by layer; nothing where each
-        copy has all of its own.
-
-        Args:
-            in_turn: times more that a stage waits for others.
-        """
-        traffic, sizes = passes.times.traffic, passes.times.layout.parallelism
-        if not passes.times.layout.shards_weights:
-            return {}, 0
-        elements, width = self._memory.elements(role, sizes), BYTES[self.workload.dtype]
-        seconds = (times + in_turn) * traffic.broadcast("dp", max(elements) * width)
-        return {GATHERED: seconds}, times * (sizes.dp - 1) * sizes.tp * sum(elements) * width
+        rooms = layout.shards_weights and self._memory.gathered(str(node.role), layout.parallelism)
+        return memory.beside(rooms) if rooms else memory
 
     def _generation(self, call: str, layout: Layout, spread: Spread, held_bytes: tuple[int, ...]) -> CallCost:
         cost = self._generate(self._nodes[call], layout, spread, held_bytes)
@@ -240,19 +221,16 @@ class ModelCosts:
         return CallCost(total(terms), terms)
 
     def _score(self, node: Node, layout: Layout, budget: int) -> CallCost:
-        passes = self._passes(str(node.role), layout)
-        samples = self._samples[node.id]
-        share = ceil(samples.count / layout.parallelism.dp)
-        micro, count = self._cutting.micro(node, share, layout, budget)
-        copies = self._copies(str(node.role), layout)
-        gathering, gathered_bytes = self._gathering(str(node.role), passes, count, layout.parallelism.pp - 1)
+        role, sizes, samples = str(node.role), layout.parallelism, self._samples[node.id]
+        passes, copies = self._passes(role, layout), self._copies(role, layout)
+        micro, count = self._cutting.micro(node, share := ceil(samples.count / sizes.dp), layout, budget)
+        held = self._memory.elements(role, sizes)
+        gathering, gathered_bytes = gathering_of(passes, held, count, sizes.pp - 1)
         terms = added(max((copy.scoring(micro, count) for copy in copies), key=total), gathering)
         whole_s = total(terms)
         sent = scored_bytes(self._lengths[node.id], samples, numbers_scored(node), self._sets.sent(node))
-        terms |= rows_traffic(
-            self.cluster, layout.mesh.ranks, sent, copies=layout.parallelism.tp * layout.parallelism.pp
-        )
-        num_bytes = passes.received_bytes(micro) * count * layout.parallelism.dp + gathered_bytes
+        terms |= rows_traffic(self.cluster, layout.mesh.ranks, sent, copies=sizes.tp * sizes.pp)
+        num_bytes = passes.received_bytes(micro) * count * sizes.dp + gathered_bytes
         in_parts_s = 0.0
         if self.workload.gathers and (parts := count + self._cutting.small_parts(node)) > count:
             part, _ = self._cutting.micro(node, share, layout, budget, parts)
@@ -276,7 +254,8 @@ class ModelCosts:
         elements = self._memory.trained_elements(role, sizes)
         gathers = not layout.shards_weights or self.workload.lora.rank > 0
         update, update_bytes = optimizer_step(passes, elements, sums, updates=updates, in_turn=in_turn, gathers=gathers)
-        gathering, gathered_bytes = self._gathering(role, passes, 2 * count, 2 * (sizes.pp - 1))
+        held = self._memory.elements(role, sizes)
+        gathering, gathered_bytes = gathering_of(passes, held, 2 * count, 2 * (sizes.pp - 1))
         steps = mini_batches * options.epochs
         terms = scaled(added(step, update, gathering), steps)
         sent = trained_bytes(self._lengths[node.id], samples, numbers_read(node), self._sets.sent(node))
@@ -303,8 +282,8 @@ class ModelCosts:
     # Weights
 
     def _move(self, role: str, source: Layout, target: Layout) -> MoveCost:
-        if self.workload.lora.rank > 0:
-            source, target = source.whole, target.whole  # adapters are no ranks' to share
+        if self.workload.lora.rank > 0:  # adapters are whole on each rank
+            source, target = source.whole, target.whole
         cluster = self.cluster.among((*source.mesh.ranks, *target.mesh.ranks))
         cost = move_cost(self._memory.trained_parameters(role), source, target, self.workload.dtype, cluster)
         return cost.times(self.corrections.move)

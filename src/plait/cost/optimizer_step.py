@@ -1,4 +1,5 @@
-"""Seconds and bytes of an optimizer step of a role that is trained in a layout. Torch-free."""
+"""Seconds and bytes of an optimizer step of a role that is trained in a layout, and of gathering the weights that its
+ranks share. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,7 +7,10 @@ from collections.abc import Sequence
 
 from plait.cost.layer_times import Terms
 from plait.cost.passes import Passes
-from plait.training.memory import parameter_bytes
+from plait.training.memory import BYTES, parameter_bytes
+
+GATHERED = "gathered weights"
+"""The term of weights that ranks of dp share, and gather to compute with."""
 
 
 def optimizer_step(
@@ -44,3 +48,19 @@ def optimizer_step(
     sent = sums * per.gradients + (updates and gathers) * per.weights
     received = (sizes.dp - 1) / sizes.dp * sent * sizes.dp * sizes.tp
     return terms, int(received * sum(elements))
+
+
+def gathering_of(passes: Passes, elements: Sequence[int], times: int, in_turn: int) -> tuple[Terms, int]:
+    """Weights that ranks of dp share are gathered so many times, from who holds them to all others; nothing where each
+    copy has all of its own.
+
+    Args:
+        elements: of weights, on a device of each stage, before dp shares them.
+        in_turn: times more that a stage waits for others.
+    """
+    layout, width = passes.times.layout, BYTES[passes.times.work.dtype]
+    if not layout.shards_weights:
+        return {}, 0
+    seconds = (times + in_turn) * passes.times.traffic.broadcast("dp", max(elements) * width)
+    sizes = layout.parallelism
+    return {GATHERED: seconds}, times * (sizes.dp - 1) * sizes.tp * sum(elements) * width

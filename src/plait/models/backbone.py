@@ -25,7 +25,6 @@ from plait.errors import ModelError
 from plait.models.compute.float64 import kept_float64
 from plait.models.compute.layer_kernels import LayerKernels
 from plait.models.compute.recurrent import recurrent_layers_of
-from plait.models.parallel.gathered_layers import GatheredLayers
 from plait.models.parallel.stage import stage_view
 from plait.models.parallel.token_split import token_split
 from plait.models.routers import Routers, Routing
@@ -33,6 +32,7 @@ from plait.models.routers import Routers, Routing
 if TYPE_CHECKING:
     from plait.models.compute.attention import AttentionContext
     from plait.models.expert_adapters import AdaptedExperts
+    from plait.models.parallel.gathered_layers import GatheredLayers
 
 Computing = Callable[[], contextlib.AbstractContextManager[None]]
 """Within what it makes, layers compute."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,10 @@ from plait.models.outputs import Said
 from plait.models.parallel.part import Part, parameters_of
 from plait.models.parallel.team import Team
 from plait.models.routers import Routing
-from plait.models.weight_share import WeightShare
 from plait.models.working_weights import OwnPart, adapter_name, copy_module
+
+if TYPE_CHECKING:
+    from plait.models.weight_share import WeightShare
 
 
 @dataclass(eq=False, kw_only=True)
@@ -191,11 +193,24 @@ class TrainedWeights:
         own, elsewhere = self._model.own, self._model.nested or self._model.share
         return FlatWeights(self.layout, self.weights) if own is not None or elsewhere is None else elsewhere
 
+    def in_place(self, low: int, high: int) -> Tensor:
+        """Elements [low, high) of weights in one buffer, which this rank updates: [high - low], as they lie."""
+        flat, share = self.flat, self._model.share
+        if flat is share:
+            return share.view(low, high)
+        assert flat.whole is not None, "weights that are masters lie in one buffer"
+        return flat.whole[low:high]
+
     @property
     def updated(self) -> Tensor:
         """As `weights`, without what ranks that share weights hold twice: what moves read and write, [elements]."""
         share = self._model.share
         return self.weights if share is None or self._model.own is not None else share.own
+
+    def on_host(self) -> Tensor:
+        """All of `flat`, or of weights that ranks share what this one updates, in host memory: [elements]."""
+        flat = self.flat
+        return flat.flat("cpu") if isinstance(flat, FlatWeights) else flat.own.cpu()
 
     @property
     def version(self) -> int:

@@ -84,16 +84,6 @@ class FlatWeights:
         return self._views[0] if self.whole is None else self.whole
 
     @property
-    def buffer(self) -> Tensor | None:
-        """The one buffer that its elements lie in; None: there are several."""
-        return self.whole
-
-    def view(self, low: int, high: int) -> Tensor:
-        """Elements [low, high) of one buffer: [high - low], as they lie."""
-        assert self.whole is not None, "the weights lie in several places"
-        return self.whole[low:high]
-
-    @property
     def version(self) -> int:
         """Another after every write to the memory that some of it lies in."""
         memory = self._memory if self.whole is None else (self.whole,)

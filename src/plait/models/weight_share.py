@@ -31,8 +31,8 @@ class WeightShare:
         self.owned = tuple(owned)
         self._held = [one for one in owned if one.owner == index]
         length = max((one.at + one.stop - one.start for one in self._held), default=0)
-        self.buffer = torch.zeros(length, dtype=like.dtype, device=like.device)
-        """[elements that this rank holds]."""
+        self.whole = torch.zeros(length, dtype=like.dtype, device=like.device)
+        """The one buffer: [elements that this rank holds]."""
         nothing = torch.full((1,), float("nan"), dtype=like.dtype, device=like.device)
         self.placeholders = tuple(nothing.expand(block.shape) for block in layout.blocks)
         """What stands for each block, in its shape, while it is not gathered: no number, and no memory."""
@@ -40,7 +40,7 @@ class WeightShare:
     @property
     def own(self) -> Tensor:
         """What this rank updates, the front of the buffer: [elements]."""
-        return self.buffer[: next((one.stop - one.start for one in self._held if not one.at), 0)]
+        return self.whole[: next((one.stop - one.start for one in self._held if not one.at), 0)]
 
     @property
     def num_elements(self) -> int:
@@ -48,21 +48,21 @@ class WeightShare:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.buffer.dtype
+        return self.whole.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.buffer.device
+        return self.whole.device
 
     @property
     def version(self) -> int:
         """Another after every write to the buffer."""
-        return self.buffer._version
+        return self.whole._version
 
     def view(self, low: int, high: int) -> Tensor:
         """Elements [low, high), which this rank holds in a row: [high - low], as they lie."""
         if low == high:
-            return self.buffer[:0]
+            return self.whole[:0]
         [(start, stop, view)] = self.pieces(low, high)
         assert (start, stop) == (low, high), f"elements {low} to {high} are another rank's, in part"
         return view
@@ -96,4 +96,4 @@ class WeightShare:
         for one in self._held:
             start, stop = max(low, one.start), min(high, one.stop)
             if start < stop:
-                yield start, stop, self.buffer[one.at + start - one.start : one.at + stop - one.start]
+                yield start, stop, self.whole[one.at + start - one.start : one.at + stop - one.start]

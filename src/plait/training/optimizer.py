@@ -74,7 +74,7 @@ class MasterOptimizer:
             masters = torch.empty(stop - start, dtype=dtype, device=weights.device)
             self.masters = weights.read(start, stop, masters)
         else:
-            self.masters = weights.view(start, stop).detach()
+            self.masters = model.trained.in_place(start, stop).detach()
         shards = settings.shards_gradients and self._team.dp.size > 1
         kind = ShardedGradients if shards else WholeGradients
         self.collected: Gradients = kind(model.trained, self._team, self._share, dtype)
@@ -225,8 +225,8 @@ class MasterOptimizer:
         weights, team, share = self._model.trained.flat, self._team, self._share
         if self._has_masters:
             weights.write(share.start, share.stop, self.masters)
-        elif weights.buffer is not None:
-            increment_version(weights.buffer)  # AdamW's fused kernel does not, and engines go by it
+        elif weights.whole is not None:
+            increment_version(weights.whole)  # AdamW's fused kernel does not, and engines go by it
         weights.all_gather(team.dp, share.bounds)
         for low, high in share.tied:
             weights.broadcast(team.ends, low, high, 0)

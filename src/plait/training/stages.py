@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,13 +23,15 @@ from plait.models.compute.logprobs_at import chunked_top_logprobs
 from plait.models.language_model import LanguageModel
 from plait.models.model import Model
 from plait.models.outputs import Outputs, Said
-from plait.models.parallel.gathered_layers import GatheredLayers
 from plait.models.parallel.team import Team
 from plait.policy.packing import NO_SAMPLES, MicroBatch
 from plait.training.optimizer import MasterOptimizer
 from plait.training.router_balance import RouterBalance, joined
 from plait.training.router_replay import RouterReplay, replay_of
 from plait.training.tally import Tally
+
+if TYPE_CHECKING:
+    from plait.models.parallel.gathered_layers import GatheredLayers
 
 Take = Callable[[MicroBatch, Outputs], None]
 """Is told the outputs of a micro-batch."""

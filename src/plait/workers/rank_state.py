@@ -226,7 +226,7 @@ class RankState:
             and self.rank in role_state.place.home.mesh.ranks
         )
         mine = [key for number in numbers for rank, key in self.copies[role][number].parts if rank == self.rank]
-        filled = [self._units.get(id(role_state.parts[key].trained.flat.buffer)) for key in mine]
+        filled = [self._units.get(id(role_state.parts[key].trained.flat.whole)) for key in mine]
         needs: list[Need] = [(role, "home")] if sends else []
         self.offloads.want(*needs, filled=[unit for unit in filled if unit is not None])
 
@@ -287,14 +287,12 @@ class RankState:
         else:
             assert model is not None, f"rank {self.rank} has no part in gathering {role}"
             parameters = model.trained.parameters
-        if self.recipe.lora.rank > 0:
-            place = place.whole  # adapters are no ranks' to share
-        source = weights(parameters, place, dtype, "part")
-        plan = plan_move(source, weights(parameters, Layout.on((0,)), dtype, "whole"), self.cluster)
+        held = place.whole if self.recipe.lora.rank > 0 else place  # adapters are whole on each rank
+        source, target = weights(parameters, held, dtype, "part"), weights(parameters, Layout.on((0,)), dtype, "whole")
+        plan = plan_move(source, target, self.cluster)
         buffers = {}
         if role_state is not None and self.rank in place.mesh.ranks:
-            trained = role_state.parts[part_key(self.places[role].home, self.rank)].trained
-            buffers["part"] = trained.updated.cpu() if place.shards_weights else trained.flat.flat("cpu")
+            buffers["part"] = role_state.parts[part_key(place, self.rank)].trained.on_host()
         if model is not None:
             buffers["whole"] = model.trained.weights
         if self.rank in plan.rows:

@@ -268,7 +268,7 @@ class RoleBuilder:
         role = role_state.role_model.role
         if not trainer.is_trained or self.offload_policy.of_state(role, self.rank) == "keep":
             return None
-        weights = trainer.model.trained.flat.buffer
+        weights = trainer.model.trained.flat.whole
         working = None if weights is None else weights.untyped_storage().data_ptr()
         own = {  # where the dtypes agree, the working weights are the masters
             name: buffer

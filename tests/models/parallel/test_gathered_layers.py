@@ -58,7 +58,7 @@ def test_gradients_are_those_of_whole_weights_to_the_bit(name: str, checkpoint: 
     settled: list[int | None] = []
     with gathered.forward():
         loss = loss_of(shared, batch, checkpoint=checkpoint)
-    rooms = [StorageWeakRef(room.memory.untyped_storage()) for room in gathered._held()]
+    rooms = [StorageWeakRef(room.memory.untyped_storage()) for room in gathered.rooms]
     with gathered.forward(), torch.no_grad():
         loss_of(shared, batch, checkpoint=False)
     gathered.rest()
@@ -91,7 +91,7 @@ def test_outside_of_passes_there_are_no_weights() -> None:
 def test_rooms_are_those_of_the_forecast(name: str) -> None:
     whole, _, gathered = pair(name)
     assert sum(gathered.room_elements) == gathered_elements(whole.parameters, Parallelism(), 0)[0]
-    assert not gathered._held(), "and there are none while nothing computes"
+    assert not gathered.rooms, "and there are none while nothing computes"
 
 
 def test_a_rank_without_samples_comes_to_the_same_layers() -> None:

@@ -16,24 +16,18 @@ goes the same way without computing (`idle_forward`, `idle_backward`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from plait.errors import ModelError
-from plait.layout.params import aligned
 from plait.layout.shards import GATHERED_LAYERS
+from plait.models.parallel.gathered_units import Room, Unit, check_aliases, modules_of, unit_of
 from plait.models.parallel.peers import Peers
-from plait.models.parallel.transfer import Transfer
 from plait.models.weight_share import WeightShare
-
-_LAYER = re.compile(r"^.*?\.\d+(?=\.)")
-"""Of the name of a parameter of a layer, that of the layer's module."""
 
 Settle = Callable[[int | None], None]
 """Told in a backward that the gradients of all layers behind this one are complete; None: nothing is told."""
@@ -53,17 +47,17 @@ class GatheredLayers:
 
     def __init__(self, module: nn.Module, share: WeightShare, dp: Peers) -> None:
         self._share, self._dp = share, dp
-        _check_aliases(share)
+        check_aliases(share)
         layers = dict.fromkeys(block.param.layer for block in share.layout.blocks)
-        self._units = {layer: _unit(share, layer, module) for layer in layers}
+        self._units = {layer: unit_of(share, layer, module) for layer in layers}
         self.layers = sorted(layer for layer in self._units if layer is not None)
         """Numbers of those of this rank's stage."""
-        self._rooms: list[_Room] = []
-        self._ends: _Room | None = None
-        self._in_use: _Room | None = None
+        self._rooms: list[Room] = []
+        self._ends: Room | None = None
+        self._in_use: Room | None = None
         self._expected = 0
         self._settle: Settle = _settle_nothing
-        for layer, name in _modules_of(share).items():
+        for layer, name in modules_of(share).items():
             own = module.get_submodule(name)
             own.register_forward_pre_hook(_Enter(self, layer))
             own.register_forward_hook(_Leave(self, layer))
@@ -149,20 +143,22 @@ class GatheredLayers:
 
     def rest(self) -> None:
         """Let the rooms go: nothing is computed for a while, or the weights change."""
-        for room in self._held():
+        for room in self.rooms:
             room.wait()
         self._rooms, self._ends, self._in_use = [], None, None
 
     # -- rooms
 
-    def _held(self) -> list[_Room]:
+    @property
+    def rooms(self) -> list[Room]:
+        """Those that there are; none while nothing computes."""
         return [*self._rooms, *([] if self._ends is None else [self._ends])]
 
     def _begin(self) -> None:
         """Make rooms where there are none, and gather what belongs to no layer."""
         if not self._rooms:
             ends, *sizes = self.room_elements
-            room = lambda size: _Room(torch.empty(size, dtype=self._share.dtype, device=self._share.device))
+            room = lambda size: Room(torch.empty(size, dtype=self._share.dtype, device=self._share.device))
             self._ends, self._rooms = room(ends), [room(size) for size in sizes]
         self._in_use = None
         if None in self._units:
@@ -172,7 +168,7 @@ class GatheredLayers:
 
     def _end(self) -> None:
         """The pass is over: parameters hold no numbers; what was gathered stays in its rooms."""
-        for room in self._held():
+        for room in self.rooms:
             if room.unit is not None:
                 self._unbind(room.unit)
         self._in_use = None
@@ -196,7 +192,7 @@ class GatheredLayers:
         if all(room.unit is not unit for room in self._rooms):
             self._gather(unit, next(room for room in self._rooms if room is not self._in_use))
 
-    def _gather(self, unit: _Unit, room: _Room) -> None:
+    def _gather(self, unit: Unit, room: Room) -> None:
         if room.unit is unit:
             return
         room.wait()
@@ -210,13 +206,13 @@ class GatheredLayers:
                         part.copy_(self._share.view(low, high))
                     room.arriving.append(self._dp.begin_broadcast(part, owned.owner))
 
-    def _bind(self, unit: _Unit, room: _Room) -> None:
+    def _bind(self, unit: Unit, room: Room) -> None:
         room.wait()
         for one in unit.params:
             shape = one.placeholder.shape
             one.param.data = room.memory[one.at : one.at + shape.numel()].view(shape)
 
-    def _unbind(self, unit: _Unit) -> None:
+    def _unbind(self, unit: Unit) -> None:
         for one in unit.params:
             one.param.data = one.placeholder
 
@@ -225,7 +221,7 @@ class GatheredLayers:
     def _packed(self, tensor: Tensor) -> Tensor | _Place:
         """Where a tensor of any shape lies in a room; itself, if it lies in none."""
         address = tensor.untyped_storage().data_ptr()
-        for room in self._held():
+        for room in self.rooms:
             if room.unit is not None and address == room.memory.untyped_storage().data_ptr() and tensor.numel():
                 return _Place(room.unit, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
         return tensor
@@ -233,51 +229,18 @@ class GatheredLayers:
     def _unpacked(self, packed: Tensor | _Place) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
-        room = next((room for room in self._held() if room.unit is packed.unit), None)
+        room = next((room for room in self.rooms if room.unit is packed.unit), None)
         assert room is not None, "a backward reads weights of a layer that it has not come to"
         return room.memory.as_strided(packed.shape, packed.strides, packed.offset)
-
-
-class _Gathered(NamedTuple):
-    """A parameter, and where it lies in a room."""
-
-    param: nn.Parameter
-    placeholder: Tensor
-    """Of the parameter's shape: what it is while it is not gathered."""
-    at: int
-
-
-@dataclass(frozen=True, eq=False)
-class _Unit:
-    """What is gathered together: a layer, or what belongs to none."""
-
-    ranges: tuple[tuple[int, int, int], ...]
-    """(start, stop) in the flat layout, and the place in a room."""
-    params: tuple[_Gathered, ...]
-    num_elements: int
 
 
 class _Place(NamedTuple):
     """Where a tensor lies in the room that a unit is gathered to."""
 
-    unit: _Unit
+    unit: Unit
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-
-
-@dataclass(eq=False)
-class _Room:
-    memory: Tensor
-    """[elements]."""
-    unit: _Unit | None = None
-    """What lies in it, or is on its way."""
-    arriving: list[Transfer] = field(default_factory=list)
-
-    def wait(self) -> None:
-        for transfer in self.arriving:
-            transfer.wait()
-        self.arriving.clear()
 
 
 @dataclass(eq=False)
@@ -310,45 +273,3 @@ class _Leave:
 
 def _settle_nothing(layer: int | None) -> None:
     """Outside of a backward of training."""
-
-
-def _unit(share: WeightShare, layer: int | None, module: nn.Module) -> _Unit:
-    ranges: list[tuple[int, int, int]] = []
-    params, end = [], 0
-    for (block, start, _), placeholder in zip(share.layout.entries, share.placeholders, strict=True):
-        if block.param.layer == layer:
-            length = aligned(block.num_elements)
-            params.append(_Gathered(module.get_parameter(block.param.name), placeholder, end))
-            if ranges and ranges[-1][1] == start:
-                ranges[-1] = (ranges[-1][0], start + length, ranges[-1][2])
-            else:
-                ranges.append((start, start + length, end))
-            end += length
-    return _Unit(tuple(ranges), tuple(params), end)
-
-
-def _modules_of(share: WeightShare) -> dict[int, str]:
-    """Number of a layer → the name of its module.
-
-    Raises:
-        ModelError: the parameters of a layer are in several.
-    """
-    found: dict[int, str] = {}
-    for block in share.layout.blocks:
-        layer, match = block.param.layer, _LAYER.match(block.param.name)
-        if layer is not None and match is not None and found.setdefault(layer, match[0]) != match[0]:
-            raise ModelError(
-                f"optimizer.shard_weights: expected the weights of layer {layer} in one module, found them in "
-                f"{found[layer]} and {match[0]}; set it to false, or take a model of another family"
-            )
-    return found
-
-
-def _check_aliases(share: WeightShare) -> None:
-    """Raises ModelError where layers share weights, which are gathered for one of them alone."""
-    for alias, name in share.layout.aliases.items():
-        if _LAYER.match(alias) is not None:
-            raise ModelError(
-                f"optimizer.shard_weights: {alias} is {name}, and layers that share weights are not gathered one by "
-                "one; set it to false, or take a model of another family"
-            )

@@ -192,7 +192,7 @@ def _empty_share(layout: FlatLayout, parameters: Parameters, team: Team, like: T
 
 def _gather_from(model: Model, share: WeightShare, team: Team) -> None:
     """Have a model, whose weights are a share from now on, compute with those that it gathers."""
-    model.share, model.weights = share, share.buffer
+    model.share, model.weights = share, share.whole
     gathered = GatheredLayers(model.module, share, team.dp)
     with gathered.having(gathered.layers[-1]):
         model.renew_head()
