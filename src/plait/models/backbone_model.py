@@ -193,14 +193,6 @@ class TrainedWeights:
         own, elsewhere = self._model.own, self._model.nested or self._model.share
         return FlatWeights(self.layout, self.weights) if own is not None or elsewhere is None else elsewhere
 
-    def in_place(self, low: int, high: int) -> Tensor:
-        """Elements [low, high) of weights in one buffer, which this rank updates: [high - low], as they lie."""
-        flat, share = self.flat, self._model.share
-        if flat is share:
-            return share.view(low, high)
-        assert flat.whole is not None, "weights that are masters lie in one buffer"
-        return flat.whole[low:high]
-
     @property
     def updated(self) -> Tensor:
         """As `weights`, without what ranks that share weights hold twice: what moves read and write, [elements]."""

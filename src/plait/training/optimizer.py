@@ -22,7 +22,9 @@ from plait.layout.holdings import Holdings, zero_shards
 from plait.layout.params import Block
 from plait.layout.zero_shares import Share
 from plait.models.backbone_model import BackboneModel
+from plait.models.flat_weights import FlatWeights
 from plait.models.parallel.team import Team
+from plait.models.weight_share import WeightShare
 from plait.training.gradients import CACHE_CHUNK, Gradients, ShardedGradients, WholeGradients
 from plait.training.results import StepReport
 from plait.training.settings import OptimizerSettings
@@ -74,7 +76,7 @@ class MasterOptimizer:
             masters = torch.empty(stop - start, dtype=dtype, device=weights.device)
             self.masters = weights.read(start, stop, masters)
         else:
-            self.masters = model.trained.in_place(start, stop).detach()
+            self.masters = _in_place(weights, start, stop).detach()
         shards = settings.shards_gradients and self._team.dp.size > 1
         kind = ShardedGradients if shards else WholeGradients
         self.collected: Gradients = kind(model.trained, self._team, self._share, dtype)
@@ -158,16 +160,6 @@ class MasterOptimizer:
                 handle.remove()
             for param, before in required:
                 param.requires_grad_(before)
-
-    @property
-    def lowest_layer(self) -> int | None:
-        """The first layer of this rank that a backward comes to, as something is trained in it or before it; None: a
-        backward comes to no layer."""
-        layers = [block.param.layer for block in self._model.layout.blocks if block.param.layer is not None]
-        trained = [block.param for block, _, _ in self._model.trained.layout.entries]
-        if self._model.own is None or self._team.pp.index > 0:
-            return min(layers, default=None)
-        return min((param.layer for param in trained if param.layer is not None), default=None)
 
     @property
     def gradients(self) -> Tensor:
@@ -289,6 +281,14 @@ class MasterOptimizer:
         for entry in {} if self._adamw is None else self._adamw.state.values():
             entry["step"].fill_(float(self.applied_steps))
         self._publish()
+
+
+def _in_place(weights: FlatWeights | WeightShare, start: int, stop: int) -> Tensor:
+    """Elements [start, stop), which this rank updates, as they lie: [stop - start]."""
+    if isinstance(weights, WeightShare):
+        return weights.view(start, stop)
+    assert weights.whole is not None, "weights that are masters lie in one buffer"
+    return weights.whole[start:stop]
 
 
 def sum_of_squares(flat: Tensor) -> Tensor:

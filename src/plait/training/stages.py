@@ -113,6 +113,17 @@ class ModelPart:
             return micros
         return *micros, *[NO_SAMPLES] * (max(map(len, copies)) - len(micros))
 
+    @property
+    def lowest_layer(self) -> int | None:
+        """The first layer of this rank that a backward comes to, as something is trained in it or before it; None: a
+        backward comes to none."""
+        model = self.model
+        if model.own is not None and model.own.adapter is None:
+            return None  # a head alone is trained
+        is_adapted = model.own is not None and self.team.is_first_stage
+        blocks = (model.trained.layout if is_adapted else model.layout).blocks
+        return min((block.param.layer for block in blocks if block.param.layer is not None), default=None)
+
     def rest(self) -> None:
         """Nothing is computed for a while, or the weights change."""
         if self.gathered is not None:
@@ -232,7 +243,7 @@ class TrainingStage:
         gathered, settle = self.part.gathered, self.optimizer.collected.settle
         if not self.micros[index].samples:
             if gathered is not None:
-                gathered.idle_backward(settle, self.optimizer.lowest_layer)
+                gathered.idle_backward(settle, self.part.lowest_layer)
             self._end(index)
             return None if self.part.team.is_first_stage else self.room(index)
         given, made = self.kept.pop(index)

@@ -267,7 +267,7 @@ class _Leave:
             hidden.register_hook(self._come_back)
 
     def _come_back(self, gradient: Tensor) -> None:
-        """Of [1, T, H], which stays as it is."""
+        """Called with the gradient of an output [1, T, H], which stays as it is."""
         self.gathered.come_back(self.layer)
 
 

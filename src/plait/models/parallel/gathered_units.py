@@ -14,7 +14,7 @@ from plait.models.parallel.transfer import Transfer
 from plait.models.weight_share import WeightShare
 
 _LAYER = re.compile(r"^.*?\.\d+(?=\.)")
-"""Of the name of a parameter of a layer, that of the layer's module."""
+"""The name of a layer's module, in that of a parameter."""
 
 
 class Gathered(NamedTuple):
@@ -22,7 +22,7 @@ class Gathered(NamedTuple):
 
     param: nn.Parameter
     placeholder: Tensor
-    """Of the parameter's shape: what it is while it is not gathered."""
+    """What it is while it is not gathered, in its shape."""
     at: int
 
 

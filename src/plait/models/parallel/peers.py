@@ -118,7 +118,7 @@ class Peers(Numbered):
         return self.begin_broadcast(tensor, source).wait()
 
     def begin_broadcast(self, tensor: Tensor, source: int) -> Transfer:
-        """Begin what `broadcast` does."""
+        """Begin what `broadcast` does: contiguous, of one shape and dtype on all ranks."""
         if self.size == 1 or not tensor.numel():
             return Transfer(tensor, lambda: None)
         assert tensor.is_contiguous(), "a tensor that is written in place is contiguous"
