@@ -247,10 +247,7 @@ class TrainingStage:
             self._end(index)
             return None if self.part.team.is_first_stage else self.room(index)
         given, made = self.kept.pop(index)
-        with (
-            self.optimizer.collecting_gradients(),
-            nullcontext() if gathered is None else gathered.backward(settle),
-        ):
+        with self.optimizer.collecting_gradients(), nullcontext() if gathered is None else gathered.backward(settle):
             if gradient is None:
                 self.tallies[index].batch.backward(made[0])
             else:
