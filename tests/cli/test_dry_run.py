@@ -70,7 +70,8 @@ def test_what_has_no_room_is_said_with_what_makes_it_smaller(
     assert ("does not fit" in shown) == (said is not None)
     if said is not None:
         assert said in shown
-        keys = "`lora.rank` or `optimizer.shard_gradients`" if devices == "2" else "or `lora.rank`"
+        several = "`lora.rank`, `optimizer.shard_gradients` or `optimizer.shard_weights`"
+        keys = several if devices == "2" else "or `lora.rank`"
         assert shown.endswith(f"a machine with more memory, a smaller model{', ' if devices == '2' else ' '}{keys}")
 
 

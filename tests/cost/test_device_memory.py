@@ -10,14 +10,14 @@ from plait.cost import device_memory
 from plait.cost.device_memory import memory_by_device
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.placed import Facts
-from plait.cost.placement import check_layouts
+from plait.cost.placement import check_layouts, planned_models
 from plait.cost.rank_order import better_orders
 from plait.layout.decoder import decoder_parameters
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, role_models
 from plait.schedule.completion import complete
-from plait.schedule.named_plans import NAMES, PlannedModel, named_plan
+from plait.schedule.named_plans import NAMES, named_plan
 from plait.schedule.plan import Placement, Plan
 from tests.cost.smollm2 import SHAPE, SIZES
 
@@ -33,7 +33,8 @@ def facts_of(make_plan, algorithm="ppo", lora=0, model="smollm", **keys) -> Fact
     options = recipe.options if given else {"kl_coef": 0.1, **recipe.options}
     flow = trace_algorithm(load_flow(algorithm), options, (*MODEL_ROLES, *REWARD_ROLES))
     models = role_models(flow, recipe)
-    planned = {one.role: PlannedModel(one.scalar, SHAPE.parameters, SHAPE.layers, 1.0) for one in models}
+    every = planned_models(recipe, models, {model: SHAPE})
+    planned = {role: replace(one, head_in_layers=1.0, pair_tokens=0.0) for role, one in every.items()}
     plan = complete(make_plan(flow, planned), flow, planned, "plan")
     lengths = SampleLengths(Lengths.fixed(128), Lengths.fixed(recipe.sampling.max_response_tokens))
     return Facts(recipe, models, {model: SHAPE}, dict.fromkeys(planned, PARAMETERS), plan, flow, lengths)

@@ -31,13 +31,14 @@ from tests.cost.test_device_memory import facts_of, named, row_of
 from tests.cost.test_profile import PROFILE
 
 SIZES = [(4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)]
-ZERO_UNIT = 32 * 16
+ZERO_UNIT = 32 * 18
 RECIPES = {
     "cpu": {},
     "cuda": {"device": "cuda", "sampling": {"kv_tokens": 1 << 15}},
     "float32": {"dtype": "float32", "checkpoint_activations": True},
     "mini-batches": {"options": {"mini_batches": 8}},
     "divided": {"optimizer": {"shard_gradients": True}},
+    "shared": {"optimizer": {"shard_weights": True}, "critic": {"optimizer": {"shard_weights": True}}},
     "adapters": {"lora": 8},
 }
 
@@ -92,10 +93,18 @@ def facts_for(make_plan, algorithm="ppo", lora=0, **keys) -> Facts:
 @pytest.mark.parametrize("sizes", SIZES)
 def test_each_rank_holds_the_same(sizes, recipe) -> None:
     """A simulation takes of a stage's ranks the one with most of all that they divide, such as three heads over two
-    ranks; and of each role's ZeRO ranges the longest, by 32 elements of 16 bytes, though no rank may have the longest
-    of both roles. Beside that the fullest rank of each stage agrees to the byte."""
-    keys = dict(RECIPES[recipe])
-    facts = facts_for(plan_of(sizes), **keys)
+    ranks; and of each role's ZeRO ranges the longest, by 32 elements of 18 bytes at most, though no rank may have the
+    longest of both roles. Beside that the fullest rank of each stage agrees to the byte."""
+    check_each(facts_for(plan_of(sizes), **RECIPES[recipe]), sizes)
+
+
+@pytest.mark.parametrize("sizes", [(4, 1, 1), (2, 1, 2)])
+def test_each_rank_holds_the_same_of_shared_weights_under_adapters(sizes) -> None:
+    keys = RECIPES["cuda"] | {"optimizer": {"shard_weights": True}}
+    check_each(facts_for(plan_of(sizes), "grpo", 8, **keys), sizes)
+
+
+def check_each(facts: Facts, sizes: tuple[int, int, int]) -> None:
     found, stage = both(facts), Layout.on(range(4), *sizes).coordinates
     for memory, _ in found:
         same = [device.most_bytes for other, device in found if stage(other.rank).pp == stage(memory.rank).pp]

@@ -34,6 +34,16 @@ ALL_PLANS = PLANS | {
     f"{DIVIDED}-4": (DIVIDED_GRPO, {"actor.generate": "0", "actor.train": "2,0,3,1 dp2 tp2", "ref.logprobs": "0"}),
     f"{DIVIDED}-stages": (DIVIDED_GRPO, {"actor.generate": "0", "actor.train": "2,0,3,1 dp2 pp2", "ref.logprobs": "0"}),
 }
+SHARED, SHARED_GRPO = "grpo-shared-weights", ("grpo", GRPO[1] | {"optimizer.shard_weights": True})
+ALL_PLANS |= {
+    f"{SHARED}-2": (SHARED_GRPO, {"actor.generate": "0", "actor.train": "0,1 dp2", "ref.logprobs": "0"}),
+    f"{SHARED}-4": (SHARED_GRPO, {"actor.generate": "0", "actor.train": "2,0,3,1 dp2 tp2", "ref.logprobs": "0"}),
+    f"{SHARED}-stages": (SHARED_GRPO, {"actor.generate": "0", "actor.train": "2,0,3,1 dp2 pp2", "ref.logprobs": "0"}),
+    f"{SHARED}-adapted": (
+        ("grpo", SHARED_GRPO[1] | {"lora.rank": 2}),
+        {"actor.generate": "0,1 tp2", "actor.train": "1,0 dp2", "ref.logprobs": "1,0 dp2"},
+    ),
+}
 MOVED = {"actor.generate": "0,1 pp2", "actor.train": "0,1 tp2", "ref.logprobs": "1,0 dp2"}
 OTHERS = {"actor.generate": "0,1 tp2", "actor.train": "1,0 pp2", "ref.logprobs": "1,0 tp2"}
 LATER = {
@@ -49,7 +59,7 @@ ALL_PLANS |= {f"{name}-others": (("grpo", keys), OTHERS) for name, keys in LATER
 ALL_PLANS |= {f"prefill-{name}": plan for name, plan in test_prefill.PLANS.items()}
 SEVERAL = [
     *(name for name in ALL_PLANS if name.partition("-")[0] in (*LATER, "prefill")),
-    *(name for name in ALL_PLANS if name.startswith(DIVIDED)),
+    *(name for name in ALL_PLANS if name.startswith((DIVIDED, SHARED))),
     *(name for name in PLANS if not name.endswith("-1")),
 ]
 

@@ -233,10 +233,41 @@ def test_gradients_that_are_divided(four, alone, sizes, case, model, run_element
     check(four, alone, sizes, case, model, "float64", 1e-9, **options)
 
 
+SHARED = [
+    (Parallelism(dp=2), "grpo", "tied", {}),
+    (Parallelism(dp=4), "pairs", "tied", {"run_elements": 5000}),
+    (Parallelism(dp=2), "critic", "tied", {}),
+    (Parallelism(dp=2), "grpo", "biased", {"checkpoint_activations": True}),
+    (Parallelism(dp=4), "grpo", "experts", {"run_elements": 5000}),
+    (Parallelism(dp=4), "scores", "biased", {"run_elements": 5000, "checkpoint_activations": True}),
+    (Parallelism(dp=2, tp=2), "grpo", "tied", {}),
+    (Parallelism(dp=2, tp=2), "summed", "biased", {"splits_tokens": True}),
+    (Parallelism(dp=2, pp=2), "grpo", "tied", {"run_elements": 5000}),
+    (Parallelism(dp=2, pp=2), "pairs", "biased", {"checkpoint_activations": True}),
+    (Parallelism(dp=2, pp=2), "critic", "tied", {"pipeline": gpipe}),
+    (Parallelism(dp=2, pp=2), "replayed", "experts", {"pipeline": one_at_a_time}),
+    (Parallelism(dp=4), "grpo", "adapter", {}),
+    (Parallelism(dp=2, tp=2), "pairs", "biased adapter", {}),
+    (Parallelism(dp=2, pp=2), "summed", "adapter", {"checkpoint_activations": True}),
+    (Parallelism(dp=2, pp=2), "critic", "adapter of experts", {}),
+    (Parallelism(tp=2), "grpo", "tied", {}),
+]
+
+
 def test_gradients_that_are_divided_and_activations_that_are_computed_again(four, alone):
     """As on a GPU, where the second is the default: each gradient still comes once."""
     options = {"shard_gradients": True, "run_elements": 5000, "checkpoint_activations": True}
     check(four, alone, Parallelism(dp=2), "grpo", "tied", "float64", 1e-9, **options)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "case", "model", "options"),
+    slow_but([SHARED[8]], SHARED),
+    ids=named,
+)
+def test_weights_that_are_shared(four, alone, sizes, case, model, options):
+    """Every rank holds its share of them and gathers a layer at a time, those that have fewer micro-batches, too."""
+    check(four, alone, sizes, case, model, "float64", 1e-9, shard_weights=True, micro_batch_tokens=40, **options)
 
 
 SUMMED = [

@@ -26,6 +26,7 @@ from plait.dataflow import Column, Level, Score, Top
 from plait.errors import RunError
 from plait.launch.worker_context import WorkerContext
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
+from plait.layout.zero_shares import tied_pieces
 from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
@@ -33,6 +34,7 @@ from plait.models.parallel.peers import Peers
 from plait.models.parallel.team import Team, make_teams
 from plait.models.scalar_loading import scalar_of
 from plait.models.scalar_model import ScalarModel
+from plait.models.weight_share import WeightShare
 from plait.policy.packing import LEAST_ROOT
 from plait.reallocation.saving import SavedFiles, loading, saving
 from plait.schedule.action import Kind
@@ -43,7 +45,6 @@ from plait.schedule.work import Work
 from plait.training import gradients
 from plait.training.mini_batch import LossCall, LossTerm
 from plait.training.pipeline import execute
-from plait.training.shares import tied_pieces
 from plait.training.together import train_together
 from plait.training.trainer import Trainer
 from tests.algorithms.flows import loss_of
@@ -135,7 +136,7 @@ def build(case: str, model: str, dtype: str, team: Team | None = None) -> Langua
         return add_lora(build(case, ADAPTED[model], dtype, team), LoraSettings(rank=4), name=CASES[case][0], seed=0)
     whole = tiny_model(**MODELS[model], dtype=getattr(torch, dtype))
     read = whole if CASES[case][0] == "actor" else scalar_of(whole, seed=3)
-    if team is None or team.tp.size * team.pp.size == 1:
+    if team is None or (team.tp.size * team.pp.size == 1 and not team.layout.shards_weights):
         return read
     from plait.models.parallel.partial import part_of
 
@@ -239,20 +240,23 @@ class Worker:
             return None
         given = dict(options)
         team = replace(team, splits_tokens=given.pop("splits_tokens", False))
+        if given.get("shard_weights") and team.dp.size > 1:
+            team = replace(team, layout=replace(team.layout, shards_weights=True))
         run_elements = given.pop("run_elements", gradients.RUN_ELEMENTS)
         with mock.patch.object(gradients, "RUN_ELEMENTS", run_elements):
             trainer = trainer_of(case, self.part(case, model, dtype, team), team, **given)
             metrics, scored = run(case, trainer)
         check_copies(trainer, team)
         held, updated = trainer.optimizer.gradients, trainer.optimizer.masters
-        weights = trainer.model.trained.weights.numel()
-        if given.get("shard_gradients") and team.dp.size > 1:
+        weights = trainer.model.trained.layout.num_elements
+        divides = (given.get("shard_gradients") or given.get("shard_weights")) and team.dp.size > 1
+        if divides:
             tied = tied_elements(trainer.model, team)
             assert held.numel() == updated.numel() + (tied if team.pp.index else 0)
         else:
             assert held.numel() == weights
         room = min(run_elements, weights)
-        num_rooms = 2 if given.get("shard_gradients") and team.dp.size > 1 else 0
+        num_rooms = 2 if divides else 0
         assert [one.numel() for one in trainer.optimizer.scratch().values()] == [held.numel(), *[room] * num_rooms]
         expected = torch.load(path, weights_only=True)
         off = max(float((torch.tensor(a) - b).abs().max()) for a, b in zip(scored, expected["scored"], strict=True))
@@ -406,7 +410,13 @@ def tied_elements(model: LanguageModel | ScalarModel, team: Team) -> int:
 
 
 def check_copies(trainer: Trainer, team: Team) -> None:
-    """Every dp rank has the same working weights, which are the masters of those that update them."""
+    """Every dp rank has the same working weights, which are the masters of those that update them; where it has a share
+    of them alone, its own."""
+    if isinstance(share := trainer.model.trained.flat, WeightShare):
+        masters = trainer.optimizer.masters
+        assert torch.equal(share.whole[: len(masters)], masters.to(share.dtype))
+        assert all(param.untyped_storage().nbytes() <= 8 for param in trainer.model.module.parameters())
+        return
     weights = trainer.model.trained.weights
     for other in team.dp.all_gather(weights):
         assert torch.equal(weights, other)
@@ -476,7 +486,10 @@ def weights_off(model: LanguageModel | ScalarModel, expected: Mapping[str, Tenso
     """How far the weights of this rank are from whole ones at most."""
     largest = 0.0
     for block, start, stop in model.trained.layout.entries:
-        whole = expected[block.param.name].view(block.param.grid)[:, block.start : block.stop]
-        found = model.trained.weights[start:stop].view(whole.shape)
-        largest = max(largest, float((found - whole).abs().max()))
+        whole = expected[block.param.name].view(block.param.grid)[:, block.start : block.stop].reshape(-1)
+        pieces = [(start, stop, model.trained.weights[start:stop])]
+        if isinstance(share := model.trained.flat, WeightShare):
+            pieces = list(share.pieces(start, stop))
+        for low, high, found in pieces:
+            largest = max(largest, float((found - whole[low - start : high - start]).abs().max()))
     return largest

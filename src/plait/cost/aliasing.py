@@ -1,8 +1,8 @@
 """Which parts of a role's model lie in one memory on each rank: those that stay on the device, of which one contains
 blocks of another. A run lays its weights out by this, and so does the forecast of its memory. Torch-free.
 
-Not nested are models with adapters; parts that leave the device, each at its own time; and the trained weights of a
-dtype that masters have, since there the weights are the masters.
+Not nested are models with adapters; parts that leave the device, each at its own time; shares of weights; and the
+trained weights of a dtype that masters have, since there the weights are the masters.
 """
 
 from __future__ import annotations
@@ -90,13 +90,15 @@ class Aliasing:
         Args:
             parameters: of that.
         """
-        holdings = []
+        holdings, held = [], layout
+        if self._offload_policy.adapted:
+            held = layout.whole  # what is trained are adapters, which no ranks share
         for rank in ranks:
             key = part_key(layout, rank)
             if (nest := self.of(role, rank).get(key)) is not None:
                 holdings.append(Holdings(parameters.params, self._dtype, {rank: nest.held}, {rank: nest.lengths}))
                 continue
-            whole = weights(parameters, layout, self._dtype, self.name(role, key))
+            whole = weights(parameters, held, self._dtype, self.name(role, key))
             holdings.append(Holdings(whole.params, self._dtype, {rank: whole.ranks[rank]}, {rank: whole.buffers[rank]}))
         return merged(holdings)
 
@@ -120,7 +122,8 @@ class Aliasing:
         layouts: dict[PartKey, Layout] = {}
         for place in self._places_of(self._offload_policy.owner(role)):
             for layout in place.layouts_on(rank):
-                layouts.setdefault(part_key(layout, rank), layout)
+                if not layout.shards_weights:
+                    layouts.setdefault(part_key(layout, rank), layout)
         return {
             key: layout for key, layout in layouts.items() if self._offload_policy.of_weights(role, rank, key) == "keep"
         }

@@ -43,7 +43,7 @@ from plait.dataflow.made_rows import prompts_each
 from plait.generation.settings import DRAFT_MODEL_TOKENS
 from plait.layout.mesh import Layout
 from plait.layout.params import Heads
-from plait.layout.shards import stage_bounds
+from plait.layout.shards import gathered_elements, stage_bounds
 from plait.models.lora_settings import NO_LORA
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.recipes.engine_checks import abilities, max_draft_tokens
@@ -57,6 +57,7 @@ STATES = "states that layers keep"
 PACKED = "weights packed for decoding"
 ON_THEIR_WAY = "prompts on their way"
 ACTIVATIONS = "activations"
+GATHERED = "layers that are gathered"
 
 
 def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
@@ -124,6 +125,10 @@ def _forward_rows(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout:
     """What a call that trains or scores takes."""
     recipe, shape, width = facts.recipe, facts.shapes[model.name], BYTES[facts.recipe.dtype]
     rows = [(ACTIVATIONS, _activations(rank, facts, model, mode, layout, fused=is_fused(recipe)))]
+    if layout.shards_weights:
+        at = layout.coordinates(rank)
+        rooms = gathered_elements(facts.parameters[model.role], layout.parallelism, at.tp)[at.pp]
+        rows.append((GATHERED, rooms * width))
     tp, sets = layout.parallelism.tp, _sets_read(facts, model, mode)
     if recipe.device == "cpu":
         batch, num_in_flight = largest_batch(facts, model, mode, layout), 1

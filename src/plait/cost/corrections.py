@@ -15,7 +15,7 @@ PRIOR_STEPS = 1
 """Measured steps that say as much as the assumption that a profile is right on another number of ranks. Steps of a run
 differ by a tenth, runs from profiles by a fifth to a third, by which a tenth of a step would do: one leaves room for
 what differs between numbers of ranks."""
-BETWEEN = frozenset({"gradients", "hops", "new weights", "rows", "tensor parallel"})
+BETWEEN = frozenset({"gathered weights", "gradients", "hops", "new weights", "rows", "tensor parallel"})
 """Terms of what ranks do with each other, which a carried correction leaves alone: more ranks have other ones."""
 
 

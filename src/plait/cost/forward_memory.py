@@ -3,7 +3,7 @@ Torch-free."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -43,6 +43,10 @@ class ForwardMemory:
     working: tuple[int, ...]
     activations: tuple[int, ...]
     plain: tuple[int, ...]
+
+    def beside(self, more: Sequence[int]) -> ForwardMemory:
+        """With so many bytes more, by stage."""
+        return replace(self, working=tuple(map(sum, zip(self.working, more, strict=True))))
 
     def cost(self, terms: Mapping[str, float], num_bytes: int, in_parts_s: float = 0.0) -> CallCost:
         """That of a call which takes this memory.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from plait.layout.mesh import Coordinates, Layout, Parallelism
 from plait.layout.params import Parameters
 from plait.layout.shards import held_elements, shard, zero_range
+from plait.layout.zero_shares import tied_pieces
 from plait.training.memory import parameter_bytes, room_bytes
-from plait.training.shares import tied_pieces
 
 
 def optimizer_bytes(
@@ -30,6 +30,20 @@ def optimizer_bytes(
     summed = kept * per.gradients
     rooms = room_bytes(elements, dtype) if is_divided else 0
     return (stop - start) * (per.masters + per.moments + per.average) + summed + rooms
+
+
+def share_elements(parameters: Parameters, layout: Layout, rank: int) -> int:
+    """Elements of weights that a rank holds of a layout whose ranks of dp share them: what it would update, and on the
+    last stage its part of a tied embedding."""
+    sizes, at = layout.parallelism, layout.coordinates(rank)
+    start, stop = zero_range(held_elements(parameters, sizes, at.tp, at.pp, once=True), at.dp, sizes.dp)
+    return stop - start + _tied(parameters, sizes, at)
+
+
+def most_shared(held: tuple[int, int], dp: int, first: int) -> int:
+    """As `share_elements`, of the dp rank with most. Arguments as of `state_bytes`."""
+    elements, once = held
+    return _longest(once, dp) + min(elements - once, _longest(first, dp))
 
 
 def _tied(parameters: Parameters, sizes: Parallelism, at: Coordinates) -> int:

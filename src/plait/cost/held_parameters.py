@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from plait.cost.draft_memory import drafts_on
 from plait.cost.engine_memory import engine_rows
 from plait.cost.estimate import Rows
-from plait.cost.held_memory import optimizer_bytes
+from plait.cost.held_memory import optimizer_bytes, share_elements
 from plait.cost.offload_policy import Owner, Use
 from plait.cost.placed import Placed
 from plait.cost.shape_parameters import adapter_by_stage
@@ -59,8 +59,11 @@ def held_parts(rank: int, placed: Placed) -> list[HeldPart]:
         place = placed.places[model.role]
         for layout in place.layouts_on(rank):
             own = placed.aliasing.own_elements(model.role, rank).get(key := part_key(layout, rank))
-            at = layout.coordinates(rank)
-            block = held_elements(parameters[model.role], layout.parallelism, at.tp, at.pp) if own is None else own
+            at, block = layout.coordinates(rank), own
+            if layout.shards_weights:
+                block = share_elements(parameters[model.role], layout, rank)
+            elif block is None:
+                block = held_elements(parameters[model.role], layout.parallelism, at.tp, at.pp)
             part = (offload_policy.owner(model.role), key)
             names, _ = weights.setdefault(part, ([], block))
             if model.role not in names:
@@ -84,7 +87,7 @@ def held_parts(rank: int, placed: Placed) -> list[HeldPart]:
                     rank,
                     recipe.dtype,
                     followed=followed,
-                    sharded=optimizer_of(model.role, recipe).shard_gradients,
+                    sharded=optimizer_of(model.role, recipe).shards_gradients,
                 )
                 after = offload_policy.of_state(model.role, rank)
                 what = f"{model.role}: masters, moments and gradients"

@@ -13,14 +13,14 @@ from plait.cost.connections import Connections, heads_of_keys
 from plait.cost.corrections import Corrections
 from plait.cost.costs import Amount, CallCost, MoveCost, Spread, num_instances
 from plait.cost.flow_calls import FlowCalls
-from plait.cost.forward_memory import ForwardMemories
+from plait.cost.forward_memory import ForwardMemories, ForwardMemory
 from plait.cost.generations import Generations
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.layer_times import BALANCING, added, scaled, total
 from plait.cost.micro_batch import share_of
 from plait.cost.micro_batch_split import MicroBatchSplit
 from plait.cost.moves import move_cost, offload_cost
-from plait.cost.optimizer_step import optimizer_step
+from plait.cost.optimizer_step import gathering_of, optimizer_step
 from plait.cost.profile import Profile
 from plait.cost.role_memory import RoleMemory
 from plait.cost.role_passes import RolePasses, work_of_roles
@@ -128,7 +128,12 @@ class ModelCosts:
             drawing, alone = self._generations.of(self._lengths[node.id]).whole, Spread((), (layout,))
             return drawing.memory(str(node.role), self._samples[node.id], layout, alone).working
         budget = micro_batch_tokens or self.workload.micro_batch_tokens
-        return self._forwards.of(node, layout.parallelism, budget, schedule if mode == "train" else None).working
+        return self._forward_memory(node, layout, budget, schedule if mode == "train" else None).working
+
+    def _forward_memory(self, node: Node, layout: Layout, budget: int, schedule: str | None) -> ForwardMemory:
+        memory = self._forwards.of(node, layout.parallelism, budget, schedule)
+        rooms = layout.shards_weights and self._memory.gathered(str(node.role), layout.parallelism)
+        return memory.beside(rooms) if rooms else memory
 
     def _generation(self, call: str, layout: Layout, spread: Spread, held_bytes: tuple[int, ...]) -> CallCost:
         cost = self._generate(self._nodes[call], layout, spread, held_bytes)
@@ -145,7 +150,7 @@ class ModelCosts:
         return slack_terms(self.workload.device, expected, moves=moves)
 
     def held_bytes(self, role: str, layout: Layout, *, trained: bool) -> tuple[int, ...]:
-        return self._memory.held(role, layout.parallelism, trained)
+        return self._memory.held(role, layout.parallelism, trained, layout.shards_weights)
 
     def moved_bytes(self, role: str) -> int:
         """What moves carry of a role that has no copy: all weights, or its adapter alone."""
@@ -216,24 +221,22 @@ class ModelCosts:
         return CallCost(total(terms), terms)
 
     def _score(self, node: Node, layout: Layout, budget: int) -> CallCost:
-        passes = self._passes(str(node.role), layout)
-        samples = self._samples[node.id]
-        share = ceil(samples.count / layout.parallelism.dp)
-        micro, count = self._split.micro(node, share, layout, budget)
-        copies = self._copies(str(node.role), layout)
-        terms = max((copy.scoring(micro, count) for copy in copies), key=total)
+        role, sizes, samples = str(node.role), layout.parallelism, self._samples[node.id]
+        passes, copies = self._passes(role, layout), self._copies(role, layout)
+        micro, count = self._split.micro(node, share := ceil(samples.count / sizes.dp), layout, budget)
+        held = self._memory.elements(role, sizes)
+        gathering, gathered_bytes = gathering_of(passes, held, count, sizes.pp - 1)
+        terms = added(max((copy.scoring(micro, count) for copy in copies), key=total), gathering)
         whole_s = total(terms)
         sent = scored_bytes(self._lengths[node.id], samples, numbers_scored(node), self._sets.sent(node))
-        terms |= rows_traffic(
-            self.cluster, layout.mesh.ranks, sent, copies=layout.parallelism.tp * layout.parallelism.pp
-        )
-        num_bytes = passes.received_bytes(micro) * count * layout.parallelism.dp
+        terms |= rows_traffic(self.cluster, layout.mesh.ranks, sent, copies=sizes.tp * sizes.pp)
+        num_bytes = passes.received_bytes(micro) * count * sizes.dp + gathered_bytes
         in_parts_s = 0.0
         if self.workload.gathers and (parts := count + self._split.small_parts(node)) > count:
             part, _ = self._split.micro(node, share, layout, budget, parts)
             parts_s = max(total(copy.scoring(part, parts)) for copy in copies)
             in_parts_s = max(0.0, parts_s - whole_s)
-        cost = self._forwards.of(node, layout.parallelism, budget, None).cost(terms, num_bytes, in_parts_s)
+        cost = self._forward_memory(node, layout, budget, None).cost(terms, num_bytes, in_parts_s)
         return replace(cost, set_bytes=self._sets.held(node, layout.parallelism.dp))
 
     def _train(self, node: Node, layout: Layout, budget: int, schedule: str) -> CallCost:
@@ -249,14 +252,17 @@ class ModelCosts:
         sharded = role in self.workload.sharded
         sums, in_turn = (count, sizes.pp - 1) if sharded else (int(updates), 0)
         elements = self._memory.trained_elements(role, sizes)
-        update, update_bytes = optimizer_step(passes, elements, sums, updates=updates, in_turn=in_turn)
+        gathers = not layout.shards_weights or self.workload.lora.rank > 0
+        update, update_bytes = optimizer_step(passes, elements, sums, updates=updates, in_turn=in_turn, gathers=gathers)
+        held = self._memory.elements(role, sizes)
+        gathering, gathered_bytes = gathering_of(passes, held, 2 * count, 2 * (sizes.pp - 1))
         steps = mini_batches * options.epochs
-        terms = scaled(added(step, update), steps)
+        terms = scaled(added(step, update, gathering), steps)
         sent = trained_bytes(self._lengths[node.id], samples, numbers_read(node), self._sets.sent(node))
         terms |= rows_traffic(self.cluster, layout.mesh.ranks, sent, copies=sizes.tp * sizes.pp)
         moved = (1 + again) * passes.received_bytes(micro) + passes.received_bytes(micro, backward=True)
-        num_bytes = steps * (moved * count * sizes.dp + update_bytes)
-        cost = self._forwards.of(node, sizes, budget, schedule).cost(terms, num_bytes)
+        num_bytes = steps * (moved * count * sizes.dp + update_bytes + gathered_bytes)
+        cost = self._forward_memory(node, layout, budget, schedule).cost(terms, num_bytes)
         return replace(cost, set_bytes=self._sets.held(node, sizes.dp))
 
     def _generate(self, node: Node, layout: Layout, spread: Spread, held_bytes: Sequence[int | None] = ()) -> CallCost:
@@ -276,6 +282,8 @@ class ModelCosts:
     # Weights
 
     def _move(self, role: str, source: Layout, target: Layout) -> MoveCost:
+        if self.workload.lora.rank > 0:  # adapters are whole on each rank
+            source, target = source.whole, target.whole
         cluster = self.cluster.among((*source.mesh.ranks, *target.mesh.ranks))
         cost = move_cost(self._memory.trained_parameters(role), source, target, self.workload.dtype, cluster)
         return cost.times(self.corrections.move)
@@ -283,7 +291,7 @@ class ModelCosts:
     def _offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> MoveCost:
         sizes = layout.parallelism
         if what == "weights":
-            stage_bytes = self._memory.held(role, sizes, False)
+            stage_bytes = self._memory.held(role, sizes, False, layout.shards_weights)
         else:
             per = parameter_bytes(self.workload.dtype, trained=True)
             stage_bytes = tuple(

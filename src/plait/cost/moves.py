@@ -109,4 +109,5 @@ def _counts(bounds: Sequence[int], cuts: Sequence[int]) -> tuple[int, ...]:
 
 def _over(layout: Layout, stages: tuple[int, ...]) -> Layout:
     sizes = layout.parallelism
-    return Layout(Mesh(layout.mesh.ranks), Parallelism(sizes.dp, sizes.tp, sizes.pp, stages if sizes.pp > 1 else ()))
+    over = Parallelism(sizes.dp, sizes.tp, sizes.pp, stages if sizes.pp > 1 else ())
+    return Layout(Mesh(layout.mesh.ranks), over, layout.shards_weights)

@@ -10,6 +10,7 @@ from plait.cost.aliasing import Aliasing
 from plait.cost.call_lengths import lengths_by_call
 from plait.cost.connections import Connected, Connections, Placing, Sending, heads_of_keys
 from plait.cost.draft_memory import drafts_on
+from plait.cost.held_memory import share_elements
 from plait.cost.kept_sets import KeptSets, sets_of
 from plait.cost.lengths import SampleLengths
 from plait.cost.offload_policy import OffloadPolicy
@@ -165,6 +166,8 @@ def _kind(rank: int, placed: Placed) -> Kind:
             generates = layout == place.instance_on(rank)
             uses = (layout == place.train, layout == place.score, generates, generates and layout in place.prefill)
             kinds.append((role, uses, at.tp, at.pp, sizes, number))
+            if layout.shards_weights:
+                kinds.append(share_elements(placed.parameters[role], layout, rank))
             if uses[0]:
                 once = held_elements(placed.parameters[role], sizes, at.tp, at.pp, once=True)
                 start, stop = zero_range(once, at.dp, sizes.dp)

@@ -10,6 +10,7 @@ from plait.cost.held_parameters import parameter_rows
 from plait.cost.model_parameters import needs_all_tokens, parameters_of
 from plait.cost.model_work import ModelWork
 from plait.cost.placed import Placed
+from plait.cost.share_checks import check_shares
 from plait.dataflow import Dataflow
 from plait.errors import ConfigError, LayoutError
 from plait.layout.params import Parameters
@@ -20,9 +21,9 @@ from plait.recipes.plan_files import plan_file
 from plait.recipes.recipe import Recipe
 from plait.recipes.recurrent_checks import check_prompts
 from plait.recipes.role_models import RoleModel, optimizer_of
-from plait.schedule.completion import complete
+from plait.schedule.completion import complete, with_shares
 from plait.schedule.named_plans import AUTO, NAMES, PlannedModel, named_plan
-from plait.schedule.placements import orders_of, placements_of, to_be_found
+from plait.schedule.placements import placements_of
 from plait.schedule.plan import Plan
 
 PARAMETERS_SHARE = 0.6
@@ -57,7 +58,7 @@ def resolve_plan(
     if recipe.plan == AUTO:
         assert num_devices(recipe) == 1, "of several devices a plan is found (`runtime.planning`)"
         recipe = recipe.model_copy(update={"plan": NAMES[0]})
-    planned = planned_models(models, shapes)
+    planned = planned_models(recipe, models, shapes)
     if recipe.plan in NAMES:
         label, devices = f"`plan` {recipe.plan}", num_devices(recipe)
         plan = named_plan(recipe.plan, flow, planned, devices)
@@ -116,7 +117,9 @@ def on_cluster(plan: Plan, cluster: ClusterSpec, label: str) -> Plan:
     return on_nodes(plan, cluster.nodes, label)
 
 
-def planned_models(models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]) -> dict[str, PlannedModel]:
+def planned_models(
+    recipe: Recipe, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]
+) -> dict[str, PlannedModel]:
     """By the role."""
     planned = {}
     for model in models:
@@ -124,7 +127,11 @@ def planned_models(models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]
         head = shape.head_in_layers(1 if model.scalar else shape.vocabulary)
         work = ModelWork(shape, "bfloat16", 1)
         pair_tokens = work.attention(1) / work.products(1)
-        planned[model.role] = PlannedModel(model.scalar, shape.parameters, shape.layers, head, pair_tokens)
+        shards = model.trained and optimizer_of(model.role, recipe).shard_weights
+        owner = ("base", model.name, model.has_head) if recipe.lora.rank > 0 else ()
+        planned[model.role] = PlannedModel(
+            model.scalar, shape.parameters, shape.layers, head, pair_tokens, shards, owner
+        )
     return planned
 
 
@@ -186,7 +193,7 @@ def check_plan(
     """Raises ConfigError where a completed plan and the recipe, or a model, do not go together. Begins with `label`
     where the plan is what can be changed."""
     _check_adapters(recipe, plan, label)
-    _check_sharded(recipe, plan, label)
+    check_shares(recipe, plan, label)
     check_prompts(plan, models, shapes, label)
     _check_exact(recipe, plan, models, label)
     _check_prefill(recipe, plan, label)
@@ -199,27 +206,6 @@ def _check_adapters(recipe: Recipe, plan: Plan, label: str) -> None:
             f"{label}: {dropped.call} {dropped.mode}: `after` drop cannot bring back the weights under the adapters "
             f"(`lora.rank` {recipe.lora.rank}); take offload, or keep"
         )
-
-
-def _check_sharded(recipe: Recipe, plan: Plan, label: str) -> None:
-    """Raises ConfigError, which begins with `label`, where gradients of a role are to be divided whose copies are in
-    one order with those of another role: they could wait for each other in a circle."""
-    waiting = to_be_found(plan)
-    for placement in plan.placements:
-        role = placement.role
-        if placement.mode != "train" or not optimizer_of(role, recipe).shard_gradients:
-            continue
-        copies, together = 1, orders_of(plan, placement)[1]
-        if together is not None:
-            copies = together.num_copies(role)
-        elif role in waiting:
-            copies = max(p.pp for p in waiting.values()) // placement.pp
-        if copies > 1:
-            raise ConfigError(
-                f"{label}: {placement.call} has {copies} copies in the schedule `{placement.schedule}`, but its "
-                f"gradients are divided (`shard_gradients` of the optimizer of {role}), for which a schedule has one; "
-                "leave `schedule` out, give all roles that follow it as many stages, or set `shard_gradients` to false"
-            )
 
 
 def _check_exact(recipe: Recipe, plan: Plan, models: Sequence[RoleModel], label: str) -> None:
@@ -272,6 +258,7 @@ def with_room(flow: Dataflow, planned: Mapping[str, PlannedModel], placed: Place
             return candidate
         tp *= 2
         candidate = replace(named_plan(plan.name, flow, planned, plan.num_ranks, tp=tp), nodes=plan.nodes)
+        candidate = with_shares(candidate, planned)
         try:
             check_layouts(candidate, placed.parameters, "")
         except LayoutError:

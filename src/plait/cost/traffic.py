@@ -37,6 +37,11 @@ class Traffic:
         """As `all_reduce`, a gather whose result has so many bytes, or the scatter of a sum of so many."""
         return self._ring(axis, num_bytes, 1)
 
+    def broadcast(self, axis: Axis, num_bytes: float) -> float:
+        """As `all_reduce`, so many bytes that one device of each group has go to all others."""
+        size = getattr(self.layout.parallelism, axis)
+        return self._ring(axis, num_bytes * size / max(1, size - 1), 1)
+
     def hop(self, num_bytes: float) -> float:
         """From each device of a pipeline stage to its peer in the next one; the slowest of these hops."""
         if self.layout.parallelism.pp == 1:

@@ -132,7 +132,7 @@ class Workload:
             sequence_parallel=recipe.sequence_parallel,
             lora=recipe.lora,
             frozen=frozen_adapters(role_models(flow, recipe), recipe),
-            sharded=frozenset(role for role in flow.roles if optimizer_of(role, recipe).shard_gradients),
+            sharded=frozenset(role for role in flow.roles if optimizer_of(role, recipe).shards_gradients),
             balanced=frozenset(role for role in flow.roles if is_balanced(role, recipe)),
             follows=recipe.reference.sync_every > 0,
             fused=is_fused(recipe),

@@ -91,7 +91,10 @@ def merged(parts: Sequence[Holdings]) -> Holdings:
 
 
 def weights(parameters: Parameters, layout: Layout, dtype: str, buffer: str = "weights") -> Holdings:
-    """Working weights of a layout: on each rank one flat buffer as of `shards.shard`."""
+    """Working weights of a layout: on each rank one flat buffer as of `shards.shard`, or, where dp shares them, what
+    the rank has of it as of `zero_shards`."""
+    if layout.shards_weights:
+        return zero_shards(parameters, layout, dtype, buffer)
     index = {param.name: number for number, param in enumerate(parameters.params)}
     cache: dict[tuple[int, int], tuple[tuple[Holding, ...], int]] = {}
     ranks, buffers = {}, {}

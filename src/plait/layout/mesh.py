@@ -133,14 +133,18 @@ class Coordinates:
 class Layout:
     """A mesh and a parallelism: which rank has which coordinates.
 
+    shards_weights: ranks of dp hold shares of what one rank of a copy holds (ZeRO-3), and not all of it; dp is above 1
+
     Raises:
         LayoutError: the mesh has not dp * tp * pp ranks.
     """
 
     mesh: Mesh
     parallelism: Parallelism
+    shards_weights: bool = False
 
     def __post_init__(self) -> None:
+        assert not self.shards_weights or self.parallelism.dp > 1, "one copy has no ranks to share its weights with"
         if len(self.mesh) != self.parallelism.size:
             raise LayoutError(
                 f"ranks: expected dp * tp * pp = {self.parallelism.size} ranks for {self.parallelism}, "
@@ -155,7 +159,13 @@ class Layout:
     def __str__(self) -> str:
         ranks = self.mesh.ranks
         plain = ranks == tuple(range(ranks[0], ranks[0] + len(ranks)))
-        return f"{self.parallelism} on {f'{ranks[0]}-{ranks[-1]}' if plain else ','.join(map(str, ranks))}"
+        shares = ", weights sharded" if self.shards_weights else ""
+        return f"{self.parallelism} on {f'{ranks[0]}-{ranks[-1]}' if plain else ','.join(map(str, ranks))}{shares}"
+
+    @property
+    def whole(self) -> Layout:
+        """The same, where each copy of a model has all of its weights."""
+        return Layout(self.mesh, self.parallelism) if self.shards_weights else self
 
     def rank_at(self, dp: int, tp: int, pp: int) -> int:
         sizes = self.parallelism

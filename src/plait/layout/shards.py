@@ -202,6 +202,24 @@ def stage_elements(parameters: Parameters, parallelism: Parallelism, tp: int) ->
     return of_stages
 
 
+GATHERED_LAYERS = 2
+"""Layers that a rank has room for where it gathers weights that dp shares: one computes, another is on its way."""
+
+
+def gathered_elements(parameters: Parameters, parallelism: Parallelism, tp: int) -> tuple[int, ...]:
+    """By stage, of one of tp: elements of the rooms that weights are gathered to, what belongs to no layer and the
+    largest layer, of these `GATHERED_LAYERS`."""
+    by_layer, first, last, both = _elements(Same(parameters), parallelism.tp, tp)
+    bounds = stage_bounds(parameters.num_layers, parallelism)
+    end, of_stages = len(bounds) - 2, []
+    for stage, (start, stop) in enumerate(pairwise(bounds)):
+        is_first, is_last = stage == 0, stage == end
+        ends = first * is_first + last * is_last + both * (is_first or is_last)
+        largest = max((by_layer[at + 1] - by_layer[at] for at in range(start, stop)), default=0)
+        of_stages.append(ends + GATHERED_LAYERS * largest)
+    return tuple(of_stages)
+
+
 @lru_cache(maxsize=1024)
 def _elements(same: Same, ways: int, index: int) -> tuple[tuple[int, ...], int, int, int]:
     """Elements of one of `ways` parts, gaps included: of all layers before each, and what is on the first stage, on the

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from plait.models.parallel.part import Part, parameters_of
 from plait.models.parallel.team import Team
 from plait.models.routers import Routing
 from plait.models.working_weights import OwnPart, adapter_name, copy_module
+
+if TYPE_CHECKING:
+    from plait.models.weight_share import WeightShare
 
 
 @dataclass(eq=False, kw_only=True)
@@ -41,7 +44,7 @@ class BackboneModel:
     tokenizer: Any
     layout: FlatLayout
     weights: Tensor
-    """Flat working buffer [layout.num_elements] in the compute dtype."""
+    """Flat working buffer [layout.num_elements] in the compute dtype; of a model with a `share`, the buffer of that."""
     max_positions: int
     """Longest prompt with response, in tokens."""
     eos_token_ids: tuple[int, ...]
@@ -54,6 +57,8 @@ class BackboneModel:
     """Its place in a team (`models.parallel.partial`); None: it is whole, and alone."""
     nested: FlatWeights | None = field(default=None, init=False)
     """Its weights where they lie in the memory of other parts; `weights` has no elements then."""
+    share: WeightShare | None = field(default=None, init=False)
+    """What this rank holds of its weights, where the ranks of dp hold shares; its `backbone` gathers them."""
 
     @property
     def config(self) -> Any:
@@ -176,16 +181,28 @@ class TrainedWeights:
 
     @property
     def weights(self) -> Tensor:
-        """The flat buffer [layout.num_elements], compute dtype, of a model that is not `nested`."""
+        """The flat buffer [layout.num_elements], compute dtype, of a model that is not `nested`; of one with a `share`,
+        what this rank holds."""
         model = self._model
         assert model.nested is None, "the weights lie in the memory of another part: take `flat`"
         return model.weights if model.own is None else model.own.weights
 
     @property
-    def flat(self) -> FlatWeights:
+    def flat(self) -> FlatWeights | WeightShare:
         """The elements of `layout`, wherever they lie."""
-        nested = self._model.nested
-        return FlatWeights(self.layout, self.weights) if nested is None else nested
+        own, elsewhere = self._model.own, self._model.nested or self._model.share
+        return FlatWeights(self.layout, self.weights) if own is not None or elsewhere is None else elsewhere
+
+    @property
+    def updated(self) -> Tensor:
+        """As `weights`, without what ranks that share weights hold twice: what moves read and write, [elements]."""
+        share = self._model.share
+        return self.weights if share is None or self._model.own is not None else share.own
+
+    def on_host(self) -> Tensor:
+        """All of `flat`, or of weights that ranks share what this one updates, in host memory: [elements]."""
+        flat = self.flat
+        return flat.flat("cpu") if isinstance(flat, FlatWeights) else flat.own.cpu()
 
     @property
     def version(self) -> int:

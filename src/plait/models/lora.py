@@ -70,16 +70,17 @@ def add_lora(
             return heads[param.name]
         return _draw(param, name, seed) if ".lora_A." in param.name else None
 
-    adapter = OwnPart.allocate(
-        part,
-        first,
-        base.weights,
-        device,
-        base=base,
-        view_of=lambda other: add_lora(other, settings, name=name, seed=seed),
-        adapter=name,
-        settings=settings,
-    )
+    with base.backbone.having(None):
+        adapter = OwnPart.allocate(
+            part,
+            first,
+            base.weights,
+            device,
+            base=base,
+            view_of=lambda other: add_lora(other, settings, name=name, seed=seed),
+            adapter=name,
+            settings=settings,
+        )
     prefix = base.module.base_model_prefix
     for at, layer in layers.items():
         layer.lora_A[name].weight = adapter.parameters[f"{prefix}.{at}.lora_A.weight"]

@@ -87,8 +87,11 @@ class Routers:
                     mixture.forward = own[layer]
 
     @torch.no_grad()
-    def check(self) -> None:
+    def check(self, having: Callable[[int], contextlib.AbstractContextManager[None]]) -> None:
         """Have the routers of a few tokens told experts that are not their own, up to where these would compute.
+
+        Args:
+            having: within what it makes of the number of a layer, the weights of that are there.
 
         Raises:
             ModelError: a mixture does not ask once for each forward, or its experts are not given those, each with a
@@ -98,9 +101,11 @@ class Routers:
         generator = torch.Generator().manual_seed(0)
         hidden = torch.randn(1, CHECKED_TOKENS, config.hidden_size, generator=generator)
         for layer, mixture in self._mixtures.items():
-            weight = next(mixture.parameters())
             told_TK = torch.rand(CHECKED_TOKENS, self._sizes[0], generator=generator).argsort(-1)[:, : self._sizes[1]]
-            if (fault := _fault(mixture, hidden.to(weight.device, weight.dtype), told_TK, self)) is not None:
+            with having(layer):
+                weight = next(mixture.parameters())
+                fault = _fault(mixture, hidden.to(weight.device, weight.dtype), told_TK, self)
+            if fault is not None:
                 raise ModelError(
                     f"`sampling.router_replay`: the routers of {type(self._decoder).__name__} (family "
                     f"{config.model_type}) cannot be told what to choose: in layer {layer} {fault}; set "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from plait.cost.costs import Costs
-from plait.layout.mesh import Layout
+from plait.layout.mesh import Layout, Parallelism
 from plait.schedule.plan import Mode
 from plait.simulator.step_graph import StepGraph
 
@@ -27,6 +27,7 @@ class RoleFacts:
     may_drop:    False where what is dropped could not be brought back
     one_copy:    a schedule in which it trains together with others has one copy of it (its gradients are divided)
     prompts_apart: its prompts may be computed on other devices than its samples
+    shards_weights: ranks of dp that train it share its weights
     """
 
     layer_work: tuple[float, ...]
@@ -39,6 +40,7 @@ class RoleFacts:
     may_drop: bool = True
     one_copy: bool = False
     prompts_apart: bool = False
+    shards_weights: bool = False
 
 
 StageWork = tuple[tuple[float, tuple[float, ...]], ...]
@@ -65,6 +67,11 @@ class PlanProblem:
     smallest_mesh: int = 1
     pairs: tuple[tuple[str, str], ...] = ()
     stage_works: StageWorks = lambda call, mode, layout: ()
+
+    def shares(self, slot: int, sizes: Parallelism) -> bool:
+        """Whether ranks of dp share the weights that a slot computes with."""
+        what = self.graph.slots[slot]
+        return what.mode == "train" and sizes.dp > 1 and self.roles[what.role].shards_weights
 
     @property
     def num_devices(self) -> int:

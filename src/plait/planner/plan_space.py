@@ -60,6 +60,7 @@ class PlanSpace:
             sizes.stages,
             form.micro_batch_tokens,
             form.schedule,
+            self.problem.shares(slot, sizes),
         )
 
     def place(self, slot: int, ranks: tuple[int, ...], form: Form, after: After = "keep") -> Place:

@@ -177,7 +177,7 @@ class SlotForms:
 
     def _fits(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism, tokens: int | None, schedule: str) -> bool:
         """Whether a form has room by itself: known without its price, which takes longer."""
-        layout = Layout(Mesh(ranks), sizes)
+        layout = Layout(Mesh(ranks), sizes, self._problem.shares(slot, sizes))
         return self._have_room(*self._needed(slot, layout, tokens, schedule), layout)
 
     def _needed(
@@ -205,10 +205,8 @@ class SlotForms:
     ) -> Form:
         what = self._graph.slots[slot]
         call = self._graph.calls[self._graph.calls_of[slot][0]].call
-        asked = self._places.ask(
-            slot,
-            Placement(call, what.mode, ranks, sizes.dp, sizes.tp, sizes.pp, "keep", sizes.stages, tokens, schedule),
-        )
+        how = sizes.dp, sizes.tp, sizes.pp, "keep", sizes.stages, tokens, schedule, self._problem.shares(slot, sizes)
+        asked = self._places.ask(slot, Placement(call, what.mode, ranks, *how))
         held_bytes, working = _needed(asked, sizes.pp)
         seconds, static, active = sum(cost.seconds for cost in asked.calls), max(held_bytes), max(working)
         fullest = float(static), float(active)
@@ -253,7 +251,7 @@ class SlotForms:
         """Layers of each stage by what its devices have room for: each as much for its weights as in the cut for equal
         work."""
         facts = self._problem.roles[self._graph.slots[slot].role]
-        layout = Layout(Mesh(ranks), sizes)
+        layout = Layout(Mesh(ranks), sizes, self._problem.shares(slot, sizes))
         held_bytes, working = self._needed(slot, layout)
         layer_sizes = facts.layer_sizes or (1.0,) * len(facts.layer_work)
         bounds = stage_bounds(len(layer_sizes), sizes)

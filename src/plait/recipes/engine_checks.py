@@ -263,9 +263,10 @@ def said_of_idle_keys(recipe: Recipe, plan: Plan) -> Iterator[str]:
         instances[p.call] += p.dp
     if recipe.sequence_parallel and all(p.tp == 1 for p in plan.placements if p.mode == "train"):
         yield "`sequence_parallel` divides nothing: no call of the plan trains with tp above 1"
-    divided = [p for p in plan.placements if p.mode == "train" and optimizer_of(p.role, recipe).shard_gradients]
-    if divided and all(p.dp == 1 for p in divided):
-        yield "`optimizer.shard_gradients` divides nothing: no call of the plan that has it trains with dp above 1"
+    for key in ("shard_gradients", "shard_weights"):
+        divided = [p for p in plan.placements if p.mode == "train" and getattr(optimizer_of(p.role, recipe), key)]
+        if divided and all(p.dp == 1 for p in divided):
+            yield f"`optimizer.{key}` divides nothing: no call of the plan that has it trains with dp above 1"
     if recipe.rebalance != "off" and all(count == 1 for count in instances.values()):
         yield "`rebalance` moves nothing: no call of the plan generates in several instances"
     if (recipe.sampling.stated_groups or 1) > 1 and all(p.pp == 1 for p in decoding):

@@ -19,7 +19,7 @@ from plait.schedule.fusion_times import FusionTimes
 from plait.schedule.joint_training import check_calls
 from plait.schedule.named_plans import MODE_OF, PlannedModel, model_calls
 from plait.schedule.placements import is_fused, orders_of, parts_of, to_be_found
-from plait.schedule.plan import FUSION, POOL, SHARES, Mode, Placement, Plan, PolicyChoice
+from plait.schedule.plan import FUSION, POOL, SEVERAL, SHARES, Mode, Placement, Plan, PolicyChoice
 from plait.schedule.schedule import Schedule
 from plait.schedule.training_order import SCHEDULES, is_by_rule
 
@@ -47,6 +47,7 @@ def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], lab
         ConfigError: names a placement and its key: the call or mode is unknown, a key does not fit the mode, calls of
             one role contradict each other, a rank has nothing to do, or the plan asks for what no run does yet.
     """
+    plan = replace(plan, placements=tuple(replace(p, shards_weights=False) for p in plan.placements))
     calls = model_calls(flow, models)
     for number, placement in enumerate(plan.placements):
         _check_placement(placement, flow, calls, plan.schedules, f"{label}: placements[{number}]")
@@ -68,7 +69,33 @@ def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], lab
     idle = [rank for rank in range(plan.num_ranks) if rank not in used]
     if idle:
         raise ConfigError(f"{label}: rank {idle[0]} has nothing to do; lower `num_ranks`, or place a call on it")
-    return replace(plan, placements=placements, policies=policies)
+    return with_shares(replace(plan, placements=placements, policies=policies), models)
+
+
+def with_shares(plan: Plan, models: Mapping[str, PlannedModel]) -> Plan:
+    """A plan whose calls all have their place, with what computes with weights that ranks of dp share: training that is
+    to, and scoring on the same ranks in the same way. Where they have these weights whole to generate, it takes those.
+
+    Args:
+        models: as of `complete`.
+    """
+    whose = {role: model.owner or (role,) for role, model in models.items()}
+    trained = {
+        (whose[p.role], _sizes(p)) for p in plan.placements if p.mode == "train" and models[p.role].shards_weights
+    }
+    generated = {(whose[p.role], part) for p in plan.placements if p.mode in SEVERAL for part in parts_of(p.layout)}
+
+    def shares(p: Placement) -> bool:
+        if p.dp == 1 or p.mode in SEVERAL or (whose[p.role], _sizes(p)) not in trained:
+            return False
+        whole = parts_of(p.layout.whole)
+        return p.mode == "train" or not all((whose[p.role], part) in generated for part in whole)
+
+    return replace(plan, placements=tuple(replace(p, shards_weights=shares(p)) for p in plan.placements))
+
+
+def _sizes(p: Placement) -> tuple[object, ...]:
+    return p.ranks, p.dp, p.tp, p.pp, p.stages
 
 
 def _completed_policy(policy: PolicyChoice, models: Mapping[str, PlannedModel], label: str) -> PolicyChoice:

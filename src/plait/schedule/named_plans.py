@@ -49,6 +49,10 @@ class PlannedModel:
     """What its head is worth of them, as of `ModelShape.head_in_layers`."""
     pair_tokens: float = 0.0
     """What a pair of a query and a key takes in its layers, in tokens."""
+    shards_weights: bool = False
+    """Whether ranks of dp that train it share its weights (`optimizer.shard_weights`)."""
+    owner: tuple[str | bool, ...] = ()
+    """Whose weights it has: equal for roles that share some while they are trained; empty: it shares none."""
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,8 @@ class RolePlacement:
 def part_key(layout: Layout, rank: int) -> PartKey:
     """The key of the part that a rank of the layout holds."""
     sizes = layout.parallelism
+    if layout.shards_weights:
+        return ("share", layout.mesh.ranks, sizes.tp, sizes.pp, sizes.stages)
     if sizes.tp == sizes.pp == 1:
         return WHOLE
     instance = layout.instance_of(rank)

@@ -51,6 +51,8 @@ class Placement:
     stages:   layers of each pipeline stage; empty: for equal work, as a run divides them
     micro_batch_tokens: of a forward in training and scoring; None: the recipe's
     schedule: of the pipeline, one of `training_order.SCHEDULES` or of the plan's schedules by name; empty: 1F1B
+    shards_weights: ranks of dp share the weights (`completion.with_shares`); follows from the recipe, and is no part of
+                    the file form
     """
 
     call: str
@@ -63,6 +65,7 @@ class Placement:
     stages: tuple[int, ...] = ()
     micro_batch_tokens: int | None = None
     schedule: str = ""
+    shards_weights: bool = False
 
     @property
     def role(self) -> str:
@@ -72,7 +75,7 @@ class Placement:
     @property
     def layout(self) -> Layout:
         """The layout of a placement that a plan has checked."""
-        return Layout(Mesh(self.ranks), Parallelism(self.dp, self.tp, self.pp, self.stages))
+        return Layout(Mesh(self.ranks), Parallelism(self.dp, self.tp, self.pp, self.stages), self.shards_weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +113,9 @@ class Plan(Filed):
     def fuses(self, rule: FusionRule) -> bool:
         """Whether models score in parts where samples are generated, and samples may be gathered: by recipe and plan
         alone, as it decides what is scored together; when samples move, which changes no number, an open rule leaves to
-        the clock."""
-        return rule.is_stated or (rule.is_open and any(policy.name == FUSION for policy in self.policies))
+        the clock. Ranks that share weights score together, so an open rule leaves them."""
+        apart = not any(p.mode == "score" and p.shards_weights for p in self.placements)
+        return rule.is_stated or (rule.is_open and apart and any(policy.name == FUSION for policy in self.policies))
 
     @property
     def keeps_pools(self) -> bool:
@@ -226,14 +230,16 @@ def _placement_record(p: Placement) -> dict[str, Any]:
     """What is not as it is by default, beside what every placement states."""
     always = ("call", "mode", "ranks", "dp", "tp", "pp", "after")
     defaults = {f.name: f.default for f in fields(Placement)}
-    return {key: value for key, value in asdict(p).items() if key in always or value != defaults[key]}
+    return {
+        key: value for key, value in asdict(p).items() if key in always or (key in _KINDS and value != defaults[key])
+    }
 
 
 def _placement(record: Mapping[str, Any], number: int, name: str) -> Placement:
     label = f"{name}: placements[{number}]"
     if not isinstance(record, Mapping):
         raise DataError(f"{label}: expected a mapping of keys, found {record!r:.80}")
-    keys = [f.name for f in fields(Placement)]
+    keys = list(_KINDS)
     for key in record:
         if key not in keys:
             close = difflib.get_close_matches(key, keys, n=1)

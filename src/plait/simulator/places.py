@@ -143,6 +143,11 @@ class Place:
         """Copies of the model that compute, of a generation those that draw."""
         return sum(p.dp for p in self.placements[: self.num_drawing])
 
+    @property
+    def has_shares(self) -> bool:
+        """Whether its ranks share weights, and lie in no other part."""
+        return self.placements[0].shards_weights
+
     @cached_property
     def leaves(self) -> bool:
         """Whether its memory does not stay, as far as it is asked."""
@@ -251,7 +256,7 @@ def _at(p: Placement) -> slice | Ints:
 
 
 def _manner(p: Placement) -> tuple[object, ...]:
-    return p.after, p.micro_batch_tokens, p.schedule
+    return p.after, p.micro_batch_tokens, p.schedule, p.shards_weights
 
 
 def most_of_calls(of_calls: Sequence[tuple[int, ...]], stages: int) -> Sequence[int]:
@@ -274,6 +279,8 @@ MOST = 1 << 20
 def _part_numbers(p: Placement, whole: bool, numbers: dict[object, int]) -> Ints | int:
     """A number for `schedule.placements.part_key` of each rank of a placement: equal keys have equal numbers."""
     size = p.tp * p.pp
+    if p.shards_weights:
+        return (1 + numbers.setdefault(("share", p.ranks, p.tp, p.pp, p.stages), len(numbers))) * MOST
     if size == 1:
         return WHOLE
     cut = 1 + numbers.setdefault((p.tp, p.pp, p.stages), len(numbers))

@@ -187,7 +187,7 @@ def _terms(
             place, role = places[slot], graph.slots[slot].role
             number = int(place.parts[rank])
             kept = any(places[other].parts[rank] == number and places[other].after[rank] == KEEP for other in family)
-            if graph.nested and number != WHOLE:
+            if graph.nested and number != WHOLE and not place.has_shares:
                 kept &= not any(
                     places[other].parts[rank] == WHOLE and places[other].after[rank] == KEEP for other in family
                 )

@@ -87,7 +87,7 @@ def weights_of(graph: StepGraph, costs: Costs, places: Sequence[Place]) -> Weigh
         new = place.parts >= 0
         for other in places[:number]:
             new &= place.parts != other.parts
-        if graph.nested:
+        if graph.nested and not place.has_shares:
             new &= ~_in_whole(number, places, merged)
         kept += np.where(new & (merged[number] == KEEP), place.weights, 0.0)
         read += np.where(new, place.weights, 0.0)

@@ -16,20 +16,19 @@ has fewer micro-batches than others takes part with zeros. Copies of a model in 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from plait.kernels import fused_rows
 from plait.layout.params import aligned
+from plait.layout.zero_shares import Share, owned_ranges
 from plait.models.backbone_model import TrainedWeights
 from plait.models.parallel.reduce_scatter import reduce_scatter
 from plait.models.parallel.team import Team
 from plait.models.parallel.transfer import Transfer
 from plait.training.memory import ROOMS, RUN_ELEMENTS
-from plait.training.shares import Share, tied_pieces
 
 CACHE_CHUNK = 1 << 15
 """Elements whose widened copy stays in a CPU's cache."""
@@ -59,6 +58,11 @@ class Gradients(Protocol):
             entry: its number in the layout.
             gradient: of the entry's shape, in the compute dtype.
         """
+        ...
+
+    def settle(self, layer: int | None) -> None:
+        """A backward has come to the output of a layer, or to its end (None): the gradients of what is behind are
+        complete, and those that did not come are 0."""
         ...
 
     def end_micro_batch(self) -> None:
@@ -94,6 +98,9 @@ class WholeGradients:
         _, start, stop = self._trained.layout.entries[entry]
         add_widened(self.flat[start:stop].view(gradient.shape), gradient)
 
+    def settle(self, layer: int | None) -> None:
+        pass
+
     def end_micro_batch(self) -> None:
         pass
 
@@ -113,7 +120,8 @@ class ShardedGradients:
 
     def __init__(self, trained: TrainedWeights, team: Team, share: Share, dtype: torch.dtype) -> None:
         self._trained, self._dp = trained, team.dp
-        self._targets, self._tied = _targets(trained, team, share)
+        place = team.layout.parallelism, team.coordinates
+        self._owned, self._tied = owned_ranges(trained.layout, trained.parameters, *place, share.bounds)
         self._entries = trained.layout.entries
         self._runs = _runs([aligned(block.param.num_elements) for block, _, _ in self._entries])
         self._next = 0
@@ -138,9 +146,19 @@ class ShardedGradients:
         while self._next < len(self._runs) and all(at in self._waiting for at in self._runs[self._next]):
             self._reduce_next()
 
-    def end_micro_batch(self) -> None:
-        while self._next < len(self._runs):
+    def settle(self, layer: int | None) -> None:
+        """See `Gradients.settle`: whatever has come on this rank, the runs behind the layer are on their way now."""
+        while self._next < len(self._runs) and (layer is None or self._is_behind(self._runs[self._next], layer)):
             self._reduce_next()
+
+    def _is_behind(self, run: range, layer: int) -> bool:
+        """Whether all of a run stands behind a layer, and behind what stands before the first."""
+        layers = [block.param.layer for block, _, _ in self._entries]
+        first = next((at for at, of_entry in enumerate(layers) if of_entry is not None), len(layers))
+        return run.start >= first and all(of_entry is None or of_entry > layer for of_entry in layers[run.start :])
+
+    def end_micro_batch(self) -> None:
+        self.settle(None)
         assert not self._waiting, "no gradient comes when its run has been reduced"
         self._next = 0
         for at in range(ROOMS):
@@ -171,13 +189,13 @@ class ShardedGradients:
         """The sum over dp of what stands behind `low` in the buffer of all weights, on the ranks that update it."""
         sums = self._sums[self._num_reduced % ROOMS]
         self._num_reduced += 1
-        for target in self._targets:
-            first, last = max(target.start, low), min(target.stop, low + len(parts))
+        for owned in self._owned:
+            first, last = max(owned.start, low), min(owned.stop, low + len(parts))
             if first < last:
                 own = None
-                if target.owner == self._dp.index:
-                    own = self.flat[first - target.start + target.at :][: last - first]
-                sums.append((self._dp.begin_reduce(parts[first - low : last - low], target.owner), own))
+                if owned.owner == self._dp.index:
+                    own = self.flat[first - owned.start + owned.at :][: last - first]
+                sums.append((self._dp.begin_reduce(parts[first - low : last - low], owned.owner), own))
 
     def _take_room(self, number: int) -> Tensor:
         """The room of a run; what is on its way in it arrives before."""
@@ -187,33 +205,6 @@ class ShardedGradients:
                 own += total
         self._sums[number % ROOMS].clear()
         return self.rooms[number % ROOMS]
-
-
-class _Target(NamedTuple):
-    """A range of the buffer of all weights, and where its gradients are summed."""
-
-    start: int
-    stop: int
-    owner: int
-    """Index along dp."""
-    at: int
-    """Its place in the owner's `ShardedGradients.flat`."""
-
-
-def _targets(trained: TrainedWeights, team: Team, share: Share) -> tuple[list[_Target], list[slice]]:
-    """Where everything is summed; and places in `flat` of this rank of what both ends of the pipeline have."""
-    targets = [_Target(start, stop, owner, 0) for owner, (start, stop) in enumerate(pairwise(share.bounds))]
-    sizes, place, tied = team.layout.parallelism, team.coordinates, list[slice]()
-    ends = [stop - start for start, stop in pairwise(share.bounds)]
-    for owner, start, stop in tied_pieces(trained.layout, trained.parameters, sizes, place):
-        at = start - share.bounds[owner]
-        if place.pp > 0:
-            at = ends[owner]
-            targets.append(_Target(start, stop, owner, at))
-            ends[owner] += stop - start
-        if owner == place.dp:
-            tied.append(slice(at, at + stop - start))
-    return targets, tied
 
 
 def _runs(sizes: Sequence[int]) -> tuple[range, ...]:

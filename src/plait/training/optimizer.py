@@ -20,12 +20,14 @@ from plait.data.host_device import read
 from plait.errors import RunError
 from plait.layout.holdings import Holdings, zero_shards
 from plait.layout.params import Block
+from plait.layout.zero_shares import Share
 from plait.models.backbone_model import BackboneModel
+from plait.models.flat_weights import FlatWeights
 from plait.models.parallel.team import Team
+from plait.models.weight_share import WeightShare
 from plait.training.gradients import CACHE_CHUNK, Gradients, ShardedGradients, WholeGradients
 from plait.training.results import StepReport
 from plait.training.settings import OptimizerSettings
-from plait.training.shares import Share
 
 AVERAGED = "averaged"
 """The name in `MasterOptimizer.buffers` of what the reference is made from."""
@@ -74,9 +76,8 @@ class MasterOptimizer:
             masters = torch.empty(stop - start, dtype=dtype, device=weights.device)
             self.masters = weights.read(start, stop, masters)
         else:
-            assert weights.whole is not None, "weights that are masters lie in one buffer"
-            self.masters = weights.whole[start:stop].detach()
-        shards = settings.shard_gradients and self._team.dp.size > 1
+            self.masters = _in_place(weights, start, stop).detach()
+        shards = settings.shards_gradients and self._team.dp.size > 1
         kind = ShardedGradients if shards else WholeGradients
         self.collected: Gradients = kind(model.trained, self._team, self._share, dtype)
         self.exp_avg = torch.zeros_like(self.masters)
@@ -211,7 +212,8 @@ class MasterOptimizer:
         return float(read([square.sqrt()])[0])
 
     def _publish(self) -> None:
-        """Cast the masters into the working weights, piece by piece: no second copy of the weights ever exists."""
+        """Cast the masters into the working weights, piece by piece: no second copy of the weights ever exists. Where
+        this rank holds its share of these alone, that is all."""
         weights, team, share = self._model.trained.flat, self._team, self._share
         if self._has_masters:
             weights.write(share.start, share.stop, self.masters)
@@ -279,6 +281,14 @@ class MasterOptimizer:
         for entry in {} if self._adamw is None else self._adamw.state.values():
             entry["step"].fill_(float(self.applied_steps))
         self._publish()
+
+
+def _in_place(weights: FlatWeights | WeightShare, start: int, stop: int) -> Tensor:
+    """Elements [start, stop), which this rank updates, as they lie: [stop - start]."""
+    if isinstance(weights, WeightShare):
+        return weights.view(start, stop)
+    assert weights.whole is not None, "weights that are masters lie in one buffer"
+    return weights.whole[start:stop]
 
 
 def sum_of_squares(flat: Tensor) -> Tensor:

@@ -79,7 +79,8 @@ def forwards(stage: ScoringStage, role: str, name: str) -> Work[None]:
         return
     for number, micro in enumerate(stage.micros):
         stage.forward(number, None)
-        yield Done(f"{name}/mb{number}", "SCORE", micro.num_tokens)
+        if micro.samples:
+            yield Done(f"{name}/mb{number}", "SCORE", micro.num_tokens)
 
 
 def _pipelined(
@@ -124,5 +125,6 @@ def loss_over(
 
     stage = ScoringStage(part, batch.rows, micros, batch.temperature, take)
     yield from counted(forwards(stage, role, name), part.team)
+    part.rest()
     totals = tally.over(part.team, part.model.device)
     return {f"{role}/loss": totals.loss, **totals.means}

@@ -78,6 +78,11 @@ class OptimizerSettings(Settings):
         default=False,
         description="ranks of dp hold the gradients of what they update alone (ZeRO-2): less memory, more messages",
     )
+    shard_weights: bool = Field(
+        default=False,
+        description="shard the trained weights over dp, too, and gather one layer at a time (ZeRO-3); implies "
+        "shard_gradients",
+    )
     max_skipped_steps: int = Field(default=3, ge=1, description="stop after N non-finite optimizer steps in a row")
 
     @field_validator("warmup_steps", mode="before")
@@ -114,6 +119,11 @@ class OptimizerSettings(Settings):
         if self.power != 1 and schedule is not LearningRateSchedule.POLYNOMIAL:
             raise ValueError(f"power has no effect with schedule: {schedule}; remove it, or set schedule: polynomial")
         return self
+
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether ranks of dp hold the gradients of their share alone: of sharded weights always."""
+        return self.shard_gradients or self.shard_weights
 
     def warmup(self, total_steps: int) -> int:
         """Optimizer steps of warm-up in a run of `total_steps` of them."""

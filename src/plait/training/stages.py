@@ -6,7 +6,9 @@ Shapes: T tokens of a packed row, H hidden size, R response tokens, K tokens of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,11 +24,14 @@ from plait.models.language_model import LanguageModel
 from plait.models.model import Model
 from plait.models.outputs import Outputs, Said
 from plait.models.parallel.team import Team
-from plait.policy.packing import MicroBatch
+from plait.policy.packing import NO_SAMPLES, MicroBatch
 from plait.training.optimizer import MasterOptimizer
 from plait.training.router_balance import RouterBalance, joined
 from plait.training.router_replay import RouterReplay, replay_of
 from plait.training.tally import Tally
+
+if TYPE_CHECKING:
+    from plait.models.parallel.gathered_layers import GatheredLayers
 
 Take = Callable[[MicroBatch, Outputs], None]
 """Is told the outputs of a micro-batch."""
@@ -92,6 +97,38 @@ class ModelPart:
         how = {"checkpoint": self.checkpoint, "router_logits": router_logits, "routing": routing}
         return self.model.stage(batch, inputs_TH, **how)
 
+    @property
+    def gathered(self) -> GatheredLayers | None:
+        """What gathers the weights of the model, where ranks of dp hold shares of them; None: they are there."""
+        return self.model.backbone.gathered
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Within it the model's weights are there for a forward, of a graph or without one."""
+        return nullcontext() if self.gathered is None else self.gathered.forward()
+
+    def as_many(self, micros: Sequence[MicroBatch], copies: Sequence[Sequence[MicroBatch]]) -> Sequence[MicroBatch]:
+        """The micro-batches of this rank for forwards, and some without samples where weights are gathered and other
+        copies have more."""
+        if self.gathered is None:
+            return micros
+        return *micros, *[NO_SAMPLES] * (max(map(len, copies)) - len(micros))
+
+    @property
+    def lowest_layer(self) -> int | None:
+        """The first layer of this rank that a backward comes to, as something is trained in it or before it; None: a
+        backward comes to none."""
+        model = self.model
+        if model.own is not None and model.own.adapter is None:
+            return None  # a head alone is trained
+        is_adapted = model.own is not None and self.team.is_first_stage
+        blocks = (model.trained.layout if is_adapted else model.layout).blocks
+        return min((block.param.layer for block in blocks if block.param.layer is not None), default=None)
+
+    def rest(self) -> None:
+        """Nothing is computed for a while, or the weights change."""
+        if self.gathered is not None:
+            self.gathered.rest()
+
     def room(self, num_tokens: int) -> Tensor:
         """Memory for hidden states [T, H] between two stages, or for their gradient."""
         hidden_size = self.model.config.get_text_config().hidden_size
@@ -124,16 +161,20 @@ class ScoringStage:
     @torch.no_grad()
     def forward(self, index: int, inputs: Tensor | None) -> Tensor | None:
         """See `pipeline.Stage`: [T, H] to [T, H], without a graph for a backward."""
-        micro = self.micros[index]
-        batch = self.part.packed(self.rows, micro)
-        hidden_TH = self.part.hidden(batch, inputs, self.part.replay(batch, self.rows, micro))
-        if not self.part.team.is_last_stage:
-            return hidden_TH
-        model = self.part.model
-        if self.top is None:
-            self.take(micro, model.outputs(hidden_TH, batch, self.temperature))
-        else:
-            self.take(micro, _top_outputs(model, hidden_TH, batch, self.temperature, self.top))
+        micro, model = self.micros[index], self.part.model
+        if not micro.samples:
+            assert self.part.gathered is not None, "the rank takes part in what others gather"
+            self.part.gathered.idle_forward()
+            return None if self.part.team.is_last_stage else self.room(index)
+        with self.part.computing():
+            batch = self.part.packed(self.rows, micro)
+            hidden_TH = self.part.hidden(batch, inputs, self.part.replay(batch, self.rows, micro))
+            if not self.part.team.is_last_stage:
+                return hidden_TH
+            if self.top is None:
+                self.take(micro, model.outputs(hidden_TH, batch, self.temperature))
+            else:
+                self.take(micro, _top_outputs(model, hidden_TH, batch, self.temperature, self.top))
         return None
 
     def backward(self, index: int, gradient: Tensor | None) -> Tensor | None:
@@ -174,9 +215,11 @@ class TrainingStage:
         """See `pipeline.Stage`: [T, H] to [T, H], or messages as of `room`; what the backward starts from is kept."""
         micro, tally = self.micros[index], self.tallies[index]
         if not micro.samples:
+            if self.part.gathered is not None:
+                self.part.gathered.idle_forward()
             return None if self.part.team.is_last_stage else self.room(index)
         mini_batch = tally.batch
-        with self.optimizer.collecting_gradients():
+        with self.optimizer.collecting_gradients(), self.part.computing():
             given = () if inputs is None else self._parts(index, inputs)
             for tensor in given:
                 tensor.requires_grad_(True)
@@ -197,11 +240,14 @@ class TrainingStage:
     def backward(self, index: int, gradient: Tensor | None) -> Tensor | None:
         """See `pipeline.Stage`: [T, H] to [T, H], or messages as of `room`; gradients of the stage's weights are added
         to the optimizer's."""
+        gathered, settle = self.part.gathered, self.optimizer.collected.settle
         if not self.micros[index].samples:
+            if gathered is not None:
+                gathered.idle_backward(settle, self.part.lowest_layer)
             self._end(index)
             return None if self.part.team.is_first_stage else self.room(index)
         given, made = self.kept.pop(index)
-        with self.optimizer.collecting_gradients():
+        with self.optimizer.collecting_gradients(), nullcontext() if gathered is None else gathered.backward(settle):
             if gradient is None:
                 self.tallies[index].batch.backward(made[0])
             else:

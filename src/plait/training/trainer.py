@@ -66,7 +66,7 @@ class Trainer:
         if execution.checkpoint_activations:
             model.backbone.recomputed_layers()  # a family that has none is refused here, not at the first step
         if samples.replays_experts:
-            model.backbone.routers.check()
+            model.backbone.routers.check(model.backbone.having)
         model.module.requires_grad_(False)
         self.model = model
         self.role = role
@@ -121,11 +121,13 @@ class Trainer:
         name = call or f"{self.role}.{output.name}"
         output.require(self.model, self.role, name)
         ordered = rows.ordered()
-        micros = self.split(ordered)[self.team.dp.index]
-        scored = ScoredRows(rows, output, len(micros))
+        copies = self.split(ordered)
+        micros = self.part.as_many(copies[self.team.dp.index], copies)
+        scored = ScoredRows(rows, output, sum(bool(micro.samples) for micro in micros))
         temperature = temperature or self.sample_settings.temperature
         stage = ScoringStage(self.part, ordered, micros, temperature, scored.take, output.top)
         yield from counted(forwards(stage, self.role, name), self.team)
+        self.part.rest()
         return summed(self.team, scored.values, self.model.device)
 
     # -- train
@@ -178,7 +180,8 @@ class Trainer:
         batch = MiniBatch(rows.ordered(), call, self.role, self.sample_settings, "evaluation")
         if batch.totals.tokens == 0:
             return {f"{self.role}/loss": 0.0} if len(rows) else {}
-        micros = self.split(batch.rows, call.whole_groups)[self.team.dp.index]
+        copies = self.split(batch.rows, call.whole_groups)
+        micros = self.part.as_many(copies[self.team.dp.index], copies)
         return (yield from loss_over(self.part, batch, micros, self.role, call.name or f"{self.role}.evaluate"))
 
     def split(self, rows: Rows, whole_groups: bool = False) -> tuple[tuple[MicroBatch, ...], ...]:
@@ -280,6 +283,7 @@ class BegunTraining:
         if not stage.num_samples:
             self.results.append(MiniBatchResult(tuple(terms), None))
             return None
+        trainer.part.rest()
         self.results.append(MiniBatchResult(tuple(terms), trainer.optimizer.step(finite)))
         return Done(f"{opened.name}/step", "STEP", role=role)
 

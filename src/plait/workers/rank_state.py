@@ -287,11 +287,12 @@ class RankState:
         else:
             assert model is not None, f"rank {self.rank} has no part in gathering {role}"
             parameters = model.trained.parameters
-        source = weights(parameters, place, dtype, "part")
-        plan = plan_move(source, weights(parameters, Layout.on((0,)), dtype, "whole"), self.cluster)
+        held = place.whole if self.recipe.lora.rank > 0 else place  # adapters are whole on each rank
+        source, target = weights(parameters, held, dtype, "part"), weights(parameters, Layout.on((0,)), dtype, "whole")
+        plan = plan_move(source, target, self.cluster)
         buffers = {}
         if role_state is not None and self.rank in place.mesh.ranks:
-            buffers["part"] = role_state.parts[part_key(place, self.rank)].trained.flat.flat("cpu")
+            buffers["part"] = role_state.parts[part_key(place, self.rank)].trained.on_host()
         if model is not None:
             buffers["whole"] = model.trained.weights
         if self.rank in plan.rows:

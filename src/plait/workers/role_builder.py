@@ -144,7 +144,7 @@ class RoleBuilder:
             role_state.scorer = (
                 role_state.trainer if same else self._trainer(role_state, place.scoring, team, trained=False)
             )
-            if self._teams.scores_alone:
+            if self._teams.scores_alone and not place.scoring.shards_weights:
                 instance = place.scoring.instance_of(rank)
                 role_state.alone = self._trainer(role_state, instance, self.teams[instance], trained=False)
         for instance in () if abilities(self.recipe).computes_elsewhere else place.generate:
@@ -236,7 +236,7 @@ class RoleBuilder:
                     targets.append(self.aliasing.holdings(role, layout, new, parameters))
             plans.append(plan_move(source, merged(targets), self.setting.cluster))
         alone = {
-            self.aliasing.name(role, key): model.trained.weights
+            self.aliasing.name(role, key): model.trained.updated
             for key, model in role_state.parts.items()
             if model.nested is None
         }
@@ -268,8 +268,8 @@ class RoleBuilder:
         role = role_state.role_model.role
         if not trainer.is_trained or self.offload_policy.of_state(role, self.rank) == "keep":
             return None
-        whole = trainer.model.trained.flat.whole
-        working = None if whole is None else whole.untyped_storage().data_ptr()
+        weights = trainer.model.trained.flat.whole
+        working = None if weights is None else weights.untyped_storage().data_ptr()
         own = {  # where the dtypes agree, the working weights are the masters
             name: buffer
             for name, buffer in trainer.optimizer.buffers().items()

@@ -117,7 +117,9 @@ def test_where_no_plan_fits_the_largest_part_is_named() -> None:
         r"\(train\), however it is sharded: ([\d.]+) GiB of weights and optimizer state", str(four.value)
     )
     assert 54.5 <= float(held) < 57
-    assert str(four.value).endswith("take more devices, a smaller model, `lora.rank` or `optimizer.shard_gradients`")
+    assert str(four.value).endswith(
+        "take more devices, a smaller model, `lora.rank`, `optimizer.shard_gradients` or `optimizer.shard_weights`"
+    )
 
 
 def test_models_with_adapters_are_cut_where_none_has_room_whole() -> None:

@@ -87,11 +87,15 @@ def test_keys_that_would_change_nothing_are_not_named() -> None:
     assert "micro_batch" not in remedies(ENGINE, 1)
     state = "actor: masters, moments and gradients"
     assert remedies(state, 1) == "take more devices, a smaller model or `lora.rank`"
-    assert remedies(state, 2) == "take more devices, a smaller model, `lora.rank` or `optimizer.shard_gradients`"
+    assert (
+        remedies(state, 2)
+        == "take more devices, a smaller model, `lora.rank`, `optimizer.shard_gradients` or `optimizer.shard_weights`"
+    )
 
 
 def test_adapters_are_not_advised_where_there_are_some() -> None:
-    assert remedies("actor: weights", 8, adapted=True) == "take more devices, or a smaller model"
+    helps = "take more devices, a smaller model or, if they are trained there, `optimizer.shard_weights`"
+    assert remedies("actor: weights", 8, adapted=True) == helps
     assert remedies("actor: weights", 8, more="a machine", adapted=True) == "take a machine, or a smaller model"
     of_adapter = "actor: adapter, its masters, moments and gradients"
     assert remedies(of_adapter, 8, adapted=True) == "take more devices or a smaller model"

@@ -115,15 +115,17 @@ class Peers(Numbered):
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """Overwrite the tensor by that of the rank with index `source`. Returns it: contiguous, of one shape and dtype
         on all ranks."""
-        if self.size > 1 and tensor.numel():
-            assert tensor.is_contiguous(), "a tensor that is written in place is contiguous"
-            self._finish(
-                lambda: dist.broadcast(tensor, group=self.group, group_src=self.of_group(source), async_op=True),
-                f"broadcast of rank {self.ranks[source]}",
-                tensor,
-            )
-            self.traffic.received_bytes += 0 if source == self.index else _bytes(tensor)
-        return tensor
+        return self.begin_broadcast(tensor, source).wait()
+
+    def begin_broadcast(self, tensor: Tensor, source: int) -> Transfer:
+        """Begin what `broadcast` does: contiguous, of one shape and dtype on all ranks."""
+        if self.size == 1 or not tensor.numel():
+            return Transfer(tensor, lambda: None)
+        assert tensor.is_contiguous(), "a tensor that is written in place is contiguous"
+        self.traffic.received_bytes += 0 if source == self.index else _bytes(tensor)
+        what = f"broadcast of rank {self.ranks[source]}"
+        call = lambda: dist.broadcast(tensor, group=self.group, group_src=self.of_group(source), async_op=True)
+        return Transfer(tensor, self._begin(call, what, tensor))
 
     def all_gather(self, tensor: Tensor, lengths: Sequence[int] | None = None) -> list[Tensor]:
         """The tensor of every rank, by index, of one dtype on all of them.

@@ -28,7 +28,7 @@ RESUMABLE_KEYS = frozenset(
         "devices",
         *MEMORY_KEYS,
         "sequence_parallel",
-        *(f"{section}.shard_gradients" for section in OPTIMIZERS),
+        *(f"{section}.{key}" for section in OPTIMIZERS for key in ("shard_gradients", "shard_weights")),
         "fusion",
         "rebalance",
         "launcher",

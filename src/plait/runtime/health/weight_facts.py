@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 
 import torch
+from torch import Tensor
 
 from plait.models.flat_weights import FlatWeights
 from plait.runtime.health.inspected_run import InspectedRun
@@ -52,11 +53,13 @@ class WeightFacts:
     def _first(self, name: str) -> str:
         """Name of the fingerprint that a role began with. Under another plan a rank has another part of the model: that
         is compared with its own beginning."""
-        part = self._inspected.models[name].part
-        if part is None or part.is_whole:
+        model = self._inspected.models[name]
+        part, shares = model.part, model.share is not None and model.own is None
+        if part is None or (part.is_whole and not shares):
             return f"weights/{name}"
         sizes, team = part.team.layout.parallelism, part.team
         place = f"tp {team.tp.index} of {sizes.tp}, pp {team.pp.index} of {sizes.pp}"
+        place = f"dp {team.dp.index} of {sizes.dp}, {place}" if shares else place
         return f"weights/{name} ({place}, stages {sizes.stages})"
 
     def _is_frozen(self, name: str) -> bool:
@@ -70,12 +73,16 @@ class WeightFacts:
             held = model if self._is_frozen(name) or model.nested else model.trained
             now = self._inspected.workers.leader_weights.now(name, held.weights)
             if now is not None:
-                prints[name] = fingerprint(model.nested or FlatWeights(held.layout, now))
+                shares = model.share is not None and model.own is None
+                prints[name] = fingerprint(now if shares else model.nested or FlatWeights(held.layout, now))
         return prints
 
 
-def fingerprint(weights: FlatWeights) -> str:
-    """A hash of an even sample: equal for equal weights, another after any update of them all."""
-    stride = max(1, weights.num_elements // SAMPLED_WEIGHTS) | 1
-    sampled = weights.sampled(stride).detach().contiguous().view(torch.uint8).cpu().numpy()
+def fingerprint(weights: FlatWeights | Tensor) -> str:
+    """A hash of an even sample: equal for equal weights, another after any update of them all. Weights, or a rank's
+    share of them, [elements]."""
+    count = len(weights) if isinstance(weights, Tensor) else weights.num_elements
+    stride = max(1, count // SAMPLED_WEIGHTS) | 1
+    sampled = weights[::stride] if isinstance(weights, Tensor) else weights.sampled(stride)
+    sampled = sampled.detach().contiguous().view(torch.uint8).cpu().numpy()
     return hashlib.blake2b(sampled.tobytes(), digest_size=8).hexdigest()

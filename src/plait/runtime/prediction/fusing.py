@@ -64,7 +64,9 @@ def with_order(facts: Facts, costs: Callable[[], StageCosts], schedules: Sequenc
 
 def _completed(schedule: Schedule, facts: Facts) -> Plan:
     plan = replace(facts.plan, schedules=(*facts.plan.schedules, schedule))
-    return complete(plan, facts.flow, planned_models(facts.models, facts.shapes), f"plan `{facts.recipe.plan}`")
+    return complete(
+        plan, facts.flow, planned_models(facts.recipe, facts.models, facts.shapes), f"plan `{facts.recipe.plan}`"
+    )
 
 
 def workload_of(facts: Facts, costs: StageCosts) -> Workload:

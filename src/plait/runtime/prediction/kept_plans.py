@@ -37,7 +37,7 @@ def of_flow(plan: Plan | None, run: Outline) -> Plan | None:
     if plan is None:
         return None
     placed = {p.call for p in plan.placements} - {EVALUATE}
-    calls = {node.call for node in model_calls(run.flow, planned_models(run.models, run.shapes))}
+    calls = {node.call for node in model_calls(run.flow, planned_models(run.recipe, run.models, run.shapes))}
     if placed == calls:
         return plan
     others = ", ".join(sorted(placed ^ calls))

@@ -161,7 +161,7 @@ class Planning:
 
     def _completed(self, plan: Plan, label: str) -> Plan:
         """Raises UserError where a run could not follow it."""
-        whole = complete(plan, self.flow, planned_models(self.models, self.shapes), label)
+        whole = complete(plan, self.flow, planned_models(self.recipe, self.models, self.shapes), label)
         check_plan(self.recipe, whole, self.models, self.shapes, label)
         check_layouts(whole, self.parameters, label)
         check_engine_plan(self.recipe, whole.name, whole.num_ranks)
@@ -179,7 +179,11 @@ class Planning:
     def _by_name(self, name: str) -> Plan:
         """By the rules of a run: cut where parameters would leave no room, and on GPUs that have none for all of it
         what idles is in host memory."""
-        recipe, models, memory = self.recipe, planned_models(self.models, self.shapes), self.cluster.device.memory_bytes
+        recipe, models, memory = (
+            self.recipe,
+            planned_models(self.recipe, self.models, self.shapes),
+            self.cluster.device.memory_bytes,
+        )
         label = f"`plan` {name}"
         plan = named_plan(name, self.flow, models, self.cluster.num_devices)
         plan = self._completed(on_nodes(plan, self.cluster.nodes, label), label)
@@ -211,7 +215,7 @@ class Planning:
             UserError: there is none, or a run could not follow it.
         """
         if cut is not None:
-            planned = planned_models(self.models, self.shapes)
+            planned = planned_models(self.recipe, self.models, self.shapes)
             plan = named_plan(name, self.flow, planned, self.cluster.num_devices, cut=cut)
             return self._completed(plan, f"`plan` {name}")
         if name in MAKERS:

@@ -13,8 +13,10 @@ def remedies(what: str, devices: int, *, more: str | None = None, adapted: bool 
     """
     more = more or "more devices"
     trained = [more, "a smaller model", *(() if adapted else ("`lora.rank`",))]
-    if devices > 1 and not adapted:
-        trained.append("`optimizer.shard_gradients`")
+    if devices > 1:
+        trained += (
+            ["`optimizer.shard_weights`"] if adapted else ["`optimizer.shard_gradients`", "`optimizer.shard_weights`"]
+        )
     if what.startswith("engine"):
         lower = "`sampling.max_running` or `sampling.max_response_tokens`, with drafts `sampling.draft_pool_bytes`"
         return f"lower {lower}, or take {more}"
@@ -41,6 +43,8 @@ def remedies(what: str, devices: int, *, more: str | None = None, adapted: bool 
         return f"take {', '.join(trained[:-1])} or {trained[-1]}"
     if "train" in what:
         return f"take {', '.join(trained)}, or lower `micro_batch_tokens`"
+    if "weights" in what and devices > 1:
+        return f"take {more}, a smaller model or, if they are trained there, `optimizer.shard_weights`"
     if "weights" in what or "logits" in what:
         return f"take {more}, or a smaller model"
     return f"take {more}, a smaller model, or lower `micro_batch_tokens`"

@@ -42,7 +42,8 @@ def facts_of_roles(
             whole_layers=recipe.sampling.exact,
             trains_whole=recipe.sequence_parallel and model.trained and needs_all_tokens(model) != "",
             may_drop=recipe.lora.rank == 0,
-            one_copy=model.trained and optimizer_of(model.role, recipe).shard_gradients,
+            one_copy=model.trained and optimizer_of(model.role, recipe).shards_gradients,
+            shards_weights=model.trained and optimizer_of(model.role, recipe).shard_weights,
             prompts_apart=recipe.update_rule.waits and not shape.recurrent and abilities(recipe).moves,
         )
     return facts
@@ -51,7 +52,8 @@ def facts_of_roles(
 def joint_pairs(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel]) -> tuple[tuple[str, str], ...]:
     """Roles that may train together, two and two."""
     pairs = []
-    for pair in combinations([model.role for model in models if model.trained], 2):
+    apart = [model.role for model in models if model.trained and not optimizer_of(model.role, recipe).shard_weights]
+    for pair in combinations(apart, 2):
         with contextlib.suppress(ConfigError):
             check_calls(flow, pair)
             pairs.append(pair)

@@ -11,7 +11,7 @@ from plait.layout.holdings import zero_shards
 from plait.layout.mesh import Coordinates, Layout, Mesh, Parallelism
 from plait.layout.params import Block, FlatLayout, Param, Parameters
 from plait.layout.shards import check, shard
-from plait.training.shares import Share, tied_pieces
+from plait.layout.zero_shares import Share, tied_pieces
 
 SMALL: dict[str, Any] = {"layers": 4, "hidden": 12, "intermediate": 10, "head_dim": 3, "vocabulary": 37}
 TIED = decoder_parameters(**SMALL, heads=8, kv_heads=2, tied=True, cut_vocabulary=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from plait.layout.mesh import Coordinates, Parallelism
 from plait.layout.params import Block, FlatLayout, Parameters
@@ -105,6 +106,40 @@ def tied_pieces(
             ranges = [(max(low + shift, start), min(high + shift, stop)) for low, high in cuts]
             pieces += [(owner, low, high) for owner, (low, high) in enumerate(ranges) if low < high]
     return pieces
+
+
+class OwnedRange(NamedTuple):
+    """A range of the working buffer, and the rank of dp that has it: the sum of its gradients, or its weights."""
+
+    start: int
+    stop: int
+    owner: int
+    """Index along dp."""
+    at: int
+    """Its place among all that the owner has."""
+
+
+def owned_ranges(
+    layout: FlatLayout, parameters: Parameters, sizes: Parallelism, place: Coordinates, bounds: Sequence[int]
+) -> tuple[list[OwnedRange], list[slice]]:
+    """Which rank of dp has what of the working buffer: what it updates, and behind it, on the last stage, its part of
+    what the first stage updates. Also, of the rank at `place`, where among what it has is what both ends hold.
+
+    Args:
+        layout, parameters: as of `tied_pieces`.
+        bounds: of `Share`.
+    """
+    owned = [OwnedRange(start, stop, owner, 0) for owner, (start, stop) in enumerate(pairwise(bounds))]
+    ends, tied = [stop - start for start, stop in pairwise(bounds)], list[slice]()
+    for owner, start, stop in tied_pieces(layout, parameters, sizes, place):
+        at = start - bounds[owner]
+        if place.pp > 0:
+            at = ends[owner]
+            owned.append(OwnedRange(start, stop, owner, at))
+            ends[owner] += stop - start
+        if owner == place.dp:
+            tied.append(slice(at, at + stop - start))
+    return owned, tied
 
 
 def _is_matrix(block: Block) -> bool:
