@@ -175,7 +175,7 @@ def test_experts_that_do_not_fit_together_are_named(change: Any, tmp_path: Path)
     tensors |= {name: change(tensors[name])}
     save_file({at: of for at, of in tensors.items() if of is not None}, folder / "model.safetensors", {"format": "pt"})
     said = (
-        r"^model: '.*' cannot be read .* model\.layers\.0\.mlp\.experts\.gate_up_proj cannot be made of .*"
+        r"^model: '.*' cannot be read .* model\.layers\.0\.mlp\.experts\.gate_up_proj cannot be built from .*"
         r"block_sparse_moe\.experts\.0\.w1\.weight and \d others"
     )
     with pytest.raises(ModelError, match=said):

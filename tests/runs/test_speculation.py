@@ -247,7 +247,7 @@ def test_what_engines_had_learned_is_taken_up_or_said_to_be_gone(
     if not is_whole:
         kept.write_text("{")
     run(recipe, resume=True)
-    assert ("what was learned of draft tokens is learned anew" in capfd.readouterr().err) != is_whole
+    assert ("what was learned about draft tokens is lost, and learned again" in capfd.readouterr().err) != is_whole
     assert_equal_runs(Path(recipe.run_dir), plain)
 
 

@@ -192,7 +192,7 @@ def test_a_node_that_is_silent_counts_as_lost_and_ends_its_ranks_by_itself() -> 
         process.send_signal(signal.SIGSTOP)
         try:
             with pytest.raises(
-                WorkerError, match=r"nothing was received from it for 2 s \(a cut network, or it is frozen\)"
+                WorkerError, match=r"nothing was received from it for 2 s \(the network is down, or it is frozen\)"
             ):
                 handle.result(LIMIT_S)
             assert gone(group.pids[0])
@@ -271,7 +271,7 @@ def test_a_leader_that_is_none_gets_no_word_of_the_key() -> None:
         theirs, _ = listener.accept()
         with theirs:
             theirs.sendall(b"SSH-2.0-something else entirely\n")
-            with pytest.raises(Stranger, match="no leader of a run"):
+            with pytest.raises(Stranger, match="it is not the leader of a run of this version of plait"):
                 introduced(link, KEY)
 
 
@@ -392,7 +392,7 @@ def test_another_recipe_is_said_on_both_sides() -> None:
     try:
         ours = replace(me(), keys=(("steps", "8"), ("seed", "0")))
         NodeRendezvous(listener, KEY, [1], ours, told=said.append).wait(None, deadline_s=LIMIT_S).end(0)
-        text = f"node 1 ({HOST}) was begun with another recipe than node 0 ({HOST}), whose is used: `steps` 8, not 5"
+        text = f"node 1 ({HOST}) was started with another recipe than node 0 ({HOST}), whose is used: `steps` 8, not 5"
         assert text in said[1]
         assert process.wait(LIMIT_S) == 0
         assert text in process.communicate()[0]

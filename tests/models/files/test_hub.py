@@ -333,7 +333,7 @@ def test_an_adapter_is_looked_at_with_its_base(tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter", str(base))
     hub.check_model(str(adapter))
     os.truncate(base / "a.safetensors", 300)
-    with pytest.raises(ModelError, match=r"the adapter .* was trained on .* cannot be had.*damaged: a\.safetensors"):
+    with pytest.raises(ModelError, match=r"the adapter .* was trained on .* cannot be loaded.*damaged: a\.safetensors"):
         hub.check_model(str(adapter))
     weights = adapter / "adapter_model.safetensors"
     size = weights.stat().st_size
