@@ -160,7 +160,7 @@ def test_a_named_plan_that_is_cut_for_room_is_checked_as_it_is_then(
     run = outline(make_recipe(plan="colocated", devices=4, sampling={"exact": True, "max_response_tokens": 6}))
     assert {p.tp for p in placement.resolve_plan(run.recipe, run.flow, run.models, run.shapes).placements} == {1}
     monkeypatch.setattr(placement, "with_room", lambda flow, planned, placed, device_bytes: cut_in_two(placed.plan))
-    with pytest.raises(ConfigError, match=r"`sampling\.exact` needs unsharded layers, .* instances of the actor have tp 2"):
+    with pytest.raises(ConfigError, match=r"`sampling\.exact` needs unsharded layers, .* of the actor have tp 2"):
         placement.resolve_plan(run.recipe, run.flow, run.models, run.shapes)
 
 
