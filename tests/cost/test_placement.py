@@ -218,7 +218,7 @@ def test_prompts_that_are_computed_elsewhere_do_not_halt_for_new_weights(make_re
     assert resolved(make_recipe(plan=plan, max_staleness=1)).placements_of("actor.generate", "prefill")
     with pytest.raises(
         ConfigError,
-        match=r"`partial_rollout` is keep: prompts that are being sent cannot .* set `partial_rollout` to off",
+        match=r"`partial_rollout` is keep: prompts that are being sent .* set `partial_rollout` to off",
     ):
         resolved(make_recipe(plan=plan, max_staleness=1, partial_rollout="keep"))
 
