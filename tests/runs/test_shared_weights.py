@@ -27,6 +27,12 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, str]]] = {
         SHARES,
         {"actor.generate": "0,1 tp2", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 dp2"},
     ),
+    "grpo-dropped-2": (  # what generates is gone while the actor trains
+        "grpo",
+        GRPO[1] | {"steps": 2},
+        SHARES,
+        {"actor.generate": "0,1 dp2 after=drop", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 dp2"},
+    ),
     "grpo-4": (
         "grpo",
         GRPO[1] | {"steps": 3},
@@ -37,7 +43,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, str]]] = {
         *PPO,
         BOTH_SHARE,
         {
-            "actor.generate": "0,1,2,3 dp4",
+            "actor.generate": "0,1,2,3 dp4 after=drop",
             "actor.train": "0,1,2,3 dp2 pp2",
             "ref.logprobs": "0,1,2,3 dp4",
             "critic.train": "0,1,2,3 dp4",

@@ -64,12 +64,13 @@ def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], lab
     placements = tuple(_divided(p, models[p.role]) for p in placed)
     if _is_evaluated_apart(flow, calls):
         placements += plan.placements_of(EVALUATE, "decode") or _where_trained(placements)
-    _check_roles(placements, label)
+    whole = with_shares(replace(plan, placements=placements, policies=policies), models)
+    _check_roles(whole.placements, label)
     used = {rank for p in placements for rank in p.ranks}
     idle = [rank for rank in range(plan.num_ranks) if rank not in used]
     if idle:
         raise ConfigError(f"{label}: rank {idle[0]} has nothing to do; lower `num_ranks`, or place a call on it")
-    return with_shares(replace(plan, placements=placements, policies=policies), models)
+    return whole
 
 
 def with_shares(plan: Plan, models: Mapping[str, PlannedModel]) -> Plan:

@@ -223,7 +223,7 @@ class GatheredLayers:
         address = tensor.untyped_storage().data_ptr()
         for room in self.rooms:
             if room.unit is not None and address == room.memory.untyped_storage().data_ptr() and tensor.numel():
-                return _Place(room.unit, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+                return _Place(room.unit, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
         return tensor
 
     def _unpacked(self, packed: Tensor | _Place) -> Tensor:
