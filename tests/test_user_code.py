@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import save_file
 
 from plait.cli import main
 
@@ -42,7 +43,8 @@ def test_the_users_own_lines_and_exit_code_2(
     (tmp_path / "flow.py").write_text(source)
     algorithm, data = f"{tmp_path}/flow.py:flow", tmp_path / "data.jsonl"
     data.touch()
-    (tmp_path / "config.json").write_text("{}")  # looked for before the flow is read
+    (tmp_path / "config.json").write_text("{}")  # looked for before the flow is read, as are weights
+    save_file({}, tmp_path / "model.safetensors")
     keys = [
         "--model",
         str(tmp_path),

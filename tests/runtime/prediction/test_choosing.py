@@ -134,7 +134,9 @@ def test_models_with_adapters_are_cut_where_none_has_room_whole() -> None:
     assert {p.tp for p in named.placements} == {2}
     weights = [mem.terms["actor: weights"] / 2**30 for mem in here.predict(named).memory]
     assert weights == pytest.approx([24.24 / 2] * 4, rel=0.02)
-    with pytest.raises(ConfigError, match=r"plan `hybridflow`: cut as .* does not fit on 4 devices; take more devices"):
+    with pytest.raises(
+        ConfigError, match=r"plan `hybridflow`: sharded as .* does not fit on 4 devices; take more devices"
+    ):
         planning("4xRTX-4090", "llama-2-70b", **keys).given("hybridflow")
 
 
@@ -195,7 +197,7 @@ def test_a_device_that_has_room_for_nothing_is_named(tmp_path: Path) -> None:
     nodes = [{"devices": 2, "device": device} for device in ("H200", weak)]
     tree = {"nodes": nodes, "intra": link, "inter": link, "host": link}
     (tmp_path / "two.yaml").write_text(yaml.safe_dump(tree))
-    with pytest.raises(ConfigError, match=r"uses all of them: .* nothing on rank 2, weak of 1.0 GiB") as told:
+    with pytest.raises(ConfigError, match=r"uses all of them: .* nothing of rank 2, weak of 1.0 GiB") as told:
         choose(planning(str(tmp_path / "two.yaml")), Budget(50))
     assert "num_ranks" not in str(told.value)
 

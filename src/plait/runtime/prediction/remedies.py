@@ -44,7 +44,7 @@ def remedies(what: str, devices: int, *, more: str | None = None, adapted: bool 
     if "train" in what:
         return f"take {', '.join(trained)}, or lower `micro_batch_tokens`"
     if "weights" in what and devices > 1:
-        return f"take {more}, a smaller model or, if they are trained there, `optimizer.shard_weights`"
+        return f"take {more}, a smaller model or, if it is trained there, `optimizer.shard_weights`"
     if "weights" in what or "logits" in what:
         return f"take {more}, or a smaller model"
     return f"take {more}, a smaller model, or lower `micro_batch_tokens`"
