@@ -236,7 +236,7 @@ def compare(planning: Planning, title: str, options: argparse.Namespace) -> None
     print(f"  {asked:<38}{'step':>9}{'more':>8}{'fits':>7}{'played':>9}")
     whole_s: float | None = None
     for variant in VARIANTS:
-        problem = variant.problem(planning.problem)
+        problem = variant.problem(planning.space.problem)
         space = variant.space(problem)
         found = [found_by(variant, problem, space, options.proposals, seed) for seed in range(options.repeats)]
         steps = [value for run, _ in found if (value := best_of(run, space)) < inf]

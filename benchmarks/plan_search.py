@@ -141,7 +141,7 @@ def find_whole(options: argparse.Namespace) -> int:
     for devices, (size, model), algorithm in product(options.devices.split(","), sizes.items(), WHOLE):
         name = f"{devices} {size} {algorithm}"
         planning = published_planning(int(devices), model, WHOLE[algorithm])
-        _ = planning.problem  # imports, on the first of them
+        _ = planning.costs, planning.graph  # imports, on the first of them
         began = time.process_time()
         try:
             choice = choose(planning, Budget(options.evaluations), 0)
@@ -190,7 +190,7 @@ def hold_against_long(devices: int, options: argparse.Namespace) -> None:
 
 def found_by(planning: Planning, budget: Budget, seed: int, betas: tuple[float, ...]) -> SearchResult:
     """With simulations of its own; what the cost model says is kept."""
-    return search(planning.problem, budget, seed=seed, engine=Engine(betas), space=planning.space)
+    return search(planning.space.problem, budget, seed=seed, engine=Engine(betas), space=planning.space)
 
 
 if __name__ == "__main__":

@@ -221,7 +221,7 @@ TRAIN = Placement("actor.train", "train", (0, 1), dp=2)
             ],
             "expected prefill on other ranks than decode, or on the same in the same layout",
         ),
-        ([TRAIN, Placement("actor.generate", "prefill", (0, 1), dp=2, after="drop")], "one copy; say drop of decode"),
+        ([TRAIN, Placement("actor.generate", "prefill", (0, 1), dp=2, after="drop")], "set `after: drop` in decode"),
         ([Placement("actor.train", "train", (0, 1), dp=2, after="drop")], "lose the only weights"),
         ([TRAIN, Placement("actor.logprobs", "score", (0, 1), dp=2, after="drop")], "actor.logprobs score: `after`"),
         ([Placement("actor.train", "train", (0,))], "rank 1 has nothing to do; lower `num_ranks`"),

@@ -56,8 +56,8 @@ def test_an_order_is_valid_for_any_number_of_micro_batches(rule, num_stages: int
 ROWS = {
     "stages": ("rank 0: 0F0 0B0\n", "expected a row for each of 2 pipeline stages, found 1"),
     "missing": ("rank 0: 0F0 0B0 0F1 0B1\nrank 1: 1F0 1B0 1F1\n", "1B1"),
-    "doubled": ("rank 0: 0F0 0F0 0B0\nrank 1: 1F0 1B0\n", "0F0 stands on rank 0 and again on rank 0"),
-    "elsewhere": ("rank 0: 1F0 1B0\nrank 1: 0F0 0B0\n", "0F0 stands on rank 1; its stage is on rank 0"),
+    "doubled": ("rank 0: 0F0 0F0 0B0\nrank 1: 1F0 1B0\n", "0F0 is on rank 0 and again on rank 0"),
+    "elsewhere": ("rank 0: 1F0 1B0\nrank 1: 0F0 0B0\n", "0F0 is on rank 1; its stage is on rank 0"),
     "order": ("rank 0: 0F1 0F0 0B0 0B1\nrank 1: 1F0 1F1 1B0 1B1\n", "micro-batches keep order"),
     "deadlock": ("rank 0: 0F0 0B0 0F1 0B1\nrank 1: 1F0 1F1 1B0 1B1\n", "deadlock: 0B0 .* waits for 1B0"),
     "far": (

@@ -135,7 +135,7 @@ def test_models_with_adapters_are_cut_where_none_has_room_whole() -> None:
     weights = [mem.terms["actor: weights"] / 2**30 for mem in here.predict(named).memory]
     assert weights == pytest.approx([24.24 / 2] * 4, rel=0.02)
     with pytest.raises(
-        ConfigError, match=r"plan `hybridflow`: sharded as .* does not fit on 4 devices; take more devices"
+        ConfigError, match=r"plan `hybridflow`: sharded .* does not fit on 4 devices; take more devices"
     ):
         planning("4xRTX-4090", "llama-2-70b", **keys).given("hybridflow")
 
@@ -220,12 +220,12 @@ def test_layers_are_divided_beside_what_embedding_and_head_take() -> None:
     layers, beside 8, 9 and 9; the embedding multiplies nothing. Both are memory of their stages, 18 bytes a number
     where they are trained; the head's stage has the last norm, too."""
     here = planning("4xA100-80G", "llama-3-8b")
-    facts, rows = here.problem.roles["actor"], 128_256 * 4096
+    facts, rows = here.space.problem.roles["actor"], 128_256 * 4096
     assert facts.layer_work == (1.0,) * 32
     assert (facts.first, facts.last) == (0.0, pytest.approx(rows / 218_103_808))
     train = next(n for n, slot in enumerate(here.graph.slots) if str(slot) == "actor train")
     (sizes,) = [one for one in here.space.forms.parallelisms(train, (0, 1, 2, 3)) if one.pp == 4]
     assert sizes.stages == (8, 9, 9, 6)
-    equal = here.problem.costs.held_bytes("actor", Layout.on(range(4), pp=4), trained=True)
+    equal = here.space.problem.costs.held_bytes("actor", Layout.on(range(4), pp=4), trained=True)
     first, middle, _, last = equal
     assert (first - middle, last - middle) == (18 * rows, 18 * (rows + 4096))

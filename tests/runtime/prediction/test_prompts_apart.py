@@ -18,6 +18,7 @@ from plait.layout.mesh import Parallelism
 from plait.planner import slot_divisions
 from plait.planner.plan_objective import Objective
 from plait.planner.plan_search import Budget
+from plait.planner.plan_space import PlanSpace
 from plait.planner.slot_divisions import LEAST_GAIN, MOST_IN_VAIN
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.prediction.choosing import searched
@@ -71,9 +72,9 @@ def make(tmp_path: Path) -> Make:
 
 def without(planning: Planning) -> Planning:
     """The same, where prompts have to be computed where samples are drawn."""
-    roles = {role: replace(facts, prompts_apart=False) for role, facts in planning.problem.roles.items()}
+    roles = {role: replace(facts, prompts_apart=False) for role, facts in planning.space.problem.roles.items()}
     other = replace(planning)
-    other.__dict__["problem"] = replace(planning.problem, roles=roles)
+    other.__dict__["space"] = PlanSpace(replace(planning.space.problem, roles=roles))
     return other
 
 
@@ -197,7 +198,7 @@ def test_a_division_takes_no_less_than_its_bound(
     keys = {"prompts_per_step": prompts, "sampling.max_running": 32, "rebalance": rebalance}
     planning = make(nodes, lengths, **keys)
     space, slot, whole = planning.space, generation(planning), (0, 1, 2, 3)
-    objective = Objective(planning.problem)
+    objective = Objective(planning.space.problem)
     draws, computes = space.forms.of(slot, (0, 1))[0], space.forms.of(slot, (2, 3))[0]
     bound_s = space.divisions.bound_s(draws, computes)
     alone_s = draws.seconds - draws.asked.calls[0].terms[PROMPTS], computes.asked.calls[0].terms[PROMPTS]

@@ -25,6 +25,7 @@ _ROWS = ("*.arrow", "state.json")
 """Files of a saved data set: its rows, and which of their columns are given in which order."""
 _ANY_TEXTS = ("*.json", "*.txt")
 _TEXTS = (
+    "*.safetensors.index.json",
     "config.json",
     "generation_config.json",
     "adapter_config.json",

@@ -104,7 +104,7 @@ def searched(
         with contextlib.suppress(UserError):
             plans[name] = planning.followable(plan)
     starts = [(name, tuple(places_of(plan, planning.space.places))) for name, plan in plans.items()]
-    return search(planning.problem, budget, seed=seed, given=starts, space=planning.space)
+    return search(planning.space.problem, budget, seed=seed, given=starts, space=planning.space)
 
 
 def _otherwise(best: PredictedPlan, others: list[PredictedPlan]) -> list[PredictedPlan]:

@@ -42,7 +42,7 @@ from plait.runtime.prediction.remedies import remedies
 from plait.runtime.prediction.search_facts import facts_of_roles, joint_pairs
 from plait.schedule.completion import complete
 from plait.schedule.kept_pools import pools_stay
-from plait.schedule.named_plans import AUTO, NAMES, Cut, named_plan
+from plait.schedule.named_plans import AUTO, NAMES, Cut, PlannedModel, named_plan
 from plait.schedule.plan import FUSION, POOL, SHARES, Plan, PolicyChoice
 from plait.schedule.stage_fusion import nothing_to_hide
 from plait.simulator.places import Place
@@ -73,16 +73,18 @@ class Planning:
     acceptance: Acceptance = NOTHING_STATED
     pools_stay: bool = False
     to_come: Coming = field(default_factory=dict)
+    _followed: dict[object, Planning] = field(default_factory=dict, init=False, compare=False)
+    """Kept, as each has costs of its own."""
+    _spent: dict[object, Recipe] = field(default_factory=dict, init=False, compare=False)
+    """Kept: whether pools stay is a part of what is found, not of what it is found for."""
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameters]:
         """By the role."""
         keeps_states = any(self.shapes[model.name].recurrent for model in self.models)  # of these no shape says enough
         if any(is_shape(model.name) for model in self.models) and not keeps_states:
-            return {
-                model.role: parameters_of_shape(self.shapes[model.name], 1 if model.scalar else None)
-                for model in self.models
-            }
+            heads = [(model.role, self.shapes[model.name], 1 if model.scalar else None) for model in self.models]
+            return {role: parameters_of_shape(shape, rows) for role, shape, rows in heads}
         return parameters_of(self.models)
 
     @cached_property
@@ -147,21 +149,22 @@ class Planning:
         )
 
     @cached_property
-    def problem(self) -> PlanProblem:
+    def space(self) -> PlanSpace:
         tokens = self.recipe.micro_batch_tokens
         halves = (tokens // 2, tokens // 4)[: 1 + self.recipe.finds_lengths] if tokens >= 1024 else ()
         costs: Any = BoundedMoves(self.costs) if self.cluster.num_devices > LARGE else self.costs
         facts = facts_of_roles(self.recipe, self.models, self.shapes, self.parameters)
         pairs = joint_pairs(self.recipe, self.flow, self.models)
-        return PlanProblem(self.graph, costs, facts, halves, pairs=pairs, stage_works=self.costs.stage_works)
+        stage_works = self.costs.stage_works
+        return PlanSpace(PlanProblem(self.graph, costs, facts, halves, pairs=pairs, stage_works=stage_works))
 
     @cached_property
-    def space(self) -> PlanSpace:
-        return PlanSpace(self.problem)
+    def _planned(self) -> dict[str, PlannedModel]:
+        return planned_models(self.recipe, self.models, self.shapes)
 
     def _completed(self, plan: Plan, label: str) -> Plan:
         """Raises UserError where a run could not follow it."""
-        whole = complete(plan, self.flow, planned_models(self.recipe, self.models, self.shapes), label)
+        whole = complete(plan, self.flow, self._planned, label)
         check_plan(self.recipe, whole, self.models, self.shapes, label)
         check_layouts(whole, self.parameters, label)
         check_engine_plan(self.recipe, whole.name, whole.num_ranks)
@@ -179,11 +182,7 @@ class Planning:
     def _by_name(self, name: str) -> Plan:
         """By the rules of a run: cut where parameters would leave no room, and on GPUs that have none for all of it
         what idles is in host memory."""
-        recipe, models, memory = (
-            self.recipe,
-            planned_models(self.recipe, self.models, self.shapes),
-            self.cluster.device.memory_bytes,
-        )
+        recipe, models, memory = self.recipe, self._planned, self.cluster.device.memory_bytes
         label = f"`plan` {name}"
         plan = named_plan(name, self.flow, models, self.cluster.num_devices)
         plan = self._completed(on_nodes(plan, self.cluster.nodes, label), label)
@@ -215,15 +214,14 @@ class Planning:
             UserError: there is none, or a run could not follow it.
         """
         if cut is not None:
-            planned = planned_models(self.recipe, self.models, self.shapes)
-            plan = named_plan(name, self.flow, planned, self.cluster.num_devices, cut=cut)
+            plan = named_plan(name, self.flow, self._planned, self.cluster.num_devices, cut=cut)
             return self._completed(plan, f"`plan` {name}")
         if name in MAKERS:
             places = MAKERS[name](self.space)
             if places is None:
                 helps = remedies("weights", devices := self.cluster.num_devices)
-                why = f"sharded as in this plan, a model does not fit on {devices} devices"
-                raise ConfigError(f"plan `{name}`: {why}; {helps}, or another plan")
+                fault = f"sharded as it says, a model does not fit on {devices} devices; {helps}, or another plan"
+                raise ConfigError(f"plan `{name}`: {fault}")
             return self.plan_of(places, name)
         name = NAMES[0] if name == AUTO else name
         if name in NAMES:
@@ -255,11 +253,6 @@ class Planning:
         key = recipe.micro_batch_tokens, recipe.checkpoint_activations, stays
         return self._followed.setdefault(key, replace(self, recipe=recipe, pools_stay=stays))
 
-    @cached_property
-    def _followed(self) -> dict[tuple[int, bool, bool], Planning]:
-        """Kept, as each has costs of its own."""
-        return {}
-
     def _spending(self, plan: Plan) -> Recipe:
         """The recipe with what a run of a completed plan finds. From a plan by name nothing has left by then."""
         by_name = plan.name in NAMES
@@ -269,11 +262,6 @@ class Planning:
             room_bytes, is_alike = self.cluster.device.memory_bytes, not self.cluster.kinds
             self._spent[key] = with_memory_spent(facts, room_bytes, may_leave=by_name, is_alike=is_alike)
         return self._spent[key]
-
-    @cached_property
-    def _spent(self) -> dict[object, Recipe]:
-        """Kept: whether pools stay is a part of what is found, not of what it is found for."""
-        return {}
 
     def plan_of(self, places: Sequence[Place], name: str) -> Plan:
         """A completed plan of what a search found; a call that is not on its own stands where its role does. Where
