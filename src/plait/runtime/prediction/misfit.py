@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def check_processes(planning: Planning) -> None:
     """Raises ConfigError where no device has room for more than a process: no search is needed to see that."""
     most = max(map(planning.cluster.memory_of, range(planning.cluster.num_devices)))
-    process = sum(planning.space.problem.costs.process_terms.values())
+    process = sum(planning.costs.process_terms.values())
     if process >= most:
         raise ConfigError(
             f"no plan on {_devices_of(planning)} has room for anything: the process of each takes {gib(process)} by "
@@ -43,7 +43,7 @@ def misfit(planning: Planning, result: SearchResult) -> str:
         return f"no plan on {where} was found that uses all of them: {_idle(planning, result.nearest.places)}"
     memory = planning.predict(planning.plan_of(result.nearest.places, "nearest")).memory
     worst = max(memory, key=lambda rank: rank.peak_bytes / rank.limit_bytes)
-    process = planning.space.problem.costs.process_terms
+    process = planning.costs.process_terms
     beside = {what: count for what, count in worst.terms.items() if what not in process}
     what, count = max(beside.items(), key=lambda item: item[1])
     held = sum(process.values())
@@ -71,7 +71,7 @@ def _idle(planning: Planning, places: State) -> str:
         used |= place.mask
     rank = next(rank for rank in range(planning.cluster.num_devices) if not used >> rank & 1)
     device = planning.cluster.device_of(rank)
-    process = sum(planning.space.problem.costs.process_terms.values())
+    process = sum(planning.costs.process_terms.values())
     return (
         f"the closest plan uses nothing of rank {rank}, {device.name} of {gib(device.memory_bytes)}, of which the "
         f"process takes {gib(process)}; take fewer devices, devices with more memory, or a smaller model"
@@ -87,7 +87,7 @@ def _least(planning: Planning, number: int) -> str:
     cache = "KV cache and packed weights" if planning.workload.packed else "KV cache"
     beside = cache if slot.mode == "decode" else "activations and logits"
     taken = f"{gib(form.static_bytes)} of {held} and {gib(form.active_bytes)} of {beside} at least"
-    process, devices = sum(planning.space.problem.costs.process_terms.values()), planning.cluster.num_devices
+    process, devices = sum(planning.costs.process_terms.values()), planning.cluster.num_devices
     room = max(map(planning.cluster.memory_of, range(devices))) - process
     larger = held if form.static_bytes >= min(form.active_bytes, room) else slot.mode
     helps = remedies(larger, devices, adapted=planning.recipe.lora.rank > 0)
