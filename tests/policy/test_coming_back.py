@@ -28,6 +28,20 @@ def test_as_many_come_as_there_is_room_for() -> None:
     assert one.plan().brought == ((1, 0),)
 
 
+def test_none_comes_that_would_give_way_at_once() -> None:
+    """Of five blocks two are held, and one of the others is to be left for who runs. What is parked has two full ones,
+    and would ask for a third in this very step."""
+    one = scheduler(num_blocks=5)
+    one.add_started((0, 0), 32, 31, ())
+    one.plan()
+    park(one, (1, 0), 33)
+    plan = one.plan()
+    assert plan.brought == plan.preempted == ()
+    assert plan.rows == ((0, 0),)
+    one.remove([(0, 0)])
+    assert one.plan().rows == ((1, 0),)
+
+
 def test_what_was_parked_is_computed_but_for_the_newest_token() -> None:
     one = scheduler(num_blocks=8)
     park(one, (0, 0), 33)

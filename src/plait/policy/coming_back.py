@@ -34,6 +34,7 @@ def _next(sequences: Sequences, room: Room, brought: list[Key]) -> Started | Non
             if waits or not _is_brought(sample, sequences, room):
                 return None
             brought.append(sample.key)
+            return sample
         if sample.num_computed_tokens == sample.num_tokens - 1:
             return sample
     return None
