@@ -3,7 +3,10 @@ room."""
 
 from __future__ import annotations
 
+import pytest
+
 from plait.policy.batching import Scheduler
+from plait.policy.shares import all_may_go_on
 from plait.policy.step import Key, Limits
 
 
@@ -58,6 +61,21 @@ def test_prompts_of_an_earlier_rollout_come_first() -> None:
     assert one.running.keys() == {(0, 0)}
     one.remove([(0, 0)])
     assert one.plan().brought == ((5, 0),)
+
+
+@pytest.mark.parametrize(("num_tokens", "comes"), [(17, True), (49, False)], ids=["fits", "does not fit"])
+@pytest.mark.parametrize("gave_way", [False, True], ids=["first", "behind one that gave way"])
+def test_steps_go_ahead_while_none_comes(num_tokens: int, comes: bool, gave_way: bool) -> None:
+    """Of five blocks one is held, and one is to be left for who runs: three may be brought. What gave way asks for four
+    and stands first."""
+    one = scheduler(num_blocks=5)
+    one.add_started((0, 0), 16, 15, ())
+    one.plan()
+    if gave_way:
+        one.add_started((1, 0), 64, 0, ())
+    park(one, (2, 0), num_tokens)
+    assert all_may_go_on(one) == (not comes)
+    assert bool(one.plan().brought) == comes
 
 
 def test_where_nothing_runs_a_prompt_that_waits_gives_its_room_up() -> None:

@@ -48,6 +48,11 @@ class Room:
         self.name(item)
         return len(shared) * block_tokens
 
+    def may_bring(self, item: Started) -> bool:
+        """Whether `bring` would give it blocks beside those that run, where it shares none."""
+        needed = num_blocks_for(item.num_tokens, self._limits.block_tokens)
+        return self.blocks.num_free - needed >= len(self._sequences.running)
+
     def may_admit(self, item: Started | Prompt, before: Iterable[Started | Prompt] = ()) -> bool:
         """Whether `admit` would give it blocks beside those that run; it may also where this is False, as blocks may be
         shared.
