@@ -154,6 +154,25 @@ def test_more_may_be_parked_than_there_is_room_for() -> None:
     assert said(stopped(5, max_running=1, kv_tokens=48)) == said(stopped(5))
 
 
+def test_a_sample_that_is_half_computed_again_is_computed_by_the_new_weights() -> None:
+    """The younger of two gave way, and all halt while its tokens are computed again, eight at a time: what there is
+    of them does not stand in for the rest."""
+    both, found = [request(0, 20, [40]), request(1, 20, [40])], []
+    for keeps in (frozenset({0}), frozenset[int]()):
+        one, samples = engine(kv_tokens=96, max_prefill_tokens=8), []
+        for each in again(both, [], keeps=True):
+            one.add(each)
+        while not any(0 < s.num_computed_tokens < s.num_tokens - 1 for s in one.state.scheduler.sequences.preempted):
+            samples += one.step()
+        assert [sample.prompt.uid for sample in samples] == [0]
+        samples += one.halt(parks=True)
+        publish(one, 1)
+        (left,) = again(both, samples, keeps=True)
+        one.add(replace(left, going_on=replace(left.going_on, keeps=keeps)))
+        found.append(said([*drain(one)]))
+    assert found[0] == found[1]
+
+
 def test_keys_and_values_that_are_kept_are_not_those_of_the_new_weights() -> None:
     kept, fresh = (said(halted(REQUESTS, [4], kv)) for kv in KINDS)
     assert kept != fresh

@@ -3,7 +3,10 @@ room."""
 
 from __future__ import annotations
 
+import pytest
+
 from plait.policy.batching import Scheduler
+from plait.policy.shares import all_may_go_on
 from plait.policy.step import Key, Limits
 
 
@@ -28,6 +31,20 @@ def test_as_many_come_as_there_is_room_for() -> None:
     assert one.plan().brought == ((1, 0),)
 
 
+def test_none_comes_that_would_give_way_at_once() -> None:
+    """Of five blocks two are held, and one of the others is to be left for who runs. What is parked has two full ones,
+    and would ask for a third in this very step."""
+    one = scheduler(num_blocks=5)
+    one.add_started((0, 0), 32, 31, ())
+    one.plan()
+    park(one, (1, 0), 33)
+    plan = one.plan()
+    assert plan.brought == plan.preempted == ()
+    assert plan.rows == ((0, 0),)
+    one.remove([(0, 0)])
+    assert one.plan().rows == ((1, 0),)
+
+
 def test_what_was_parked_is_computed_but_for_the_newest_token() -> None:
     one = scheduler(num_blocks=8)
     park(one, (0, 0), 33)
@@ -44,6 +61,21 @@ def test_prompts_of_an_earlier_rollout_come_first() -> None:
     assert one.running.keys() == {(0, 0)}
     one.remove([(0, 0)])
     assert one.plan().brought == ((5, 0),)
+
+
+@pytest.mark.parametrize(("num_tokens", "comes"), [(17, True), (49, False)], ids=["fits", "does not fit"])
+@pytest.mark.parametrize("gave_way", [False, True], ids=["first", "behind one that gave way"])
+def test_steps_go_ahead_while_none_comes(num_tokens: int, comes: bool, gave_way: bool) -> None:
+    """Of five blocks one is held, and one is to be left for who runs: three may be brought. What gave way asks for four
+    and stands first."""
+    one = scheduler(num_blocks=5)
+    one.add_started((0, 0), 16, 15, ())
+    one.plan()
+    if gave_way:
+        one.add_started((1, 0), 64, 0, ())
+    park(one, (2, 0), num_tokens)
+    assert all_may_go_on(one) == (not comes)
+    assert bool(one.plan().brought) == comes
 
 
 def test_where_nothing_runs_a_prompt_that_waits_gives_its_room_up() -> None:

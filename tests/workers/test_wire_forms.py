@@ -18,7 +18,7 @@ from plait.generation.sampling import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.settings import Settings
 from plait.workers.call_messages import Delivered, Generate, answer_of
-from plait.workers.messages import Message
+from plait.workers.messages import NUM_SAMPLE_ARRAYS, Message
 from plait.workers.wire_forms import Record, form_of
 from tests.workers.test_messages import REPLIES, samples_of
 
@@ -109,4 +109,5 @@ def test_requests_travel_whole() -> None:
     going_on = GoingOn((begun, kept), frozenset({2}), {0: 3}, frozenset({1}), parks=True)
     word = Generate("actor", "rollout", [request, replace(request, going_on=going_on)], 3)
     message = word.to_message()
+    assert len(message.arrays) == NUM_SAMPLE_ARRAYS, "a request of which nothing has begun has none"
     assert Generate.of(replace(message, header=json.loads(json.dumps(message.header)))) == word

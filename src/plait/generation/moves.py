@@ -247,23 +247,27 @@ class Parking:
             limit = request.limit(sample.index, state.model.max_positions)
             parked = self._parked.pop(key, None)
             response = Response.resumed(request, sample, limit, state.model.eos_token_ids, flight.policy_version)
-            if sample.index in request.going_on.keeps:
+            if sample.index not in request.going_on.keeps:
+                parked = None
+            else:
                 assert parked is not None, f"sample {key} is to be kept, and is not parked here"
                 assert parked.token_ids == sample.all_ids, f"sample {key} was parked with other tokens"
-                count, rollout = parked.num_computed_tokens, request.noise.rollout
-                state.scheduler.add_started(key, len(response.tokens), count, names, is_parked=True, rollout=rollout)
+            count, rollout = len(response.tokens), request.noise.rollout
+            # One that gave way before it was parked, and was not computed again, is computed by the new weights.
+            if parked is not None and parked.num_computed_tokens == count - 1:
+                state.scheduler.add_started(key, count, count - 1, names, is_parked=True, rollout=rollout)
                 self._returning[key] = parked
             else:  # a next turn finds the blocks of the turns before it, too, as far as they are cached
                 known = state.pool.names(response.tokens[:-1]) if sample.replies else names
-                state.scheduler.add_started(key, len(response.tokens), 0, known, rollout=request.noise.rollout)
+                state.scheduler.add_started(key, count, 0, known, rollout=rollout)
             flight.started[key] = response
 
     def bring(self, keys: Iterable[Key]) -> None:
-        """Write what was parked into the blocks of samples that run from now on; one may have given way at once."""
+        """Write what was parked into the blocks of samples that run from now on."""
+        state = self._state
         for key in keys:
-            parked = self._returning.pop(key)
-            if (sample := self._state.scheduler.running.get(key)) is not None:
-                transfer.write((parked,), sample.table, self._state.pool, self._moves.place, 0)
+            table = state.scheduler.running[key].table
+            transfer.write((self._returning.pop(key),), table, state.pool, self._moves.place, 0)
 
     def rest(self) -> None:
         """Nothing is in flight: forget what has not come into the pool."""

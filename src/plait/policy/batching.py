@@ -83,8 +83,8 @@ class Scheduler:
             num_tokens: of prompt and response.
             names: as of `add`.
             is_current: whether its keys and values are of the current weights, so that samples may share them.
-            is_parked: whether they stay where they are until it runs (`StepPlan.brought`): however many wait, none of
-                them gives way.
+            is_parked: whether they, of all tokens but the newest, stay where they are until it runs
+                (`StepPlan.brought`): however many wait, none of them gives way.
             rollout: as of `add`.
 
         Returns:
@@ -93,6 +93,7 @@ class Scheduler:
         """
         sample = self.sequences.add_started(key, num_tokens, tuple(names), rollout)
         if is_parked:
+            assert num_computed_tokens == num_tokens - 1, f"sample {key} is parked, and not whole"
             sample.num_parked_tokens = num_computed_tokens
             return None
         return self.room.bring(sample, num_computed_tokens, is_current=is_current)
@@ -191,7 +192,7 @@ class Scheduler:
             num_row_context=context,
             chunks=tuple(chunks),
             starts=tuple(starts),
-            brought=tuple(brought),
+            brought=tuple(key for key in brought if key not in preempted),
         )
 
     def take_back(self, num_wrong: Mapping[Key, int]) -> None:

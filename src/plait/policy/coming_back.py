@@ -21,19 +21,35 @@ def come_back(sequences: Sequences, room: Room, most: int) -> tuple[list[Key], l
     return joined, brought
 
 
+def one_comes_back(sequences: Sequences, room: Room, most: int) -> bool:
+    """Whether one of them would run now. Those whose tokens are in the pool count even where no place is free."""
+    waiting = sequences.preempted
+    if any(sample.num_computed_tokens == sample.num_tokens - 1 for sample in waiting):
+        return True
+    parked = next((sample for sample in waiting if sample.num_parked_tokens), None)
+    if parked is None or len(sequences.running) >= most or _waits(parked, sequences):
+        return False
+    return not sequences.running or room.may_bring(parked)
+
+
+def _waits(parked: Started, sequences: Sequences) -> bool:
+    """Whether a prompt of an earlier rollout may need the room."""
+    first = next(iter(sequences.prompts.values()), None)
+    return first is not None and first.rollout < parked.order[0]
+
+
 def _next(sequences: Sequences, room: Room, brought: list[Key]) -> Started | None:
     """The first of them. What is parked comes in its turn: not while a prompt of an earlier rollout may need the room.
 
     Args:
         brought: gets it, if it was parked.
     """
-    first = next(iter(sequences.prompts.values()), None)
     for sample in sequences.preempted:
         if sample.num_parked_tokens:
-            waits = first is not None and first.rollout < sample.order[0]
-            if waits or not _is_brought(sample, sequences, room):
+            if _waits(sample, sequences) or not _is_brought(sample, sequences, room):
                 return None
             brought.append(sample.key)
+            return sample
         if sample.num_computed_tokens == sample.num_tokens - 1:
             return sample
     return None

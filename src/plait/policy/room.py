@@ -37,15 +37,21 @@ class Room:
         block_tokens, blocks = self._limits.block_tokens, self.blocks
         shared = blocks.find(item.names[: num_computed_tokens // block_tokens]) if is_current else []
         blocks.hold(shared)
-        goes_on = isinstance(item, Started) and num_computed_tokens == item.num_tokens - 1
-        count = num_blocks_for(num_computed_tokens if goes_on else item.num_tokens, block_tokens) - len(shared)
-        if num_computed_tokens == 0 or blocks.num_free - count < len(self._sequences.running):
+        needed = num_blocks_for(item.num_tokens, block_tokens) - len(shared)  # it would give way at once with fewer
+        if num_computed_tokens == 0 or blocks.num_free - needed < len(self._sequences.running):
             blocks.release(shared)
             return None
+        goes_on = isinstance(item, Started) and num_computed_tokens == item.num_tokens - 1
+        count = num_blocks_for(num_computed_tokens, block_tokens) - len(shared) if goes_on else needed
         item.table, item.is_current = shared + blocks.take(count), is_current
         item.num_computed_tokens = num_computed_tokens
         self.name(item)
         return len(shared) * block_tokens
+
+    def may_bring(self, item: Started) -> bool:
+        """Whether `bring` would give it blocks beside those that run, where it shares none."""
+        needed = num_blocks_for(item.num_tokens, self._limits.block_tokens)
+        return self.blocks.num_free - needed >= len(self._sequences.running)
 
     def may_admit(self, item: Started | Prompt, before: Iterable[Started | Prompt] = ()) -> bool:
         """Whether `admit` would give it blocks beside those that run; it may also where this is False, as blocks may be

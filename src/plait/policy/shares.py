@@ -10,6 +10,7 @@ from itertools import islice
 from math import ceil
 
 from plait.policy.batching import NO_DRAFTS, Scheduler
+from plait.policy.coming_back import one_comes_back
 from plait.policy.sequences import Started
 from plait.policy.step import Key, Share
 
@@ -40,14 +41,13 @@ def next_share(scheduler: Scheduler, in_flight: Collection[Key], num_groups: int
 def all_may_go_on(scheduler: Scheduler) -> bool:
     """Whether the next step computes all samples that run now, and no others but such as start: nobody gives way in it,
     nobody comes back who did before, and no prompt is computed, as far as that is known before it is decided."""
-    running, waiting = scheduler.running, scheduler.sequences.preempted
-    if any(sample.num_computed_tokens == sample.num_tokens - 1 for sample in waiting):
+    running = scheduler.running
+    if one_comes_back(scheduler.sequences, scheduler.room, scheduler.limits.max_running):
         return False
     if len(running) < scheduler.limits.max_running and (first := next(scheduler.sequences.in_turn(), None)) is not None:
-        if isinstance(first, Started) and first.num_parked_tokens:
-            return False
         is_done = first.num_computed_tokens == first.num_tokens
-        if not is_done and (first.table or scheduler.room.may_admit(first)):
+        is_parked = isinstance(first, Started) and first.num_parked_tokens
+        if not is_done and not is_parked and (first.table or scheduler.room.may_admit(first)):
             return False
     most_each = 2  # a block behind its table, and a copy of a shared one
     return scheduler.blocks.num_free >= most_each * len(running) or scheduler.room.has_room(running.values(), NO_DRAFTS)

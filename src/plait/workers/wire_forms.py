@@ -143,11 +143,17 @@ def _pack_array(array: NDArray[Any], arrays: list[NDArray[Any]]) -> None:
 
 
 def _pack_samples(samples: Sequence[Sample], arrays: list[NDArray[Any]]) -> list[str]:
-    arrays += pack_samples(samples)
+    """Of none there is no array: nearly all requests have none that has begun."""
+    if samples:
+        arrays += pack_samples(samples)
     return [sample.text for sample in samples]
 
 
-_SAMPLES = Form(_pack_samples, lambda texts, arrays: unpack_samples(tuple(islice(arrays, NUM_SAMPLE_ARRAYS)), texts))
+def _unpack_samples(texts: Sequence[str], arrays: Iterator[NDArray[Any]]) -> tuple[Sample, ...]:
+    return unpack_samples(tuple(islice(arrays, NUM_SAMPLE_ARRAYS)), texts) if texts else ()
+
+
+_SAMPLES = Form(_pack_samples, _unpack_samples)
 _FORMS: Mapping[Any, Form] = {
     np.ndarray: Form(_pack_array, lambda value, arrays: next(arrays)),
     Message: _embedded(lambda message: message, lambda message: message),
