@@ -13,6 +13,7 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.prepare import prepare
 from tests.cases import slow_but
+from tests.models.tiny import save_tiny
 from tests.runs.placed_runs import GRPO, PPO, where
 from tests.runs.plans import assert_equal_runs
 
@@ -62,6 +63,24 @@ def test_weights_that_ranks_share_change_nothing(
     recipe = placed(flow, f"shared-weights-{name}", **keys, **shares, **where(place, f"shared-weights-{name}", plan))
     assert run(recipe).finished
     assert_equal_runs(recipe.run_dir, reference(flow, **keys))
+
+
+UNDER_ADAPTERS = dict.fromkeys(("actor.train", "ref.logprobs", "critic.train", "critic.values"), "0,1 dp2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["optimizer.shard_weights", "critic.optimizer.shard_weights"])
+def test_who_trains_on_weights_that_are_shared_for_another_role_gathers_them_in_step(
+    key: str, place: Path, placed: Callable[..., Recipe], reference: Callable[..., Path]
+) -> None:
+    """Of three samples one rank has two, and the other takes part without one; five layers have no room together."""
+    save_tiny(place / "deep", num_hidden_layers=5)
+    keys = {**ADAPTED, "model": "PLACE/deep", "steps": 2, "prompts_per_step": 3, "samples_per_prompt": 1}
+    keys |= {"options": {"kl_coef": 0.05, "mini_batches": 1}}
+    plan = where(place, key, UNDER_ADAPTERS | {"actor.generate": "0,1 tp2"})
+    recipe = placed("ppo", key, **keys, **{key: True, "micro_batch_tokens": 1}, **plan)
+    assert run(recipe).finished
+    assert_equal_runs(recipe.run_dir, reference("ppo", **keys))
 
 
 ON_TWO = {"actor.generate": "0,1 tp2", "actor.train": "0,1 dp2", "ref.logprobs": "0"}

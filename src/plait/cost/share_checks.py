@@ -23,10 +23,11 @@ def _check_training(recipe: Recipe, plan: Plan, label: str) -> None:
     waiting = to_be_found(plan)
     for placement in plan.placements:
         role = placement.role
-        if placement.mode != "train" or not optimizer_of(role, recipe).shards_gradients:
+        shares_weights = optimizer_of(role, recipe).shard_weights or placement.shards_weights
+        if placement.mode != "train" or not (optimizer_of(role, recipe).shards_gradients or shares_weights):
             continue
         copies, together = 1, orders_of(plan, placement)[1]
-        if optimizer_of(role, recipe).shard_weights and (together is not None or role in waiting):
+        if shares_weights and (together is not None or role in waiting):
             raise ConfigError(
                 f"{label}: {placement.call} is in the schedule `{placement.schedule}` with other roles, but its "
                 f"weights are shared (`shard_weights` of the optimizer of {role}), for which a role trains by itself; "
