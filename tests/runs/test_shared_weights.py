@@ -14,8 +14,9 @@ from plait.runtime.api import run
 from plait.runtime.prepare import prepare
 from tests.cases import slow_but
 from tests.models.tiny import save_tiny
-from tests.runs.placed_runs import GRPO, PPO, where
+from tests.runs.placed_runs import GRPO, PPO, SAFE, where
 from tests.runs.plans import assert_equal_runs
+from tests.runs.test_fused_training import schedule_of
 
 SHARES = {"optimizer.shard_weights": True}
 BOTH_SHARE = SHARES | {"critic.optimizer.shard_weights": True}
@@ -164,3 +165,17 @@ def test_ranks_that_share_weights_score_together(place: Path, placed: Callable[.
     }, "to score, the ranks have the actor whole, as they generate with it"
     with pytest.raises(ConfigError, match="ranks that share weights score together"):
         prepare(placed("ppo", "shared-scoring-fused", **keys, fusion=0.5))
+
+
+def test_who_trains_with_others_on_weights_that_are_shared_for_another_role_is_refused(
+    place: Path, placed: Callable[..., Recipe]
+) -> None:
+    """Under adapters all roles have the actor's weights, so the critics' would be gathered in one schedule."""
+    on_all = "0,1,2,3 dp2 pp2"
+    critics = {"critic.train": f"{on_all} schedule=both", "cost_critic.train": "1,0,3,2 dp2 pp2 schedule=both"}
+    scoring = dict.fromkeys(("ref.logprobs", "critic.values", "cost_critic.values"), on_all)
+    plan = {"actor.generate": "0,1 tp2", "actor.train": on_all, **scoring, **critics}
+    schedules = [schedule_of((2, 2), (2, 2), ("critic", "cost_critic"))]
+    keys = SAFE[1] | ADAPTED | SHARES | where(place, "shared-critics", plan, schedules)
+    with pytest.raises(ConfigError, match=r"critic.train is in the schedule .* of the optimizer of actor\)"):
+        prepare(placed("safe_rlhf", "shared-critics", **keys))
