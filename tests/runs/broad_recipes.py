@@ -22,6 +22,7 @@ from tests.runs.random_recipes import (
     calls_of,
     drawn_by,
     one_of,
+    sharing,
     without,
 )
 from tests.runs.wide_recipes import WIDE_HOW, WIDE_WHAT, ended, plan_on_four
@@ -133,7 +134,8 @@ BROAD = (*ALGORITHMS, *flows.OF_MORE_FILES, *flows.OF_MORE_FILES)
 def broad_recipe(seed: int) -> Drawn:
     """As `wide_recipe`, of more."""
     chance = random.Random(f"broad recipe {seed}")
-    return ended(drawn_by(chance, (BROAD_WHAT, BROAD_HOW), _plan, BROAD, fit=_leave_what_goes_together), chance)
+    drawn = drawn_by(chance, (BROAD_WHAT, BROAD_HOW), _plan, BROAD, fit=_leave_what_goes_together)
+    return sharing(ended(drawn, chance), f"broad recipe {seed}")
 
 
 def _plan(chance: random.Random, algorithm: str, what: dict[str, Any]) -> str | dict[str, str]:

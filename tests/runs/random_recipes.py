@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.runs import random_flows as flows
@@ -173,6 +173,8 @@ HOW = (
 """How it is run: none of these changes a result."""
 
 
+SHARING = ("optimizer.shard_weights", "critic.optimizer.shard_weights")
+"""Keys of `sharing`."""
 ENDINGS = ("kill", "rank", "interrupt")
 """SIGKILL to the command, or to one of its processes; SIGINT to the command."""
 
@@ -202,7 +204,8 @@ def random_recipe(seed: int, *, fits: bool = True) -> Drawn:
     Args:
         fits: whether its keys go together; else whatever comes, which may be refused.
     """
-    return drawn_by(random.Random(f"recipe {seed}"), (WHAT, HOW), _plan, fit=leave_what_goes_together if fits else None)
+    fit = leave_what_goes_together if fits else None
+    return sharing(drawn_by(random.Random(f"recipe {seed}"), (WHAT, HOW), _plan, fit=fit), f"recipe {seed}", fits=fits)
 
 
 def drawn_by(
@@ -226,6 +229,25 @@ def drawn_by(
     options = {key.removeprefix("options."): value for key, value in what.items() if key.startswith("options.")}
     keys = {key: value for key, value in what.items() if not key.startswith("options.")}
     return Drawn((algorithm, keys | {"options": options}), how, plan, ends, then)
+
+
+def sharing(drawn: Drawn, seed: str, *, fits: bool = True) -> Drawn:
+    """The same; some with weights that ranks of dp share. This draw is its own: all else that a seed says stays.
+
+    Args:
+        fits: as of `random_recipe`.
+    """
+    chance = random.Random(f"shares of {seed}")
+    ways = {key: True for key in SHARING if chance.random() < 0.4}
+    if drawn.flow[0] not in WITH_CRITIC:
+        ways.pop("critic.optimizer.shard_weights", None)
+    if fits and ways:
+        plans = [text for plan in (drawn.plan, drawn.then) if isinstance(plan, dict) for text in plan.values()]
+        if any("schedule=both" in text for text in plans):  # a role with shared weights trains by itself
+            return drawn
+        if drawn.ways.get("fusion", "off") != "off":  # and scores by itself
+            ways["fusion"] = "auto"
+    return replace(drawn, ways=drawn.ways | ways)
 
 
 def leave_what_goes_together(algorithm: str, what: dict[str, Any], how: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ from tests.runs.broad_recipes import BROAD_HOW, BROAD_WHAT, broad_recipe
 from tests.runs.placed_runs import where
 from tests.runs.plans import assert_equal_runs
 from tests.runs.random_flows import fill_more, make_family
-from tests.runs.random_recipes import ALGORITHMS, GIVEN, HOW, REPLIES, WHAT, Drawn, random_recipe
+from tests.runs.random_recipes import ALGORITHMS, GIVEN, HOW, REPLIES, SHARING, WHAT, Drawn, random_recipe
 from tests.runs.test_partial_rollout import wait_until
 from tests.runs.test_resume import kill
 from tests.runs.wide_recipes import schedules_of, wide_recipe
@@ -146,7 +146,7 @@ def test_every_key_is_drawn_in_the_end() -> None:
     drawn = [random_recipe(seed) for seed in range(600)]
     assert drawn[:20] == [random_recipe(seed) for seed in range(20)], "a seed says all"
     assert {one.flow[0] for one in drawn} == set(ALGORITHMS)
-    assert {key for draw in (*WHAT, *HOW) for values in draw.among for key in values} <= keys_of(drawn)
+    assert {*SHARING, *(key for draw in (*WHAT, *HOW) for values in draw.among for key in values)} <= keys_of(drawn)
     assert {type(one.plan) for one in drawn} == {type(one.then) for one in drawn} == {str, dict}
     assert any(one.ends is not None and one.plan != one.then for one in drawn)
     more = keys_of([broad_recipe(seed) for seed in range(600)])

@@ -22,6 +22,7 @@ from tests.runs.random_recipes import (
     calls_of,
     drawn_by,
     one_of,
+    sharing,
     without,
 )
 from tests.runs.test_fused_training import schedule_of
@@ -68,7 +69,8 @@ WIDE_HOW = (
 def wide_recipe(seed: int) -> Drawn:
     """As `random_recipe`, on four ranks, with more of what concerns several."""
     chance = random.Random(f"wide recipe {seed}")
-    return ended(drawn_by(chance, (WIDE_WHAT, WIDE_HOW), plan_on_four, fit=leave_what_goes_together), chance)
+    drawn = drawn_by(chance, (WIDE_WHAT, WIDE_HOW), plan_on_four, fit=leave_what_goes_together)
+    return sharing(ended(drawn, chance), f"wide recipe {seed}")
 
 
 def ended(drawn: Drawn, chance: random.Random) -> Drawn:

@@ -249,7 +249,7 @@ class ModelCosts:
         again = self.workload.checkpoint_activations
         step = max((copy.training(micro, count, recompute=again, schedule=schedule) for copy in copies), key=total)
         updates = not options.with_next
-        sharded = role in self.workload.sharded
+        sharded = role in self.workload.sharded or layout.shards_weights
         sums, in_turn = (count, sizes.pp - 1) if sharded else (int(updates), 0)
         elements = self._memory.trained_elements(role, sizes)
         gathers = not layout.shards_weights or self.workload.lora.rank > 0

@@ -6,7 +6,7 @@ from plait.errors import ConfigError
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import optimizer_of
 from plait.schedule.placements import orders_of, to_be_found
-from plait.schedule.plan import Plan
+from plait.schedule.plan import Placement, Plan
 
 
 def check_shares(recipe: Recipe, plan: Plan, label: str) -> None:
@@ -23,14 +23,15 @@ def _check_training(recipe: Recipe, plan: Plan, label: str) -> None:
     waiting = to_be_found(plan)
     for placement in plan.placements:
         role = placement.role
-        if placement.mode != "train" or not optimizer_of(role, recipe).shards_gradients:
+        shares = _sharing(placement, recipe, plan)
+        if placement.mode != "train" or not (optimizer_of(role, recipe).shard_gradients or shares):
             continue
         copies, together = 1, orders_of(plan, placement)[1]
-        if optimizer_of(role, recipe).shard_weights and (together is not None or role in waiting):
+        if shares and (together is not None or role in waiting):
             raise ConfigError(
                 f"{label}: {placement.call} is in the schedule `{placement.schedule}` with other roles, but its "
-                f"weights are shared (`shard_weights` of the optimizer of {role}), for which a role trains by itself; "
-                "leave `schedule` out, or set `shard_weights` to false (`shard_gradients` may be true)"
+                f"weights are shared (`shard_weights` of the optimizer of {shares}), for which a role trains by "
+                "itself; leave `schedule` out, or set `shard_weights` to false (`shard_gradients` may be true)"
             )
         if together is not None:
             copies = together.num_copies(role)
@@ -42,6 +43,13 @@ def _check_training(recipe: Recipe, plan: Plan, label: str) -> None:
                 f"gradients are divided (`shard_gradients` of the optimizer of {role}), for which a schedule has one; "
                 "leave `schedule` out, give all roles that follow it as many stages, or set `shard_gradients` to false"
             )
+
+
+def _sharing(placement: Placement, recipe: Recipe, plan: Plan) -> str:
+    """The role whose optimizer's key has the weights shared that a call trains, which under adapters may be another;
+    empty: they are not shared."""
+    roles = (placement.role, *[p.role for p in plan.placements if placement.shards_weights and p.mode == "train"])
+    return next((role for role in roles if optimizer_of(role, recipe).shard_weights), "")
 
 
 def _check_scoring(recipe: Recipe, plan: Plan, label: str) -> None:

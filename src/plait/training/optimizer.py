@@ -77,7 +77,8 @@ class MasterOptimizer:
             self.masters = weights.read(start, stop, masters)
         else:
             self.masters = _in_place(weights, start, stop).detach()
-        shards = settings.shards_gradients and self._team.dp.size > 1
+        # Adapters may have weights under them that another role's key shares: ranks then compute in step for this, too.
+        shards = self._team.layout.shards_weights or (settings.shards_gradients and self._team.dp.size > 1)
         kind = ShardedGradients if shards else WholeGradients
         self.collected: Gradients = kind(model.trained, self._team, self._share, dtype)
         self.exp_avg = torch.zeros_like(self.masters)
