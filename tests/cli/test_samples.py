@@ -89,7 +89,8 @@ def test_a_step_an_evaluation_a_sample(folder: Path, capsys: pytest.CaptureFixtu
 
 
 def test_what_is_not_there_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder.parent / "new").mkdir()
+    (folder.parent / "new/samples").mkdir(parents=True)
+    (folder.parent / "new/samples/eval-000000.jsonl").touch()  # held-out data that are given have no answers
     (folder.parent / "new/recipe.yaml").touch()
     (folder.parent / "empty").mkdir()
     cases: dict[tuple[object, ...], str] = {
@@ -101,7 +102,9 @@ def test_what_is_not_there_is_refused(folder: Path, capsys: pytest.CaptureFixtur
         (folder.parent / "none",): "does not exist",
         (folder.parent / "empty",): "holds no run",
         (folder.parent / "new",): "none are drawn where all are given",
-        (folder.parent / "new", "--evaluation"): "has no evaluation (`evaluation.items`)",
+        (folder.parent / "new", "--evaluation"): "has no evaluation with answers: it has none (`evaluation.items`), or",
+        (folder.parent, "--evaluation"): f"holds runs, and is none itself; give one of `{folder}`",
+        (folder / "samples",): f"is in the run `{folder}`; give that",
     }
     for words, why in cases.items():
         code, _, said = run(capsys, "samples", *words)

@@ -91,7 +91,8 @@ def _file(folder: Path, kind: str, step: int | None) -> tuple[int, Path]:
     from plait.errors import ConfigError
     from plait.runtime.folder.run_files import SAMPLES
 
-    paths = {path.stem.removeprefix(f"{kind}-"): path for path in folder.glob(f"{SAMPLES}/{kind}-*.jsonl")}
+    files = [path for path in folder.glob(f"{SAMPLES}/{kind}-*.jsonl") if path.stat().st_size]  # empty of given data
+    paths = {path.stem.removeprefix(f"{kind}-"): path for path in files}
     there = {int(number): path for number, path in paths.items() if number.isdecimal()}
     if not there:
         raise ConfigError(f"RUN_DIR: {_why_none(folder, kind)}")
@@ -110,12 +111,17 @@ def _why_none(folder: Path, kind: str) -> str:
 
     if not folder.exists():
         return f"`{folder}` does not exist"
-    if runs := _listed(f"`{path.parent}`" for path in sorted(folder.glob(f"*/{SAMPLES}"))):
+    filled = {path.parent.parent for path in folder.glob(f"*/{SAMPLES}/{kind}-*.jsonl") if path.stat().st_size}
+    if runs := _listed(f"`{run}`" for run in sorted(filled or {path.parent for path in folder.glob(f"*/{RECIPE}")})):
         return f"`{folder}` holds runs, and is none itself; give one of {runs}"
     if not (folder / RECIPE).is_file():
-        return f"`{folder}` holds no run"
+        around = next((place for place in folder.parents if (place / RECIPE).is_file()), None)
+        return f"`{folder}` holds no run" if around is None else f"`{folder}` is in the run `{around}`; give that"
     if kind == "eval":
-        return f"`{folder}` has no evaluation (`evaluation.items`)"
+        return (
+            f"`{folder}` has no evaluation with answers: it has none (`evaluation.items`), or of given data (SFT, DPO, "
+            "a reward model), whose numbers are in its evaluations.jsonl"
+        )
     return (
         f"`{folder}` has no samples: none are drawn where all are given (SFT, DPO, a reward model), or no step is done"
     )
