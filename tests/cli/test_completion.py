@@ -130,3 +130,14 @@ def test_what_is_completed_are_the_commands() -> None:
     names = {argument.name for argument in whole["simulate"].assemble_argument_collection()}
     assert {"--plan", "--cluster", "--optimizer.learning_rate", "--steps"} <= names
     assert "--dry-run" not in names
+
+
+def test_a_home_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "home").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert main(["--install-completion", "--shell", "bash"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: completion of bash: {tmp_path / 'home'}/")
+    assert said.endswith("cannot be written: Not a directory\n")

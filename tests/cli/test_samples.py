@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
             "7.2",
             "it is\n\x1b[31m6",
             1.0,
-            **{"data/answer": 6, "rewards/right": 1.0, "advantages": 1.5, "ref_logprobs": [-1, -2]},
+            **{"data/answer": 6, "advantages": 1.5, "rewards/right": 1.0, "ref_logprobs": [-1, -2]},
         ),
     ]
     turns = [{"role": "assistant", "content": "call"}, {"role": "tool", "content": "42"}]
@@ -89,7 +89,8 @@ def test_a_step_an_evaluation_a_sample(folder: Path, capsys: pytest.CaptureFixtu
 
 
 def test_what_is_not_there_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder.parent / "new").mkdir()
+    (folder.parent / "new/samples").mkdir(parents=True)
+    (folder.parent / "new/samples/eval-000000.jsonl").touch()  # held-out data that are given have no answers
     (folder.parent / "new/recipe.yaml").touch()
     (folder.parent / "empty").mkdir()
     cases: dict[tuple[object, ...], str] = {
@@ -101,7 +102,9 @@ def test_what_is_not_there_is_refused(folder: Path, capsys: pytest.CaptureFixtur
         (folder.parent / "none",): "does not exist",
         (folder.parent / "empty",): "holds no run",
         (folder.parent / "new",): "none are drawn where all are given",
-        (folder.parent / "new", "--evaluation"): "has no evaluation (`evaluation.items`)",
+        (folder.parent / "new", "--evaluation"): "has no evaluation with answers: it has none (`evaluation.items`), or",
+        (folder.parent, "--evaluation"): f"holds runs, and is none itself; give one of `{folder}`",
+        (folder / "samples",): f"is in the run `{folder}`; give that",
     }
     for words, why in cases.items():
         code, _, said = run(capsys, "samples", *words)
@@ -111,9 +114,36 @@ def test_what_is_not_there_is_refused(folder: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_damaged_file_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for text, why in (("[]\n", "expected a JSON object"), ('{"uid": "3.1"}\n', "no `prompt`")):
+    faults = {
+        "[]\n": "expected a JSON object",
+        '{"uid": "3.1"}\n': "no `prompt`",
+        _line(uid=3): "expected a text as `uid`, found a number",
+        _line(prompt=None): "expected a text as `prompt`, found null",
+        _line(token_ids=2): "expected a list as `token_ids`, found a number",
+        _line(turns="call"): "expected a list as `turns`, found a text",
+        _line(turns=[{"role": "tool"}]): "expected messages with `role` and `content` as `turns`",
+        _line(judged=2): "expected an object as `judged`, found a number",
+        _line(reward_score="good"): "its reward is no number",
+        _line(reward_score=[1.0]): "its reward is no number",
+    }
+    for text, why in faults.items():
         (folder / "samples/step-000003.jsonl").write_text(text)
         (folder / "samples/step-mine.jsonl").write_text(text)
         code, _, said = run(capsys, "samples", folder)
         assert (code, is_one_error(said)) == (2, True)
         assert f"step-000003.jsonl:1 is damaged: {why}" in said
+
+
+def _line(**changed: Any) -> str:
+    return json.dumps({**sample("3.1", "six", 1.0), **changed}) + "\n"
+
+
+def test_infinite_rewards_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The mean of both infinities is no number; the least reward stands before those without one."""
+    given = {"7.0": None, "7.1": "-Infinity", "7.2": "Infinity", "7.3": 1.0}
+    rows = [sample(uid, "six", reward) for uid, reward in given.items()]
+    (folder / "samples/step-000003.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, _ = run(capsys, "samples", folder)
+    assert code == 0
+    assert out.splitlines()[0].endswith("reward nan on average, from -inf to inf, 1 without")
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("  7")] == ["7.2", "7.3", "7.1", "7.0"]

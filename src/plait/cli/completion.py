@@ -15,6 +15,7 @@ from plait.cli.evaluate import FLAGS as EVAL_FLAGS
 from plait.cli.help import Option, commands, options_of
 from plait.cli.train import FLAGS, NODE_OPTIONS
 from plait.errors import ConfigError
+from plait.file_writes import why_not_written
 from plait.observe.screen import say
 from plait.recipes.keys import alternatives, annotation_of
 
@@ -40,14 +41,20 @@ def install_completion(*, shell: Shell | None = None) -> int:
         found = "none that is known"
     if found not in get_args(Shell):
         raise ConfigError(f"--shell: expected {SHELLS}, found {found} running this command; name one of them")
-    path = completed_app().install_completion(shell=found)
-    if found == "bash":
-        path.write_text(_by_readline(path.read_text()))
+    try:
+        path = completed_app().install_completion(shell=found)
+        if found == "bash":
+            path.write_text(_by_readline(path.read_text()))
+    except OSError as error:
+        place = Path(error.filename or Path.home())
+        raise ConfigError(
+            f"completion of {found}: {place} cannot be written: {why_not_written(place, error)}"
+        ) from error
     say(f"completion is written to {path}{_READ_BY[found]}; a {found} that is opened from now on has it")
     return 0
 
 
-_READ_BY = {"bash": ", which ~/.bashrc reads", "zsh": ", to whose folder ~/.zshrc leads", "fish": ""}
+_READ_BY = {"bash": ", which ~/.bashrc reads", "zsh": ", where `compinit` of your ~/.zshrc finds it", "fish": ""}
 _FILES = '$(compgen -f -- "${cur}")'
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.cli.app import Place, Whole
+from plait.json_text import kind_of
 
 if TYPE_CHECKING:
     from plait.observe.console import SafeConsole
@@ -18,9 +19,10 @@ Row = Mapping[str, Any]
 
 _REWARDS = ("reward_score", "cost_score", "reward")
 """Columns that stand first among the numbers of a sample; of an evaluation's item it is `reward`."""
-_NEEDED = ("uid", "prompt", "response", "token_ids", "finish_reason")
+_NEEDED = {"uid": str, "prompt": str, "response": str, "token_ids": list, "finish_reason": str}
 _NOT_TOLD = ("policy_version",)
 """Numbers of a sample that say nothing of what it got."""
+_PARTS = ("rewards/", "costs/")
 _MOST = 400
 """Characters of a text, unless it is asked for whole."""
 _MOST_OF_VALUE = 60
@@ -65,8 +67,8 @@ def samples(
     step, path = _file(run_dir, "eval" if evaluation else "step", step)
     rows = read_rows(path)
     for number, row in enumerate(rows, start=1):
-        if missing := [name for name in _NEEDED if name not in row]:
-            raise damaged(f"{path}:{number}", f"no `{missing[0]}`")
+        if fault := _fault(row):
+            raise damaged(f"{path}:{number}", fault)
     groups = _by_prompt(rows)
     chosen = {of: asked for of, group in groups.items() if (asked := [row for row in group if _is_asked(row, uid)])}
     if uid and not chosen:
@@ -89,7 +91,8 @@ def _file(folder: Path, kind: str, step: int | None) -> tuple[int, Path]:
     from plait.errors import ConfigError
     from plait.runtime.folder.run_files import SAMPLES
 
-    paths = {path.stem.removeprefix(f"{kind}-"): path for path in folder.glob(f"{SAMPLES}/{kind}-*.jsonl")}
+    files = [path for path in folder.glob(f"{SAMPLES}/{kind}-*.jsonl") if path.stat().st_size]  # empty of given data
+    paths = {path.stem.removeprefix(f"{kind}-"): path for path in files}
     there = {int(number): path for number, path in paths.items() if number.isdecimal()}
     if not there:
         raise ConfigError(f"RUN_DIR: {_why_none(folder, kind)}")
@@ -108,15 +111,37 @@ def _why_none(folder: Path, kind: str) -> str:
 
     if not folder.exists():
         return f"`{folder}` does not exist"
-    if runs := _listed(f"`{path.parent}`" for path in sorted(folder.glob(f"*/{SAMPLES}"))):
+    filled = {path.parent.parent for path in folder.glob(f"*/{SAMPLES}/{kind}-*.jsonl") if path.stat().st_size}
+    if runs := _listed(f"`{run}`" for run in sorted(filled or {path.parent for path in folder.glob(f"*/{RECIPE}")})):
         return f"`{folder}` holds runs, and is none itself; give one of {runs}"
     if not (folder / RECIPE).is_file():
-        return f"`{folder}` holds no run"
+        around = next((place for place in folder.parents if (place / RECIPE).is_file()), None)
+        return f"`{folder}` holds no run" if around is None else f"`{folder}` is in the run `{around}`; give that"
     if kind == "eval":
-        return f"`{folder}` has no evaluation (`evaluation.items`)"
+        return (
+            f"`{folder}` has no evaluation with answers: it has none (`evaluation.items`), or of given data (SFT, DPO, "
+            "a reward model), whose numbers are in its evaluations.jsonl"
+        )
     return (
         f"`{folder}` has no samples: none are drawn where all are given (SFT, DPO, a reward model), or no step is done"
     )
+
+
+def _fault(row: Row) -> str:
+    """What of a row is not as a run writes it; empty where all is that is read here."""
+    kinds = {**_NEEDED, **{name: kind for name, kind in (("turns", list), ("judged", dict)) if name in row}}
+    for name, kind in kinds.items():
+        if name not in row:
+            return f"no `{name}`"
+        if not isinstance(row[name], kind):
+            return f"expected {kind_of(kind())} as `{name}`, found {kind_of(row[name])}"
+    if not all(isinstance(message, dict) and {"role", "content"} <= message.keys() for message in row.get("turns", ())):
+        return "expected messages with `role` and `content` as `turns`"
+    try:
+        _reward(row)
+    except (TypeError, ValueError):
+        return "its reward is no number"
+    return ""
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -131,7 +156,7 @@ def _by_prompt(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
     for row in rows:
         groups.setdefault((row.get("rollout", ""), row["uid"].rpartition(".")[0]), []).append(row)
     return {
-        of: sorted(group, key=lambda row: -_reward(row) if _is_scored(row) else math.inf)
+        of: sorted(group, key=lambda row: (not _is_scored(row), -_reward(row) if _is_scored(row) else 0.0))
         for of, group in groups.items()
     }
 
@@ -156,7 +181,7 @@ def _summary(rows: list[Row], num_prompts: int) -> str:
     if not rewards:
         return told
     without = f", {len(rows) - len(rewards)} without" if len(rewards) < len(rows) else ""
-    mean = math.fsum(rewards) / len(rewards)
+    mean = sum(rewards) / len(rewards)  # NaN where both infinities are among them
     return f"{told}; reward {mean:.4g} on average, from {min(rewards):.4g} to {max(rewards):.4g}{without}"
 
 
@@ -214,12 +239,13 @@ def _numbers(row: Row) -> Iterator[tuple[str, Any]]:
     """(name, value) of what a sample got: its reward, the parts of that, and all else that is one number."""
     told = {**row, **row.get("judged", {})}
     rest = [name for name, value in told.items() if name not in _REWARDS and _is_told(name, value)]
+    rest.sort(key=lambda name: not name.startswith(_PARTS))
     for name in (*(name for name in _REWARDS if name in told), *rest):
         yield name.removesuffix("_score") if name in _REWARDS else name.removeprefix("rewards/"), told[name]
 
 
 def _is_told(name: str, value: Any) -> bool:
-    if name.startswith(("rewards/", "costs/")) or name == "verdict":
+    if name.startswith(_PARTS) or name == "verdict":
         return True
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and name not in _NOT_TOLD and not name.startswith("data/")

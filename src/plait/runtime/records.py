@@ -125,17 +125,20 @@ class Records:
         name = best_by.removeprefix("-")
         return metrics.get(name, math.nan) if name == best_by else -metrics.get(name, math.nan)
 
-    def check_best_by(self, metrics: Mapping[str, float]) -> None:
-        """Raises RunError where neither an evaluation nor any before it has the metric of `evaluation.best_by`."""
+    def check_best_by(self, *newest: Mapping[str, float]) -> None:
+        """Raises RunError where there are evaluations, those written or `newest`, and none of them has the metric of
+        `evaluation.best_by`."""
         best_by = self._prepared.recipe.evaluation.best_by
         if best_by is None:
             return
         name = best_by.removeprefix("-")
-        if name in metrics or any(name in row for row in read_steps(self._directory.files.evaluations)):
+        evaluations = [*read_steps(self._directory.files.evaluations), *newest]
+        if not evaluations or any(name in metrics for metrics in evaluations):
             return
-        have = ", ".join(f"`{metric}`" for metric in sorted(metrics))
+        metrics = sorted(evaluations[-1].keys() - {"step"})
+        have = ", ".join(f"`{metric}`" for metric in metrics)
         raise RunError(
-            f"`evaluation.best_by`: no evaluation has a metric `{name}`; they have {have}{nearest(name, list(metrics))}"
+            f"`evaluation.best_by`: no evaluation has a metric `{name}`; they have {have}{nearest(name, metrics)}"
         )
 
     def best_value(self) -> float:

@@ -131,6 +131,7 @@ class Session:
             undo.push(self._note_end)
             records = Records(prepared, self.directory, resume=self._resume, last_step=self.done.step)
             self.records = stack.enter_context(records)
+            self.records.check_best_by()  # a resumed run may name another metric
             self.doctor = stack.enter_context(self._open_doctor()) if recipe.doctor.enabled else None
             self.moves = RolloutMoves.of(prepared, self.directory.files, self.done.step)
             rollout = self.executor.calls.rollout

@@ -98,6 +98,10 @@ def test_a_metric_that_evaluations_do_not_have_is_no_measure_of_the_best(
     named = make_recipe(steps=1, **keys, **{"evaluation.best_by": "-eval/rewards/count_sevens/mean"})
     assert run(named, resume=True).finished
     assert (recipe.run_dir / "best/model.safetensors").exists()
+    wrong = make_recipe(steps=2, **keys, **{"evaluation.best_by": "eval/count_sevens"})
+    with pytest.raises(RunError, match=r"no evaluation has a metric `eval/count_sevens`; they have `eval/dropped`, "):
+        run(wrong, resume=True)
+    assert not (recipe.run_dir / "samples/step-000002.jsonl").exists(), "told by earlier evaluations, before a step"
 
 
 def test_items_on_which_the_reward_fails_are_dropped_and_said(
