@@ -112,7 +112,7 @@ class Scheduler:
                 self._give_up(key)
                 continue
             if was_running and contexts is not None:
-                self.room.name_context(sample, contexts[key])
+                self.room.name(sample, contexts[key])
             self.blocks.release(sample.table)
 
     def _give_up(self, key: Key) -> None:
@@ -245,7 +245,7 @@ class Scheduler:
                 item.num_computed_tokens, done = chunks[-1].stop, chunks[-1].completes
                 budget -= chunks[-1].stop - chunks[-1].start
                 if done:
-                    self.room.name(item)
+                    self.room.name(item, item.names)
             places -= self._begin(item, places, starts) if done else _wanted(item, places)
         return chunks, starts
 

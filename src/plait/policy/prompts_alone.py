@@ -30,7 +30,7 @@ def prompt_chunks(sequences: Sequences, room: Room, budget: int) -> list[Chunk]:
         prompt.num_computed_tokens = stop
         budget -= stop - start
         if is_computed(prompt):
-            room.name(prompt)
+            room.name(prompt, prompt.names)
     return chunks
 
 

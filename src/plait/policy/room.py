@@ -45,7 +45,7 @@ class Room:
         count = num_blocks_for(num_computed_tokens, block_tokens) - len(shared) if goes_on else needed
         item.table, item.is_current = shared + blocks.take(count), is_current
         item.num_computed_tokens = num_computed_tokens
-        self.name(item)
+        self.name(item, item.names)
         return len(shared) * block_tokens
 
     def may_bring(self, item: Started) -> bool:
@@ -137,13 +137,9 @@ class Room:
         self.blocks.release(item.table)
         item.table, item.num_computed_tokens, item.is_current = [], 0, True
 
-    def name(self, item: Started | Prompt) -> None:
-        """Others find the full blocks of its prompt from now on, also in this step: keys are written before they are
-        read."""
-        self.name_context(item, item.names)
-
-    def name_context(self, item: Started | Prompt, names: Sequence[Hashable]) -> None:
-        """Others find its full blocks by these prefix keys, if what it holds is of the present weights."""
+    def name(self, item: Started | Prompt, names: Sequence[Hashable]) -> None:
+        """Others find its full blocks by these prefix keys, if what it holds is of the present weights: from now on,
+        also in this step, as keys are written before they are read."""
         if item.is_current:
             full = item.num_computed_tokens // self._limits.block_tokens
             for block, name in zip(item.table[:full], names, strict=False):

@@ -143,7 +143,7 @@ def _pack_array(array: NDArray[Any], arrays: list[NDArray[Any]]) -> None:
 
 
 def _pack_samples(samples: Sequence[Sample], arrays: list[NDArray[Any]]) -> list[str]:
-    """Of none there is no array: nearly all requests have none that has begun."""
+    """Samples as `pack_samples` has them; of none no array, as nearly all requests have none that has begun."""
     if samples:
         arrays += pack_samples(samples)
     return [sample.text for sample in samples]
