@@ -33,11 +33,12 @@ def facts_of(make_plan, algorithm="ppo", lora=0, model="smollm", **keys) -> Fact
     options = recipe.options if given else {"kl_coef": 0.1, **recipe.options}
     flow = trace_algorithm(load_flow(algorithm), options, (*MODEL_ROLES, *REWARD_ROLES))
     models = role_models(flow, recipe)
-    every = planned_models(recipe, models, {model: SHAPE})
+    shapes = {one.name: SHAPE for one in models}
+    every = planned_models(recipe, models, shapes)
     planned = {role: replace(one, head_in_layers=1.0, pair_tokens=0.0) for role, one in every.items()}
     plan = complete(make_plan(flow, planned), flow, planned, "plan")
     lengths = SampleLengths(Lengths.fixed(128), Lengths.fixed(recipe.sampling.max_response_tokens))
-    return Facts(recipe, models, {model: SHAPE}, dict.fromkeys(planned, PARAMETERS), plan, flow, lengths)
+    return Facts(recipe, models, shapes, dict.fromkeys(planned, PARAMETERS), plan, flow, lengths)
 
 
 def row_of(begins: str, rows: dict[str, int]) -> int:

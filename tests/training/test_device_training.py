@@ -255,7 +255,7 @@ def test_told_and_balanced_experts_wait_for_nothing(
     """Routers are told on the device, and their sums are read with all else. Experts themselves ask for numbers."""
     weighed = lambda self, hidden_TH, chosen_TK, weights_TK: hidden_TH * weights_TK.sum(-1, keepdim=True)
     monkeypatch.setattr(Qwen3MoeExperts, "forward", weighed)
-    monkeypatch.setattr(Routers, "check", lambda self: None)  # when a model is loaded
+    monkeypatch.setattr(Routers, "check", lambda self, having: None)  # when a model is loaded
     trainer = trainer_of(routed, replays_experts=replays, router_aux_loss_coef=coefficient)
     launches, loss = Launches(), loss_of(grpo, GRPOOptions(kl_coef=0.05))
     given = with_experts(rows(), trainer.model)

@@ -94,7 +94,7 @@ def test_keys_that_would_change_nothing_are_not_named() -> None:
 
 
 def test_adapters_are_not_advised_where_there_are_some() -> None:
-    helps = "take more devices, a smaller model or, if they are trained there, `optimizer.shard_weights`"
+    helps = "take more devices, a smaller model or, if it is trained there, `optimizer.shard_weights`"
     assert remedies("actor: weights", 8, adapted=True) == helps
     assert remedies("actor: weights", 8, more="a machine", adapted=True) == "take a machine, or a smaller model"
     of_adapter = "actor: adapter, its masters, moments and gradients"
