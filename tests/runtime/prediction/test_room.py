@@ -94,9 +94,10 @@ def test_keys_that_would_change_nothing_are_not_named() -> None:
 
 
 def test_adapters_are_not_advised_where_there_are_some() -> None:
-    helps = "take more devices, a smaller model or, if it is trained there, `optimizer.shard_weights`"
-    assert remedies("actor: weights", 8, adapted=True) == helps
-    assert remedies("actor: weights", 8, more="a machine", adapted=True) == "take a machine, or a smaller model"
+    shards = "a smaller model or, if it is trained there, `optimizer.shard_weights`"
+    assert remedies("actor: weights", 8, adapted=True) == f"take more devices, {shards}"
+    assert remedies("actor: weights", 8, more="a machine", adapted=True) == f"take a machine, {shards}"
+    assert remedies("actor: weights", 1, adapted=True) == "take more devices, or a smaller model"
     of_adapter = "actor: adapter, its masters, moments and gradients"
     assert remedies(of_adapter, 8, adapted=True) == "take more devices or a smaller model"
     assert "`lora.rank`" in remedies("actor: masters, moments and gradients", 8)
