@@ -99,5 +99,5 @@ def test_adapters_are_not_advised_where_there_are_some() -> None:
     assert remedies("actor: weights", 8, more="a machine", adapted=True) == f"take a machine, {shards}"
     assert remedies("actor: weights", 1, adapted=True) == "take more devices, or a smaller model"
     of_adapter = "actor: adapter, its masters, moments and gradients"
-    assert remedies(of_adapter, 8, adapted=True) == "take more devices or a smaller model"
+    assert remedies(of_adapter, 8, adapted=True) == "take more devices, a smaller model or `optimizer.shard_weights`"
     assert "`lora.rank`" in remedies("actor: masters, moments and gradients", 8)
