@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -483,14 +483,7 @@ def test_an_unknown_target_names_the_known_ones() -> None:
 
 
 def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def no_peft(name: str, *rest: Any, **options: Any) -> Any:
-        if name == "peft":
-            raise ImportError(name)
-        return real(name, *rest, **options)
-
-    monkeypatch.setattr(builtins, "__import__", no_peft)
+    monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ModelError, match=r"install plait\[lora\]"):
         add_lora(tiny_llama(), RANK_4, name="a", seed=0)
 

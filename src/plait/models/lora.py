@@ -20,13 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.errors import ModelError
 from plait.layout.adapters import low_rank
 from plait.layout.params import Param, Parameters
 from plait.models.compute import cpu_linear, widened
 from plait.models.draws import generator
 from plait.models.expert_adapters import Pair, adapt, adapted_experts
-from plait.models.lora_settings import LoraSettings
+from plait.models.lora_settings import LoraSettings, check_peft
 from plait.models.lora_targets import targets_of, unreached_layers, without_weights
 from plait.models.model import AnyModel, Model
 from plait.models.parallel.adapters import dress, partials_of
@@ -207,8 +206,7 @@ def peft_library() -> Any:
     Raises:
         ModelError: it is not installed.
     """
-    try:
-        import peft
-    except ImportError as error:
-        raise ModelError("lora: adapters need the package peft; install plait[lora], or set lora.rank to 0.") from error
+    check_peft()
+    import peft
+
     return peft

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Literal
 
 from pydantic import Field, field_validator
 
+from plait.errors import ModelError
 from plait.settings import Settings
 
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
+
+
+def check_peft() -> None:
+    """Check that peft is installed; imports nothing.
+
+    Raises:
+        ModelError: it is not.
+    """
+    if find_spec("peft") is None:
+        raise ModelError("lora: adapters need the package peft; install plait[lora], or set lora.rank to 0.")
 
 
 def target_of(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from plait.errors import ConfigError
+from plait.models.lora_settings import check_peft
 from plait.observe.trackers import check_trackers
 from plait.recipes.keys import shown
 from plait.recipes.open_keys import MEMORY_KEYS
@@ -60,8 +61,11 @@ def claim(recipe: Recipe, *, resume: bool) -> RunDirectory:
 
     Raises:
         ConfigError: the folder is taken, or holds a run that `recipe` does not continue; a tracker is not installed.
+        ModelError: it has adapters, and peft is not installed.
     """
     check_trackers(recipe.trackers)
+    if recipe.lora.rank > 0:
+        check_peft()
     if not resume:
         return RunDirectory.claim(recipe.run_dir, overwrite=recipe.overwrite)
     directory = RunDirectory.resume(recipe.run_dir)
