@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli.app import Place, Whole
 from plait.json_text import kind_of
+from plait.runtime.evaluating.parts import OF_REWARDS
 
 if TYPE_CHECKING:
     from plait.observe.console import SafeConsole
@@ -22,7 +23,6 @@ _REWARDS = ("reward_score", "cost_score", "reward")
 _NEEDED = {"uid": str, "prompt": str, "response": str, "token_ids": list, "finish_reason": str}
 _NOT_TOLD = ("policy_version",)
 """Numbers of a sample that say nothing of what it got."""
-_PARTS = ("rewards/", "costs/")
 _MOST = 400
 """Characters of a text, unless it is asked for whole."""
 _MOST_OF_VALUE = 60
@@ -239,13 +239,13 @@ def _numbers(row: Row) -> Iterator[tuple[str, Any]]:
     """(name, value) of what a sample got: its reward, the parts of that, and all else that is one number."""
     told = {**row, **row.get("judged", {})}
     rest = [name for name, value in told.items() if name not in _REWARDS and _is_told(name, value)]
-    rest.sort(key=lambda name: not name.startswith(_PARTS))
+    rest.sort(key=lambda name: not name.startswith(OF_REWARDS))
     for name in (*(name for name in _REWARDS if name in told), *rest):
         yield name.removesuffix("_score") if name in _REWARDS else name.removeprefix("rewards/"), told[name]
 
 
 def _is_told(name: str, value: Any) -> bool:
-    if name.startswith(_PARTS) or name == "verdict":
+    if name.startswith(OF_REWARDS) or name == "verdict":
         return True
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and name not in _NOT_TOLD and not name.startswith("data/")

@@ -25,6 +25,7 @@ from plait.errors import ModelError
 from plait.models.compute.float64 import kept_float64
 from plait.models.compute.layer_kernels import LayerKernels
 from plait.models.compute.recurrent import recurrent_layers_of
+from plait.models.layer_weights import HeldLayers, LayerWeights
 from plait.models.parallel.stage import stage_view
 from plait.models.parallel.token_split import token_split
 from plait.models.routers import Routers, Routing
@@ -32,7 +33,6 @@ from plait.models.routers import Routers, Routing
 if TYPE_CHECKING:
     from plait.models.compute.attention import AttentionContext
     from plait.models.expert_adapters import AdaptedExperts
-    from plait.models.parallel.gathered_layers import GatheredLayers
 
 Computing = Callable[[], contextlib.AbstractContextManager[None]]
 """Within what it makes, layers compute."""
@@ -67,12 +67,12 @@ class Backbone:
 
     Args:
         module: the decoder itself, such as a LlamaModel; attention "plait", eval mode. Perhaps one stage of it.
-        gathered: its weights are gathered from their shares, within passes of this; None: they are there.
+        layer_weights: within passes of it the weights of layers are there; None: they always are.
     """
 
-    def __init__(self, module: Any, gathered: GatheredLayers | None = None) -> None:
+    def __init__(self, module: Any, layer_weights: LayerWeights | None = None) -> None:
         self.module = module
-        self.gathered = gathered
+        self.layer_weights = layer_weights or HeldLayers()
         self._split = token_split(module)
         self._kernels = LayerKernels(module)
         self.routers = Routers(module)
@@ -175,11 +175,6 @@ class Backbone:
         kernels = self._kernels.applied(token_ids_T.device) if how.by_kernels else contextlib.nullcontext()
         with kept_float64(self.dtype), kernels, self.routers.routed(how.routing):
             yield
-
-    def having(self, layer: int | None) -> contextlib.AbstractContextManager[None]:
-        """Within it the weights of this layer, and those of none, are there: where ranks share weights, all of them
-        gather these together."""
-        return contextlib.nullcontext() if self.gathered is None else self.gathered.having(layer)
 
     def recomputed_layers(self) -> list[nn.Module]:
         """The decoder layers that activation checkpointing computes again.

@@ -188,21 +188,20 @@ class TrainedWeights:
         return model.weights if model.own is None else model.own.weights
 
     @property
+    def share(self) -> WeightShare | None:
+        """What this rank holds of them, where the ranks of dp hold shares: never of adapters and heads."""
+        return self._model.share if self._model.own is None else None
+
+    @property
     def flat(self) -> FlatWeights | WeightShare:
         """The elements of `layout`, wherever they lie."""
-        own, elsewhere = self._model.own, self._model.nested or self._model.share
-        return FlatWeights(self.layout, self.weights) if own is not None or elsewhere is None else elsewhere
+        nested = self._model.nested if self._model.own is None else None
+        return nested or self.share or FlatWeights(self.layout, self.weights)
 
     @property
     def updated(self) -> Tensor:
         """As `weights`, without what ranks that share weights hold twice: what moves read and write, [elements]."""
-        share = self._model.share
-        return self.weights if share is None or self._model.own is not None else share.own
-
-    def on_host(self) -> Tensor:
-        """All of `flat`, or of weights that ranks share what this one updates, in host memory: [elements]."""
-        flat = self.flat
-        return flat.flat("cpu") if isinstance(flat, FlatWeights) else flat.own.cpu()
+        return self.weights if self.share is None else self.share.own
 
     @property
     def version(self) -> int:

@@ -69,7 +69,7 @@ def add_lora(
             return heads[param.name]
         return _draw(param, name, seed) if ".lora_A." in param.name else None
 
-    with base.backbone.having(None):
+    with base.backbone.layer_weights.having(None):
         adapter = OwnPart.allocate(
             part,
             first,

@@ -59,6 +59,10 @@ class WeightShare:
         """Another after every write to the buffer."""
         return self.whole._version
 
+    def flat(self, device: torch.device | str) -> Tensor:
+        """What this rank updates, on a device; it may be the buffer itself: [elements]."""
+        return self.own.to(device)
+
     def view(self, low: int, high: int) -> Tensor:
         """Elements [low, high), which this rank holds in a row: [high - low], as they lie."""
         if low == high:

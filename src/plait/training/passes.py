@@ -125,6 +125,6 @@ def loss_over(
 
     stage = ScoringStage(part, batch.rows, micros, batch.temperature, take)
     yield from counted(forwards(stage, role, name), part.team)
-    part.rest()
+    part.layers.rest()
     totals = tally.over(part.team, part.model.device)
     return {f"{role}/loss": totals.loss, **totals.means}

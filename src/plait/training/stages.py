@@ -6,9 +6,7 @@ Shapes: T tokens of a packed row, H hidden size, R response tokens, K tokens of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,6 +19,7 @@ from plait.dataflow import Top
 from plait.errors import RunError
 from plait.models.compute.logprobs_at import chunked_top_logprobs
 from plait.models.language_model import LanguageModel
+from plait.models.layer_weights import LayerWeights
 from plait.models.model import Model
 from plait.models.outputs import Outputs, Said
 from plait.models.parallel.team import Team
@@ -29,9 +28,6 @@ from plait.training.optimizer import MasterOptimizer
 from plait.training.router_balance import RouterBalance, joined
 from plait.training.router_replay import RouterReplay, replay_of
 from plait.training.tally import Tally
-
-if TYPE_CHECKING:
-    from plait.models.parallel.gathered_layers import GatheredLayers
 
 Take = Callable[[MicroBatch, Outputs], None]
 """Is told the outputs of a micro-batch."""
@@ -98,18 +94,14 @@ class ModelPart:
         return self.model.stage(batch, inputs_TH, **how)
 
     @property
-    def gathered(self) -> GatheredLayers | None:
-        """What gathers the weights of the model, where ranks of dp hold shares of them; None: they are there."""
-        return self.model.backbone.gathered
-
-    def computing(self) -> AbstractContextManager[None]:
-        """Within it the model's weights are there for a forward, of a graph or without one."""
-        return nullcontext() if self.gathered is None else self.gathered.forward()
+    def layers(self) -> LayerWeights:
+        """The weights that forwards and backwards compute with."""
+        return self.model.backbone.layer_weights
 
     def as_many(self, micros: Sequence[MicroBatch], copies: Sequence[Sequence[MicroBatch]]) -> Sequence[MicroBatch]:
         """The micro-batches of this rank for forwards, and some without samples where weights are gathered and other
         copies have more."""
-        if self.gathered is None:
+        if not self.layers.is_gathered:
             return micros
         return *micros, *[NO_SAMPLES] * (max(map(len, copies)) - len(micros))
 
@@ -123,11 +115,6 @@ class ModelPart:
         is_adapted = model.own is not None and self.team.is_first_stage
         blocks = (model.trained.layout if is_adapted else model.layout).blocks
         return min((block.param.layer for block in blocks if block.param.layer is not None), default=None)
-
-    def rest(self) -> None:
-        """Nothing is computed for a while, or the weights change."""
-        if self.gathered is not None:
-            self.gathered.rest()
 
     def room(self, num_tokens: int) -> Tensor:
         """Memory for hidden states [T, H] between two stages, or for their gradient."""
@@ -163,10 +150,9 @@ class ScoringStage:
         """See `pipeline.Stage`: [T, H] to [T, H], without a graph for a backward."""
         micro, model = self.micros[index], self.part.model
         if not micro.samples:
-            assert self.part.gathered is not None, "the rank takes part in what others gather"
-            self.part.gathered.idle_forward()
+            self.part.layers.idle_forward()
             return None if self.part.team.is_last_stage else self.room(index)
-        with self.part.computing():
+        with self.part.layers.forward():
             batch = self.part.packed(self.rows, micro)
             hidden_TH = self.part.hidden(batch, inputs, self.part.replay(batch, self.rows, micro))
             if not self.part.team.is_last_stage:
@@ -215,11 +201,10 @@ class TrainingStage:
         """See `pipeline.Stage`: [T, H] to [T, H], or messages as of `room`; what the backward starts from is kept."""
         micro, tally = self.micros[index], self.tallies[index]
         if not micro.samples:
-            if self.part.gathered is not None:
-                self.part.gathered.idle_forward()
+            self.part.layers.idle_forward()
             return None if self.part.team.is_last_stage else self.room(index)
         mini_batch = tally.batch
-        with self.optimizer.collecting_gradients(), self.part.computing():
+        with self.optimizer.collecting_gradients(), self.part.layers.forward():
             given = () if inputs is None else self._parts(index, inputs)
             for tensor in given:
                 tensor.requires_grad_(True)
@@ -240,14 +225,13 @@ class TrainingStage:
     def backward(self, index: int, gradient: Tensor | None) -> Tensor | None:
         """See `pipeline.Stage`: [T, H] to [T, H], or messages as of `room`; gradients of the stage's weights are added
         to the optimizer's."""
-        gathered, settle = self.part.gathered, self.optimizer.collected.settle
+        layers, settle = self.part.layers, self.optimizer.collected.settle
         if not self.micros[index].samples:
-            if gathered is not None:
-                gathered.idle_backward(settle, self.part.lowest_layer)
+            layers.idle_backward(settle, self.part.lowest_layer)
             self._end(index)
             return None if self.part.team.is_first_stage else self.room(index)
         given, made = self.kept.pop(index)
-        with self.optimizer.collecting_gradients(), nullcontext() if gathered is None else gathered.backward(settle):
+        with self.optimizer.collecting_gradients(), layers.backward(settle):
             if gradient is None:
                 self.tallies[index].batch.backward(made[0])
             else:

@@ -66,7 +66,7 @@ class Trainer:
         if execution.checkpoint_activations:
             model.backbone.recomputed_layers()  # a family that has none is refused here, not at the first step
         if samples.replays_experts:
-            model.backbone.routers.check(model.backbone.having)
+            model.backbone.routers.check(model.backbone.layer_weights.having)
         model.module.requires_grad_(False)
         self.model = model
         self.role = role
@@ -127,7 +127,7 @@ class Trainer:
         temperature = temperature or self.sample_settings.temperature
         stage = ScoringStage(self.part, ordered, micros, temperature, scored.take, output.top)
         yield from counted(forwards(stage, self.role, name), self.team)
-        self.part.rest()
+        self.part.layers.rest()
         return summed(self.team, scored.values, self.model.device)
 
     # -- train
@@ -283,7 +283,7 @@ class BegunTraining:
         if not stage.num_samples:
             self.results.append(MiniBatchResult(tuple(terms), None))
             return None
-        trainer.part.rest()
+        trainer.part.layers.rest()
         self.results.append(MiniBatchResult(tuple(terms), trainer.optimizer.step(finite)))
         return Done(f"{opened.name}/step", "STEP", role=role)
 

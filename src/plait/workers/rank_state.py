@@ -292,7 +292,7 @@ class RankState:
         plan = plan_move(source, target, self.cluster)
         buffers = {}
         if role_state is not None and self.rank in place.mesh.ranks:
-            buffers["part"] = role_state.parts[part_key(place, self.rank)].trained.on_host()
+            buffers["part"] = role_state.parts[part_key(place, self.rank)].trained.flat.flat("cpu")
         if model is not None:
             buffers["whole"] = model.trained.weights
         if self.rank in plan.rows:

@@ -33,8 +33,8 @@ def pair(name: str) -> tuple[LanguageModel, LanguageModel, GatheredLayers]:
     whole, shared = (tiny_model(**FAMILIES[name], num_hidden_layers=4, dtype=torch.float32) for _ in range(2))
     shared.part = Part(Team.alone(), shared.parameters)
     hold_shares(shared, Team.alone())
-    assert shared.backbone.gathered is not None, "its weights are gathered"
-    return whole, shared, shared.backbone.gathered
+    assert isinstance(shared.backbone.layer_weights, GatheredLayers)
+    return whole, shared, shared.backbone.layer_weights
 
 
 def loss_of(model: LanguageModel, batch: PackedBatch, *, checkpoint: bool) -> Tensor:

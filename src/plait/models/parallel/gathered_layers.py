@@ -16,25 +16,23 @@ goes the same way without computing (`idle_forward`, `idle_backward`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from plait.layout.shards import GATHERED_LAYERS
+from plait.models.layer_weights import Settle
 from plait.models.parallel.gathered_units import Room, Unit, check_aliases, modules_of, unit_of
 from plait.models.parallel.peers import Peers
 from plait.models.weight_share import WeightShare
 
-Settle = Callable[[int | None], None]
-"""Told in a backward that the gradients of all layers behind this one are complete; None: nothing is told."""
-
 
 class GatheredLayers:
-    """See the top of the file.
+    """See the top of the file, and `LayerWeights`.
 
     Args:
         module: of Transformers, cut already; its parameters become views of rooms.
@@ -44,6 +42,8 @@ class GatheredLayers:
     Raises:
         ModelError: the module's layers are not one behind another, each with weights of its own.
     """
+
+    is_gathered: ClassVar[bool] = True
 
     def __init__(self, module: nn.Module, share: WeightShare, dp: Peers) -> None:
         self._share, self._dp = share, dp

@@ -7,7 +7,6 @@ Shapes: T tokens of a packed row, H hidden size.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -61,7 +60,7 @@ class ShareProof:
 
     def _computed(self) -> list[Tensor]:
         """What this rank's stage makes of the tokens, [T, H], and the gradients of its parameters."""
-        model, batch, gathered = self._model, self._batch, self._model.backbone.gathered
+        model, batch, layers = self._model, self._batch, self._model.backbone.layer_weights
         params = [model.module.get_parameter(block.param.name) for block in model.layout.blocks]
         required = [param.requires_grad for param in params]
         inputs_TH = None if self._team.is_first_stage else self._random(batch.num_tokens)
@@ -69,16 +68,15 @@ class ShareProof:
         for param in params:
             param.requires_grad_(True)
         try:
-            with torch.enable_grad(), nullcontext() if gathered is None else gathered.forward():
+            with torch.enable_grad(), layers.forward():
                 out_TH = model.backbone.hidden(batch.token_ids_T, batch.position_ids_T, context, inputs_TH=inputs_TH)
-            with nullcontext() if gathered is None else gathered.backward(lambda layer: None):
+            with layers.backward(lambda layer: None):
                 grads = torch.autograd.grad(out_TH, params, self._random(len(out_TH)), allow_unused=True)
             return [out_TH.detach(), *(grad for grad in grads if grad is not None)]
         finally:
             for param, before in zip(params, required, strict=True):
                 param.requires_grad_(before)
-            if gathered is not None:
-                gathered.rest()
+            layers.rest()
 
     def _random(self, num_tokens: int) -> Tensor:
         """[T, H]"""

@@ -54,7 +54,7 @@ class WeightFacts:
         """Name of the fingerprint that a role began with. Under another plan a rank has another part of the model: that
         is compared with its own beginning."""
         model = self._inspected.models[name]
-        part, shares = model.part, model.share is not None and model.own is None
+        part, shares = model.part, model.trained.share is not None
         if part is None or (part.is_whole and not shares):
             return f"weights/{name}"
         sizes, team = part.team.layout.parallelism, part.team
@@ -73,8 +73,8 @@ class WeightFacts:
             held = model if self._is_frozen(name) or model.nested else model.trained
             now = self._inspected.workers.leader_weights.now(name, held.weights)
             if now is not None:
-                shares = model.share is not None and model.own is None
-                prints[name] = fingerprint(now if shares else model.nested or FlatWeights(held.layout, now))
+                shared = model.trained.share
+                prints[name] = fingerprint(model.nested or FlatWeights(held.layout, now) if shared is None else now)
         return prints
 
 
