@@ -67,7 +67,7 @@ class WeightShare:
         """Elements [low, high), which this rank holds in a row: [high - low], as they lie."""
         if low == high:
             return self.whole[:0]
-        [(start, stop, view)] = self.pieces(low, high)
+        [(start, stop, view)] = self._pieces(low, high)
         assert (start, stop) == (low, high), f"elements {low} to {high} are another rank's, in part"
         return view
 
@@ -83,7 +83,7 @@ class WeightShare:
     def take(self, block: Block, start: int, values: Tensor) -> None:
         """Take of a block, which begins at element `start`, what this rank holds. Values: of the block's shape."""
         flat = values.detach().reshape(-1)
-        for low, high, view in self.pieces(start, start + block.num_elements):
+        for low, high, view in self._pieces(start, start + block.num_elements):
             view.copy_(flat[low - start : high - start])
 
     def all_gather(self, peers: Peers, bounds: Sequence[int]) -> None:
@@ -92,10 +92,10 @@ class WeightShare:
     def broadcast(self, peers: Peers, low: int, high: int, source: int) -> None:
         """Overwrite what this rank holds of the elements [low, high) by what the peer with index `source` has of
         them, which holds the same."""
-        for _, _, view in self.pieces(low, high):
+        for _, _, view in self._pieces(low, high):
             peers.broadcast(view, source)
 
-    def pieces(self, low: int, high: int) -> Iterator[tuple[int, int, Tensor]]:
+    def _pieces(self, low: int, high: int) -> Iterator[tuple[int, int, Tensor]]:
         """(start, stop, view) of what this rank holds of the elements [low, high)."""
         for one in self._held:
             start, stop = max(low, one.start), min(high, one.stop)
