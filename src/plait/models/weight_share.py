@@ -43,10 +43,6 @@ class WeightShare:
         return self.whole[: next((one.stop - one.start for one in self._held if not one.at), 0)]
 
     @property
-    def num_elements(self) -> int:
-        return self.layout.num_elements
-
-    @property
     def dtype(self) -> torch.dtype:
         return self.whole.dtype
 
@@ -67,7 +63,7 @@ class WeightShare:
         """Elements [low, high), which this rank holds in a row: [high - low], as they lie."""
         if low == high:
             return self.whole[:0]
-        [(start, stop, view)] = self._pieces(low, high)
+        [(start, stop, view)] = self.pieces(low, high)
         assert (start, stop) == (low, high), f"elements {low} to {high} are another rank's, in part"
         return view
 
@@ -83,7 +79,7 @@ class WeightShare:
     def take(self, block: Block, start: int, values: Tensor) -> None:
         """Take of a block, which begins at element `start`, what this rank holds. Values: of the block's shape."""
         flat = values.detach().reshape(-1)
-        for low, high, view in self._pieces(start, start + block.num_elements):
+        for low, high, view in self.pieces(start, start + block.num_elements):
             view.copy_(flat[low - start : high - start])
 
     def all_gather(self, peers: Peers, bounds: Sequence[int]) -> None:
@@ -92,10 +88,10 @@ class WeightShare:
     def broadcast(self, peers: Peers, low: int, high: int, source: int) -> None:
         """Overwrite what this rank holds of the elements [low, high) by what the peer with index `source` has of
         them, which holds the same."""
-        for _, _, view in self._pieces(low, high):
+        for _, _, view in self.pieces(low, high):
             peers.broadcast(view, source)
 
-    def _pieces(self, low: int, high: int) -> Iterator[tuple[int, int, Tensor]]:
+    def pieces(self, low: int, high: int) -> Iterator[tuple[int, int, Tensor]]:
         """(start, stop, view) of what this rank holds of the elements [low, high)."""
         for one in self._held:
             start, stop = max(low, one.start), min(high, one.stop)

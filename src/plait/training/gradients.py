@@ -86,7 +86,7 @@ class WholeGradients:
 
     def __init__(self, trained: TrainedWeights, team: Team, share: Share, dtype: torch.dtype) -> None:
         self._trained, self._dp, self._share = trained, team.dp, share
-        self.flat = torch.zeros(trained.flat.num_elements, dtype=dtype, device=trained.flat.device)
+        self.flat = torch.zeros(trained.layout.num_elements, dtype=dtype, device=trained.flat.device)
         self.own = self.flat[share.start : share.stop]
         self.rooms: Sequence[Tensor] = ()
 
@@ -130,7 +130,7 @@ class ShardedGradients:
         device, own = trained.flat.device, share.stop - share.start
         self.flat = torch.zeros(max([own, *(at.stop for at in self._tied)]), dtype=dtype, device=device)
         self.own = self.flat[:own]
-        size = min(RUN_ELEMENTS, trained.flat.num_elements)
+        size = min(RUN_ELEMENTS, trained.layout.num_elements)
         self.rooms: Sequence[Tensor] = [torch.empty(size, dtype=dtype, device=device) for _ in range(ROOMS)]
         self._sums: list[list[tuple[Transfer, Tensor | None]]] = [[] for _ in range(ROOMS)]
         """By room: a sum on its way, and what of the own share it is to be added to."""
