@@ -19,6 +19,26 @@ from plait.recipes.recipe import Recipe
 FACTS = {"model": "smollm2-135m-instruct", "run_dir": "runs/of/a/folder/with/a/name/that/is/long"}
 
 
+@pytest.mark.parametrize(
+    ("keys", "package", "said"),
+    [
+        (["--trackers", "[wandb]"], "wandb", "pip install wandb"),
+        (["--lora.rank", "8"], "peft", "install plait[lora]"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_told_before_torch_is_imported(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys, monkeypatch, keys: list[str], package: str, said: str
+) -> None:
+    recipe = make_recipe()
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(recipe.model_dump(mode="json")))
+    monkeypatch.setitem(sys.modules, "plait.runtime.api", None)  # an import fails
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["train", str(path), *keys]) == 2
+    assert said in capsys.readouterr().err
+    assert not Path(recipe.run_dir).exists()
+
+
 def test_header_lines() -> None:
     assert header("plait train r.yaml", FACTS, 80) == [
         "plait train r.yaml",

@@ -272,6 +272,8 @@ def test_a_recipe_that_is_not_there_offers_the_nearest_beside_it(tmp_path: Path)
         (tmp_path / name).touch()
     with pytest.raises(ConfigError, match=r"my_recip\.yaml` does not exist \(did you mean `my_recipe\.yaml`\?\); give"):
         load_recipe(tmp_path / "my_recip.yaml")
+    with pytest.raises(ConfigError, match=r"my_recipe\.yml` does not exist \(did you mean `my_recipe\.yaml`\?\); give"):
+        load_recipe(tmp_path / "my_recipe.yml")
 
 
 def test_missing_key_and_missing_file() -> None:

@@ -197,13 +197,15 @@ def check_inputs(flow: Dataflow | None, recipe: Recipe) -> None:
 
 
 def check_place(recipe: Recipe, *, resume: bool) -> None:
-    """See now, and not when torch is there, that the folder of the run can be taken.
+    """See now, and not when torch is there, that the folder of the run can be taken, and what it needs is installed.
 
     Raises:
-        ConfigError: it cannot; says what can be done.
+        ConfigError, ModelError: it cannot, or is not; says what can be done.
     """
+    from plait.runtime.folder.claim import check_packages
     from plait.runtime.folder.directory import RunDirectory
 
+    check_packages(recipe)
     if resume:
         RunDirectory.resume(recipe.run_dir).close()
     else:

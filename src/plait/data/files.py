@@ -7,6 +7,7 @@ datasets (the extra `data`) are imported where they are needed.
 
 from __future__ import annotations
 
+import glob
 import math
 import os
 import re
@@ -59,12 +60,13 @@ def check_there(name: str, key: str) -> None:
 
 
 def why_no_file(path: Path) -> str:
-    """Why a path is that of no file, in words, with the file of its kind beside it that is meant, if one may be; pipes
-    and devices are none, for a file is read more than once."""
+    """Why a path is that of no file, in words, with the file beside it that is meant, of its kind or its name, if one
+    may be; pipes and devices are none, for a file is read more than once."""
     fault = _fault(path)
     if os.path.lexists(path) or not os.path.isdir(path.parent):
         return fault
-    return f"{fault}{nearest(path.name, [other.name for other in path.parent.glob(f'*{path.suffix}')])}"
+    alike = {*path.parent.glob(f"*{path.suffix}"), *path.parent.glob(f"{glob.escape(path.stem)}.*")}
+    return f"{fault}{nearest(path.name, sorted(other.name for other in alike))}"
 
 
 def _fault(path: Path) -> str:

@@ -56,16 +56,26 @@ RESUMABLE_KEYS = frozenset(
 """Keys that may differ when a run is resumed; every other one would change what its logs compare."""
 
 
-def claim(recipe: Recipe, *, resume: bool) -> RunDirectory:
-    """Take the run directory, and check what can be checked of the run before any work: nothing in it changes.
+def check_packages(recipe: Recipe) -> None:
+    """Check that packages are installed which a recipe needs beside those that plait does; imports none.
 
     Raises:
-        ConfigError: the folder is taken, or holds a run that `recipe` does not continue; a tracker is not installed.
+        ConfigError: a tracker is not known, or not installed.
         ModelError: it has adapters, and peft is not installed.
     """
     check_trackers(recipe.trackers)
     if recipe.lora.rank > 0:
         check_peft()
+
+
+def claim(recipe: Recipe, *, resume: bool) -> RunDirectory:
+    """Take the run directory, and check what can be checked of the run before any work: nothing in it changes.
+
+    Raises:
+        ConfigError: the folder is taken, or holds a run that `recipe` does not continue.
+        UserError: as of `check_packages`.
+    """
+    check_packages(recipe)
     if not resume:
         return RunDirectory.claim(recipe.run_dir, overwrite=recipe.overwrite)
     directory = RunDirectory.resume(recipe.run_dir)
