@@ -1,5 +1,5 @@
-"""What runs measured corrects what a profile predicts: by the kind of call, and where no run had calls of a kind on so
-many ranks by those on another number of them. Torch-free."""
+"""Corrects what a profile predicts by earlier runs: measured over predicted seconds, for each kind of call; a kind
+that no run had on this number of ranks takes its ratio from other numbers of ranks. Torch-free."""
 
 from __future__ import annotations
 

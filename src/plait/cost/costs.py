@@ -171,13 +171,13 @@ class Costs(Protocol):
 
     @property
     def process_terms(self) -> Mapping[str, int]:
-        """What a process holds beside models and what calls take, in bytes; of what GPUs are connected for that of all
+        """Bytes that a process holds beside models and calls, by term; of NCCL's connections those of the group of all
         ranks alone."""
         ...
 
     @property
     def connections(self) -> Connections | None:
-        """What else they are connected for takes; None: nothing."""
+        """Memory of the NCCL connections that depend on the plan; None: there are none to count."""
         ...
 
     @property

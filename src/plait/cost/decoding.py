@@ -278,7 +278,8 @@ def _head_s(times: LayerTimes, rows: Floats) -> Floats:
 
 
 def levelled(seconds: Sequence[float], least_s: float, speeds: Sequence[float]) -> float:
-    """When instances that give each other samples end together: when all that they have to do is done by all of them.
+    """Seconds until instances that give each other samples end, all together: their work, shared by their speeds, but
+    not less than `least_s`, nor more than the slowest one takes by itself.
 
     Args:
         seconds: of each, with the samples that it has.

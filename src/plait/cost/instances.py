@@ -54,7 +54,8 @@ class Instances:
         return dealt(self._workload.lengths.responses.of(samples.count), samples.per_prompt, count)
 
     def kinds(self, layout: Layout, count: int) -> list[tuple[Layout, Sequence[int]]]:
-        """An instance on each kind of devices, of the first so many, and the numbers of those that are as it is."""
+        """For each kind of device among the first `count` instances: the layout of one of them, and the numbers of all
+        instances on that kind."""
         copies = self._cluster.copies_of(layout)
         if not copies:
             return [(_instance(layout), range(count))]

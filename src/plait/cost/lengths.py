@@ -115,8 +115,8 @@ class SampleLengths:
         return self.beside.get(rows, self)
 
     def answered(self, responses: Lengths, read: Sequence[tuple[Lengths, int]] = ()) -> SampleLengths:
-        """These responses to prompts of which each is made of one of these samples: it counts as long as the sample
-        with its own prompt, and what else is read with it; whatever the function says that makes it.
+        """Lengths of samples with these responses, to prompts that a function writes from the samples here. What it
+        writes is not known: each prompt counts as the sample with its prompt, and the texts that are read with it.
 
         Args:
             read: of texts that the function is given: their lengths, and how many of them with each sample.

@@ -109,8 +109,8 @@ class OffloadPolicy:
         return frozenset(role for role in self._places if any("score" in copies.modes for copies in self.copies(role)))
 
     def held_copies(self, role: str) -> tuple[int, ...]:
-        """Numbers of the copies that can keep older weights while the role is trained: all that generates, and does
-        nothing else, on ranks that do not train it. Empty where some of what generates is none of these."""
+        """Numbers of the copies that can keep the previous weights while the role trains: those that only generate, on
+        ranks that do not train it. Empty unless these are all copies that generate."""
         place = self._places[role]
         generating = {part for part, modes in place.uses.items() if "decode" in modes}
         training = set() if place.train is None else set(place.train.mesh.ranks)

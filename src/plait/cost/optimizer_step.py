@@ -51,8 +51,8 @@ def optimizer_step(
 
 
 def gathering_of(passes: Passes, elements: Sequence[int], times: int, in_turn: int) -> tuple[Terms, int]:
-    """Weights that ranks of dp share are gathered so many times, from who holds them to all others; nothing where each
-    copy has all of its own.
+    """Cost of gathering weights that are sharded over dp `times` times, from the ranks that hold them to all others;
+    zero where each dp rank has all of them.
 
     Args:
         elements: of weights, on a device of each stage, before dp shares them.

@@ -56,7 +56,7 @@ class Size:
     chunk_rows: int = 0
     chunk_width: int = 0
     has_head: bool = True
-    """Whether the graph computes logits. Where not each row is read, they are computed behind it, of those that are."""
+    """Whether the graph includes the head. If only some rows are read, their logits are computed after it."""
 
     @classmethod
     def of(cls, batch: RaggedBatch, block_tokens: int) -> Size:

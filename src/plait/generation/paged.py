@@ -94,8 +94,8 @@ def _gathered(call: PagedCall) -> Tensor:
 
 
 def _split(call: PagedCall) -> Tensor:
-    """`paged_attention_plain` of samples with one new token, then of the others: it computes as many rows of each as
-    any of them has."""
+    """`paged_attention_plain` of samples with one new token, then of the others: it pads all samples of a call to as
+    many rows as the longest has."""
     query, starts_S1 = call.query, call.starts_S1
     counts = [stop - start for start, stop in pairwise(starts_S1.tolist())]
     singles = [sample for sample, count in enumerate(counts) if count == 1]

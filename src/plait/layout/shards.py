@@ -190,7 +190,7 @@ def elements_by_stage(parameters: Parameters, parallelism: Parallelism) -> tuple
 
 
 def stage_elements(parameters: Parameters, parallelism: Parallelism, tp: int) -> list[tuple[int, int]]:
-    """By stage, of one of tp: (elements, those of them that are trained there)."""
+    """For tp rank `tp`, by pipeline stage: (elements that it holds, those of them that it trains)."""
     by_layer, first, last, both = _elements(Same(parameters), parallelism.tp, tp)
     bounds = stage_bounds(parameters.num_layers, parallelism)
     end = len(bounds) - 2

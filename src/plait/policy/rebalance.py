@@ -99,7 +99,7 @@ def chances_of(said: Sequence[int], lengths: Sequence[int], limit: int) -> tuple
     earlier length that is longer than what one of its samples has said.
 
     Args:
-        said: tokens of each sample; of none it is asked as of one that has not begun.
+        said: tokens of each sample so far; if empty, as for one sample without any.
         lengths: of earlier samples, rising.
         limit: tokens of a response at most.
     """

@@ -160,8 +160,8 @@ def learns_acceptance(recipe: Recipe) -> bool:
 
 
 def drafts_whole(recipe: Recipe) -> bool:
-    """Whether of these only instances of one device do: where a model lies in parts, the sums of a row depend on its
-    company."""
+    """Whether only instances on one device draft (`auto`, and not exact): where a model is sharded, how the sums of a
+    row are rounded depends on the other rows of its batch."""
     return recipe.sampling.speculation == "auto" and not recipe.sampling.exact
 
 

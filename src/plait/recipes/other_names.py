@@ -156,6 +156,6 @@ def _find(key: str) -> tuple[System, str, OtherName] | None:
 
 
 def _is_within(section: str, entry: OtherName) -> bool:
-    """Whether a section of theirs is also one of ours, which has what it means: its other keys are misspelt, not
-    theirs."""
+    """Whether a section of the other system is also one of ours, with the same meaning: an unknown key in it is then
+    misspelt, and not a name of theirs."""
     return bool(entry.keys) and all(f"{key}.".startswith(f"{section}.") for key in entry.keys)

@@ -261,7 +261,8 @@ class Speculation:
         return proposed
 
     def _found(self, num_tokens: int) -> bool:
-        """Whether so many draft tokens are any. Nothing gains nothing; nor is it known what pays, at first."""
+        """Whether there is a draft token to verify. If not, or until enough steps are timed to know what pays, an
+        adaptive engine notes that drafting gained nothing."""
         if self.is_adaptive and (num_tokens == 0 or self.cost.num_steps < PROBES):
             self.due.gained(0.0)
         return num_tokens > 0

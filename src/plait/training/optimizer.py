@@ -119,9 +119,9 @@ class MasterOptimizer:
         return adamw
 
     def begin_with(self, values: Callable[[Block], Tensor | None]) -> None:
-        """Before the first step: the masters are these numbers, of which the working weights are the roundings, and
-        not the roundings themselves: an update smaller than half of what lies between two of these would change nothing
-        until many of it have come together.
+        """Before the first step: set the masters to the numbers of the checkpoint, and not to the working weights,
+        which are these numbers rounded. From rounded masters, updates of less than half a rounding step would show in
+        the working weights only after many of them.
 
         Args:
             values: gives each block [*block.shape] of the trained parameters, in any dtype; None: the working weights

@@ -144,7 +144,7 @@ def turn_ends(vocabulary: Mapping[str, int]) -> frozenset[int]:
 
 
 def answer_ends(vocabulary: Mapping[str, int]) -> frozenset[int]:
-    """Those of them that nothing of an answer follows."""
+    """Ids of the tokens that end a whole answer, and not just one message of it."""
     several = {MESSAGE_END, ANSWER_END} <= vocabulary.keys()
     return turn_ends(vocabulary) - ({vocabulary[MESSAGE_END]} if several else set())
 

@@ -98,8 +98,8 @@ UNKNOWN = DraftForecast(
 def draft_forecast(
     sampling: SamplingSettings, profile: Profile | None, recorded: Drafts | None, stated: Acceptance = NOTHING_STATED
 ) -> DraftForecast | None:
-    """What the drafts of a run come to; None: it makes none. Of what nothing is known of nothing is predicted: it takes
-    at most some percent longer than without.
+    """What drafting brings to a run; None: it does not draft. `UNKNOWN`, where nothing is known of how many drafts are
+    accepted, predicts no gain: drafting then costs a few percent at most.
 
     Raises:
         ConfigError: as of `Acceptance.drafts`.
