@@ -158,8 +158,8 @@ def title_of(function: Callable[..., Any]) -> str:
 
 
 def saying_where(error: PlaitError, function: Callable[..., Any]) -> PlaitError:
-    """The error about what a function gave, with the place of the function in the user's code; of one of plait's own as
-    it is."""
+    """The error about what a function returned, with the function's place in the user's code added. If the function is
+    plait's own, the error is left as it is."""
     code = getattr(_inner(function), "__code__", None)
     if code is not None and is_users(function):
         error.frames = f'  File "{code.co_filename}", line {code.co_firstlineno}, in {title_of(function)}'
@@ -173,7 +173,8 @@ def _inner(function: Callable[..., Any]) -> Any:
 
 
 def _own(error: BaseException) -> traceback.StackSummary:
-    """Frames of files that are neither plait's nor a library's; where there are none, those that are not plait's."""
+    """Frames of the user's files: neither plait's nor a library's. If there are none, all frames that are not
+    plait's."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_plaits(frame.filename)]
     own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<frozen "))]
     return traceback.StackSummary.from_list(own or frames)

@@ -86,8 +86,8 @@ class PolicyOptions(UpdateOptions):
 
     @property
     def compares(self) -> bool:
-        """Whether the loss has a ratio to log-probs from before training. Where a batch is used once, those of the
-        trainer are the new ones; those of the engine are its own in any case."""
+        """Whether the loss needs a ratio to log-probs from before training. The trainer's are equal to the new ones if
+        a batch is used once; the engine's always differ from them."""
         return self.updates > 1 or self.old_logprobs is LogprobSource.ENGINE
 
     @model_validator(mode="after")

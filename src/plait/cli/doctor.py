@@ -33,8 +33,8 @@ def doctor(what: Place, /) -> int:
 
 
 def _say_findings(folder: Path) -> None:
-    """What its doctor said, and how the run ended; or how each of the runs in it did. Raises ConfigError: it is no
-    folder of a run."""
+    """Print the doctor's findings and how the run ended; for a folder of several runs, how each of them ended. Raises
+    ConfigError if it is no folder of a run."""
     from plait.observe.doctor import Doctor
     from plait.observe.run_log import read_steps
     from plait.runtime.folder.ending import said_of_end

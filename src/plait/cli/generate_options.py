@@ -87,7 +87,7 @@ class Options:
 
 
 _LATER = {"chat_template": "auto", "prompt_column": "prompt"}
-"""Options that runs of before did not have, and what these did."""
+"""Options that earlier versions did not have, with the value that is equal to what these did."""
 
 
 def asked_of(options: Options) -> dict[str, Any]:

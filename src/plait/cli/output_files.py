@@ -19,7 +19,7 @@ def files_of(overwrite: bool, **paths: Path | None) -> dict[str, Path]:
     """The files that are asked for, by option.
 
     Raises:
-        ConfigError: one may not be written, or two are the same.
+        ConfigError: a file cannot be written, or two options name the same file.
     """
     files = {option: path for option, path in paths.items() if path is not None}
     for option, path in files.items():

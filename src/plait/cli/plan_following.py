@@ -16,7 +16,7 @@ from plait.schedule.plan import Plan
 
 @dataclass(frozen=True)
 class Following:
-    """beside: what else is to be done, in words; empty: nothing. command: as a shell takes it, whatever is in it."""
+    """beside: what has to be done besides, in words (may be empty); command: quoted for a shell"""
 
     beside: str
     command: str

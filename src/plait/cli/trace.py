@@ -215,7 +215,7 @@ def _plan_of(path: Path) -> Plan | None:
 
 
 def _by_plan(measured: Timeline, folder: Path, path: Path) -> Timeline:
-    """The steps of a run that were done by the plan in a file; all of them where none is known to have been."""
+    """The steps of a run that followed the plan in a file; all steps if none is known to have followed it."""
     from dataclasses import replace
 
     from plait.runtime.folder.history import History, plan_digest

@@ -68,7 +68,7 @@ def attached_by(stages: Stages, place: NodeOptions) -> Attached | None:
     on nodes that a launcher starts.
 
     Raises:
-        ConfigError: as of `train.attached_by`; or it is another one for some stages than for others.
+        ConfigError: as of `train.attached_by`; or the stages name different launchers.
     """
     parts = {name: train.attached_by(recipe, place) for name, recipe in stages.recipes.items()}
     first, *others = parts

@@ -66,7 +66,7 @@ class ClusterSpec:
 
     @classmethod
     def of_kinds(cls, kinds: Sequence[NodeKind], devices_per_node: int, name: str, software: Software) -> ClusterSpec:
-        """A cluster of these nodes; where all are alike, as if they were one kind."""
+        """A cluster of these nodes; kinds that are alike are merged into one."""
         unlike = {replace(kind, nodes=1) for kind in kinds}
         prices = {kind.price_per_device_hour for kind in kinds}
         return cls(

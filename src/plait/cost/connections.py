@@ -85,7 +85,7 @@ class Connections:
         self._numbers: dict[object, int] = {}
         self._rows = cache(self._rows_of)
         self.ways_between = cache(self._ways_between)
-        """As `ways_of`, of samples: from each instance of some layouts to each other one."""
+        """As `ways_of`, for samples: from each instance of some layouts to each other one."""
 
     @property
     def usual_bytes(self) -> int:

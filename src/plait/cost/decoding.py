@@ -282,9 +282,9 @@ def levelled(seconds: Sequence[float], least_s: float, speeds: Sequence[float]) 
     not less than `least_s`, nor more than the slowest one takes by itself.
 
     Args:
-        seconds: of each, with the samples that it has.
-        least_s: before which no sample can end that may be the last.
-        speeds: of each, in any unit.
+        seconds: that each instance would need for its own samples.
+        least_s: the earliest time at which the last sample can end.
+        speeds: of the instances, in any unit.
     """
     mean_s = sum(seconds) / len(seconds)
     if any(speed != speeds[0] for speed in speeds):

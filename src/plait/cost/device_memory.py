@@ -39,7 +39,7 @@ class DeviceMemory:
     rows: Rows
     """All of a step's parts, though some may never be there at once."""
     during: Rows
-    """(a call, or what else is done, all that is held then)."""
+    """(a call or other work, all bytes that are held during it)."""
     slack: Rows
     """What may come on top."""
 
@@ -79,8 +79,8 @@ def memory_by_device(facts: Facts) -> list[DeviceMemory]:
 
 
 def unlike_devices(facts: Facts) -> Iterator[DeviceMemory]:
-    """`memory_by_device`, one after the other, for who may need no more. Which ranks are like each is known behind the
-    last."""
+    """The devices of `memory_by_device`, as an iterator: a caller may stop early. The ranks that are like each device
+    are complete after the last one."""
     of_kinds: dict[Kind, DeviceMemory] = {}
     devices: list[DeviceMemory] = []
     for rank in range(facts.plan.num_ranks):

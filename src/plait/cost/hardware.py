@@ -45,7 +45,7 @@ class Link:
 
 
 def slowest_device(devices: Sequence[Device]) -> Device:
-    """What all of these can do, each number that of the one with least of it; of one kind, itself."""
+    """A device of which each number is the worst among these devices; the device itself if they are all of one kind."""
     first, *others = devices
     if all(device == first for device in others):
         return first

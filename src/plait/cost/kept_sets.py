@@ -1,15 +1,15 @@
-"""What samples keep of how their tokens were drawn: from which others (`data.supports`), where top-k, top-p or min-p
-leaves tokens out: how many tokens a set has, in how many bytes; and by which experts (`data.experts`). Torch-free.
+"""Bytes of what samples keep of how their tokens were drawn: the set of tokens that top-k, top-p or min-p left to draw
+from (`data.supports`), and the experts that computed them (`data.experts`). Torch-free.
 
-Top-k says it: never more than so many. What top-p and min-p leave depends on how sure a model is, so it is an
-expectation, by SmolLM2-135M-Instruct's own answers (49,152 tokens; 600 to 1,400 tokens of them each):
+Top-k bounds the size of a set. What top-p and min-p leave depends on how sure a model is, so the size is an
+expectation, by answers of SmolLM2-135M-Instruct (49,152 tokens in its vocabulary; 600 to 1,400 drawn tokens each):
 
     temperature            1.0                                                    0.7     1.2     1.5
     sampling     top_p 0.8  0.9    0.95   0.99    min_p 0.1  0.05   0.01      top_p 0.95          top_p 0.95  min_p 0.1
     tokens         19     159   231-293  1,201-1,630   4    8-9     29           11     2,876    16,637       10
     expected       74     147    295    1,475          4.5   9      45           15     2,179    43,770       11
 
-Larger models are surer. So for most it is more than they keep.
+Larger models are surer, so most keep less than this.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ FEW = 20
 OBJECT_BYTES = 48
 """What one set takes in a process beside its bytes: 33 of the object, 8 that refer to it, and 7 to the next 16."""
 ID_BYTES = 8
-"""What a token of a set takes as a micro-batch reads it."""
+"""Of a token of a set, in the form in which a micro-batch reads it."""
 SETS, SETS_READ = "what samples were drawn from, and by", "what tokens of micro-batches were drawn from, and by"
-"""The terms of their memory: of samples that are there, and while they are computed."""
+"""Names of the terms of memory: of sets in samples that are held, and in micro-batches while they are computed."""
 ROUTED = "experts that tokens of a micro-batch go to"
 """The term of a GPU's memory."""
 SIZE_BYTES = 4
@@ -86,7 +86,7 @@ class KeptSets:
         return ceil(tokens * self.tokens * ID_BYTES) + self.routed_bytes(tokens)
 
     def routed_bytes(self, tokens: int) -> int:
-        """The same of their experts alone, as a GPU has them."""
+        """Bytes of the experts of so many tokens alone, in the form in which a GPU has them."""
         return tokens * self.experts * (1 + ID_BYTES)
 
     def placed_bytes(self, rows: int, width: int) -> int:

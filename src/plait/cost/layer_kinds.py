@@ -19,7 +19,7 @@ from plait.models.shape import ModelShape
 
 @dataclass(frozen=True)
 class LayerKind:
-    """shape: of the model if all of its layers were so; layers: that are, ascending"""
+    """shape: of the model if all of its layers were of this kind; layers: numbers of those that are, ascending"""
 
     shape: ModelShape
     layers: tuple[int, ...]
@@ -27,8 +27,9 @@ class LayerKind:
 
 @lru_cache(maxsize=64)
 def layer_kinds(shape: ModelShape) -> tuple[LayerKind, ...]:
-    """In the order of the first layers of each. One, of the shape itself, where all are alike; so are dense blocks and
-    mixtures where nobody says which are which: each layer is the average then."""
+    """The kinds of a model's layers, in the order of their first layers. A model whose layers are alike has one kind,
+    with the shape itself; so has one with dense blocks and mixtures if the shape does not say which layers are which:
+    each layer then counts as the average."""
     numbers: dict[tuple[bool, int, bool, bool, bool], list[int]] = {}
     for layer in range(shape.layers):
         window = shape.windows[layer] if shape.windows else 0

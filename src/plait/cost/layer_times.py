@@ -77,11 +77,11 @@ def added(*parts: Mapping[str, float]) -> Terms:
 
 
 class LayerTimes:
-    """What a layer of one model takes, the average one where layers are unlike, and what is around layers.
+    """Seconds of a layer of a model (the average layer, if they differ), and of what is before and after the layers.
 
     Args:
-        cluster: as the ranks of the layout have it (`ClusterSpec.among`).
-        devices: of all that compute at the same time, where they are more than one instance's.
+        cluster: its part with the ranks of the layout (`ClusterSpec.among`).
+        devices: the layout of all instances that compute at the same time, if there is more than one.
     """
 
     def __init__(

@@ -99,11 +99,11 @@ class SampleLengths:
 
     @classmethod
     def given(cls, groups: Sequence[GroupTokens], root: int = 0) -> SampleLengths:
-        """Lengths of texts that are there.
+        """Lengths of given texts.
 
         Args:
-            groups: a sample of them, at least one, the longest among them.
-            root: tokens that all prompts begin with, each of which has one more at least.
+            groups: lengths of some of the texts, at least of one group, with the longest among them.
+            root: number of tokens that all prompts begin with; each prompt is longer by at least one token.
         """
         ordered = sorted(groups, key=lambda group: (-group.total, -group.longest, group))
         prompts = Lengths.recorded([group.prompt for group in ordered], root)

@@ -87,10 +87,11 @@ def cpu_kind(flags: Collection[str]) -> CpuKind:
 
 
 def unmeasured(device: str, devices: int, threads: int) -> tuple[ClusterSpec, Calibration]:
-    """So many devices of this machine by what such devices do, nothing measured, and that in words.
+    """A cluster of devices of this machine by the typical numbers of their kind, without a measurement, and the words
+    that say so.
 
     Args:
-        threads: of each process, on a CPU; more than there are cores for do no more.
+        threads: of each process, on a CPU; threads beyond the number of cores add nothing.
     """
     return _unmeasured_gpus(devices) if device == "cuda" else _unmeasured_cpu(devices, threads)
 

@@ -37,7 +37,7 @@ class SampleSets:
         return share_bytes(node, self._samples[node.id], self.sent(node), copies, longest)
 
     def held_by_all(self, node: Node) -> int:
-        """The same of all samples of a generation that are there at a time."""
+        """Bytes of the sets of all samples of a generation that exist at the same time."""
         return self._batches * self.held(node, 1)
 
 

@@ -75,7 +75,7 @@ class LinearLayers:
         return least
 
     def cut(self, tp: int) -> LinearLayers:
-        """Those of the rank of `tp` that has most of them."""
+        """The layers as the largest part of `tp` tensor-parallel ranks has them."""
         if self.shape is not None and self.passed is not None:
             blocks, share = self.shape.expert_layers, fullest(self.shape, tp)
             return replace(self, count=blocks * -(-self.shape.experts // tp), passed=self.passed * share)

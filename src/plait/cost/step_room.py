@@ -37,9 +37,9 @@ class LargestStep:
     def of(cls, prompt_tokens: int, running: int, most_new_tokens: int, *, filters: bool) -> LargestStep:
         """
         Args:
-            prompt_tokens: of a step at most.
-            running: samples at a time; 0: none is drawn, and no logits are computed.
-            most_new_tokens: of each of them, with what is drafted.
+            prompt_tokens: tokens of prompts in a step, at most.
+            running: samples that decode at a time; 0: no sample is drawn, so no logits are computed.
+            most_new_tokens: rows of a sample in a step, at most: its new token and its draft tokens.
         """
         rows = running * most_new_tokens
         return cls(prompt_tokens + rows, rows, filters)

@@ -1,4 +1,4 @@
-"""Examples and pairs as token ids: which of them the prompt is, and which are the response."""
+"""Examples and pairs as token ids, split into prompt and response."""
 
 from __future__ import annotations
 

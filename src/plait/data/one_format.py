@@ -20,7 +20,7 @@ def check_one_format(rows: Sequence[Row], kind: RowKind) -> None:
 
 
 def _format(row: Row, kind: RowKind) -> tuple[str, str]:
-    """What is looked at, and what it is."""
+    """(the column by which a row's format is told, the format), both in words."""
     if kind is RowKind.PROMPTS:
         return "prompt", "a text" if isinstance(row.prompt, str) else "messages"
     parts = parts_of(row.columns, kind, row.place)

@@ -93,11 +93,12 @@ class Rows:
         return replace(self, columns={**self.columns, column: np.asarray(values, dtype=np.float64)})
 
     def with_root(self) -> Rows:
-        """The same rows, of which it is known what all prompts begin with. It is computed once for each forward then
-        (`packed`).
+        """The same rows with the root of their prompts: the tokens that all prompts begin with, which each forward then
+        computes once (`packed`).
 
-        Where samples say which experts tokens went to, it ends before the first token of which they say others: weights
-        have changed between them, or roundings. What a group comes to then does not depend on who is beside it."""
+        If samples record the experts of their tokens, the root ends before the first token for which their records
+        differ (weights or roundings have changed between them). So the result of a group does not depend on the other
+        groups."""
         prompts = {sample.prompt.uid: sample.prompt.token_ids for sample in self.samples}
         root = root_of(prompts.values())
         if root and any(sample.experts is not None for sample in self.samples):

@@ -18,7 +18,7 @@ class OverTime(Exception):
 
 
 class _Watch:
-    """Which thread has to be done by when; one at a time for each thread."""
+    """The deadline of each thread that has one; at most one for each thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

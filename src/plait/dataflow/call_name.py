@@ -26,5 +26,5 @@ class CallName(NamedTuple):
 
 
 def numbered(call: str, used: Collection[str]) -> str:
-    """A name for a call beside others: with a number from 2 on, where its own is used."""
+    """A unique name for a call: its own, or with `#2`, `#3`, … if that is used."""
     return next(name for name in (call, *(f"{call}#{i}" for i in range(2, len(used) + 3))) if name not in used)

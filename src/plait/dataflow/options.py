@@ -1,4 +1,4 @@
-"""How the calls of a flow are to be done: what a flow says of each, made once while it is traced, and checked there."""
+"""Options of the calls of a flow, by kind of call: recorded and checked while the flow is traced."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ class TextOptions:
     """What the function of a PROMPT or GRADE call gets beside columns."""
 
     texts: Mapping[str, int] = field(default_factory=dict)
-    """Argument → id of the call whose samples were drawn from prompts made of its own: a list of their texts for each
-    of its own."""
+    """Argument → id of a call whose prompts were made from this call's samples. The argument gets, for each sample, the
+    texts of the samples that were drawn from its prompt."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ OF_SAMPLES = ("prompts", "completions", "completion_ids", "turns")
 
 
 def taken(fn: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those arguments that a function asks for, of what could be given; all of them where it does not say which. What a
-    `partial` gives it stays."""
+    """Those of the given arguments that the function takes; all of them if it takes `**kwargs`, or if its signature is
+    not known. Arguments that a `partial` binds are left to it."""
     parameters = _parameters(fn)
     if parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters):
         return {name: value for name, value in given.items() if name not in _bound(fn)}

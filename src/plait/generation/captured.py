@@ -145,7 +145,7 @@ class CapturedSteps:
         return False, None
 
     def _step_of(self, batch: RaggedBatch, pool: KVPool) -> Step | None:
-        """A graph for this batch; None where it is none for a graph."""
+        """The graph that computes this batch, captured if need be; None if it is computed without one."""
         if not self._ways or pool.spare is None or not has_graph(batch):
             return None
         self._follow(pool)
@@ -277,7 +277,7 @@ class CapturedSteps:
                 raise RunError(f"a decode step broke off between sums over ranks: {first_line(error)}") from error
 
     def _rehearse(self, compute: Callable[[], Tensor]) -> None:
-        """Compute it, each rank alone; raises on all of them what one of them is unable to do."""
+        """Have each rank compute by itself, without the others. Raises RuntimeError on all ranks if it fails on one."""
         why = None
         try:
             with self._peers.rehearsing():
@@ -296,5 +296,5 @@ class CapturedSteps:
         return (why or "another rank cannot") if self._on_any(why is not None) else None
 
     def _on_any(self, mine: bool) -> bool:
-        """Whether it is so on one of the ranks at least."""
+        """Whether `mine` is true on at least one rank."""
         return bool(self._peers.all_reduce(torch.tensor([mine], dtype=torch.uint8), "max").item())

@@ -96,8 +96,8 @@ class Step:
 
     @classmethod
     def of(cls, size: Size, batch: RaggedBatch) -> Step:
-        """What is to be captured of such a batch. What its own batch says on the host holds for all batches of its
-        graph: it counts no sample less than there may be of it."""
+        """The step that is captured for batches of this size. The numbers on the host of its own batch are upper
+        bounds, so that they hold for every batch that the graph is replayed for."""
         device, given_TH = batch.token_ids_T.device, batch.inputs_TH
         most_new = (*(size.width,) * size.samples, *(size.chunk_width,) * size.chunks)
         num_rows = size.rows + size.chunk_rows

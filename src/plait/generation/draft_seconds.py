@@ -42,7 +42,7 @@ class DraftSeconds:
         self._moments.append(moment(self._device))
 
     def learn(self) -> None:
-        """All of it is done, or waited for; further forwards may follow."""
+        """Record how long the forwards took; the caller has waited for them. Further forwards may follow."""
         for (cost, num_rows, context), seconds in zip(self._forwards, seconds_between(self._moments), strict=True):
             if cost is not None:
                 cost.observe(num_rows, context, seconds)

@@ -32,7 +32,8 @@ class KernelThreads:
 
 
 def _begun(count: int) -> ThreadPoolExecutor:
-    """So many that have all begun: in a step none may wait for one that could not. Raises RuntimeError there."""
+    """`count` threads, all of them started: in a step each waits for the others, so none may be missing. Raises
+    RuntimeError if one cannot be started."""
     threads, are_there = ThreadPoolExecutor(count, thread_name_prefix="compiled-forward"), Event()
     try:
         for _ in range(count):

@@ -147,8 +147,8 @@ class Overlap:
 
     def goes(self, starts: Draws | None) -> bool:
         """Whether the next step is launched before the steps in flight land, and before the first tokens of samples are
-        known that start now: nobody gives way in it, nobody comes back, and nobody ends before it for sure. If so, all
-        of them have rows in it from here on."""
+        known that start now: if no sample is preempted or comes back in it, and none is certain to end before it. If
+        so, all samples have rows in it from here on."""
         if not all_may_go_on(self._state.scheduler):
             return False
         if starts is not None and any(response.num_left <= 1 for response in starts.samples):

@@ -115,8 +115,8 @@ class KVPool:
         return self.layers[layer]
 
     def names(self, token_ids: Sequence[int]) -> tuple[bytes, ...]:
-        """By which sequences that begin with these tokens find the full blocks that others have computed; none where
-        layers are recurrent: of those there are only the ones behind a sequence."""
+        """Keys of the full blocks of these tokens, by which sequences that begin alike find blocks that others have
+        computed. Empty for recurrent layers, whose state is kept only at the end of a sequence."""
         return prefix_keys(token_ids, self.block_tokens) if self.states is None else ()
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -246,7 +246,8 @@ def context_of(blocks: Tensor, ids_SM: Tensor) -> Tensor:
 
 
 def _enlarged(old: Tensor, num_blocks: int) -> Tensor:
-    """With so many blocks at least: a layer may have had addresses for all of them when others found none."""
+    """The tensor with at least `num_blocks` blocks. It may have them already: if memory ran out while the pool grew,
+    the layers before that point are larger than the others."""
     if len(old) >= num_blocks:
         return old
     new = old.new_zeros(num_blocks, *old.shape[1:])

@@ -43,7 +43,7 @@ class Request:
     lengths: tuple[int, ...] | None = None
     """Recorded lengths to replay: sample i has exactly lengths[i] tokens, whatever it says. None: it ends by itself."""
     going_on: GoingOn = GoingOn()
-    """What samples go on with that have begun before, or that stop before they end."""
+    """Which samples continue from tokens that were drawn before, and which are to stop before they end."""
     in_turns: bool = False
     """Its samples may go on when they have ended: what the engine holds for them stays until
     `GenerationEngine.end_turns`."""

@@ -168,8 +168,8 @@ def _filtered(logits_BV: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
 def _sample_within(
     scaled_BV: Tensor, kept_BV: Tensor, noise_B: noise.DrawNoise, rows: SamplingRows, num_candidates: int
 ) -> tuple[Tensor, Tensor]:
-    """Draw from what is left as if it were all: the same tokens, since its candidates are those of the whole that are
-    left, and the others have no weight in either. Tokens [B], and their log-probs [B] over what is left."""
+    """Draw from the kept tokens alone. A sample draws the same token as it would from the whole vocabulary with the
+    others masked out, as the candidates are the same. Returns tokens [B], and their log-probs [B] over what is kept."""
     within_BV = scaled_BV.masked_fill(~kept_BV, -torch.inf)
     whole = SamplingRows(None, rows.greedy_B, None, None, rows.all_greedy, 0)
     return sample(within_BV, noise_B, whole, num_candidates=num_candidates)

@@ -35,7 +35,7 @@ class WhereSteady:
         """Whether it was asked for the drafts of the last step."""
 
     def make(self) -> Speculates:
-        """The other one, which is made if it is not there."""
+        """The drafter `own`, made at the first call."""
         if self.own is None:
             self.own = self.made()
         return self.own

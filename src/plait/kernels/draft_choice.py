@@ -15,9 +15,9 @@ from plait.compiled import njit
 STAKED = 2
 """Drafts that later steps are taken to compute of what they find, where little is left to lose."""
 WAITED = 26.0
-"""Steps without drafts that follow when all of it is spent, of the 32 in which it may be lost."""
+"""Of the 32 steps over which the loss is bounded, the number that go without drafts once all of it is spent."""
 FEW = 4.0
-"""Rows up to which most of a step is taken to be the same for any: it reads weights."""
+"""Up to so many rows, most of a step is taken to be independent of their number: it reads the weights."""
 
 
 @njit(nogil=True, error_model="numpy")

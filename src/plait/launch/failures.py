@@ -22,7 +22,7 @@ class Ended(Enum):
     STALLED = "stalled"
     """Its process lives, but it did nothing for too long, and waited for nobody who did."""
     LATE = "late"
-    """It was not done at the deadline of the one who waited; it goes on, and may be waited for again."""
+    """It had not ended at the caller's deadline; it goes on, and the caller may wait again."""
     CLOSED = "closed"
     """The group was closed before it was done."""
 
@@ -39,7 +39,7 @@ class PeerState:
     waits_for: str = ""
     """What it had said to wait for (`WorkerContext.waiting_for`); empty if nothing."""
     stack: str = ""
-    """Where its main thread was; empty if that could not be had or it was idle."""
+    """Stack of its main thread; empty if it was idle or the stack could not be read."""
     raised: str = ""
     """The exception that it had just raised, perhaps because of the failure."""
     node: str = ""
@@ -86,8 +86,8 @@ class Failure:
         return "\n".join(parts)
 
     def _needs_stack(self, peer: PeerState) -> bool:
-        """Whether a person learns more from it: one that waits for another says so, and only where they wait for each
-        other is the question where."""
+        """Whether a rank's stack helps a reader. Not if the rank says for whom it waits, unless ranks wait for each
+        other."""
         return bool(peer.stack) and (not peer.waits_for or self.ended in (Ended.STALLED, Ended.LATE))
 
 
@@ -95,8 +95,8 @@ Told = TypeVar("Told", PeerState, Failure)
 
 
 def as_said(actions: Sequence[str], told: Told) -> Told:
-    """With what its rank did in the method, where ranks have said what they do. One of them may have said nothing, as
-    nobody has asked it for anything: how old its method is says no more of it than of the others."""
+    """The record with the action that the rank reported within its method, if ranks report any. `seconds` becomes None
+    then: it is the age of the method, and says nothing of the action."""
     if not any(actions):
         return told
     action = actions[told.rank] if told.rank < len(actions) else ""
@@ -123,7 +123,7 @@ def _timed(word: str, seconds: float | None) -> str:
 
 
 def _alike(peers: Sequence[PeerState], what: Callable[[PeerState], Hashable]) -> list[list[PeerState]]:
-    """Ranks of which the same is to be said, together: there may be hundreds."""
+    """Groups of ranks that are told of in one sentence: there may be hundreds of ranks."""
     groups: dict[Hashable, list[PeerState]] = {}
     for peer in peers:
         groups.setdefault(what(peer), []).append(peer)

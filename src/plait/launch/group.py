@@ -103,7 +103,7 @@ class Group:
     # -- waiting
 
     def wait(self, handles: Sequence[Handle], deadline_s: float) -> list[Handle]:
-        """Those that are done, at least one, as soon as there is one.
+        """Wait until at least one of the handles is done, and return all that are.
 
         Raises:
             WorkerError: as `Handle.result`.

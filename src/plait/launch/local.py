@@ -34,8 +34,8 @@ class LocalNode:
     """This machine.
 
     Args:
-        address: on which its ranks talk to each other, and to those of other machines if there are any.
-        interfaces: variables that say on which network interfaces that is.
+        address: by which its ranks reach each other, and ranks of other machines reach them.
+        interfaces: environment variables that name the network interfaces of that address.
         own_devices: whether this process sees the devices of its own ranks alone.
         python: of another environment, in which its ranks run.
     """

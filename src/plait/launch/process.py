@@ -54,9 +54,9 @@ class WorkerProcess:
         key: the group's, handed over on stdin: neither arguments nor environment show it.
         environment: variables over those of this process.
         output_file: to which its stdout and stderr are appended; None keeps them for `output` only.
-        folder: that it works in, if there is such a folder; else that of this process.
-        python: of another environment, whose packages it has in place of this process's.
-        silent_after_s: without a `beat`, in whole seconds, after which it ends by itself; 0: never.
+        folder: its working directory, if it exists; else that of this process.
+        python: interpreter of another environment, whose packages it uses in place of this process's.
+        silent_after_s: whole seconds without a `beat` after which it ends by itself; 0: never.
 
     Raises:
         ConfigError: see `check_processes`.

@@ -75,7 +75,7 @@ class Stillness:
 
     @property
     def suspects(self) -> list[int]:
-        """Ranks without progress for longer than the limit: they may wait for others that have some."""
+        """Ranks without progress for longer than the limit. Some may only wait for ranks that do make progress."""
         return [rank for rank, seconds in enumerate(self.seconds) if seconds > self.limit_s]
 
     @property

@@ -1,4 +1,4 @@
-"""What is known of a rank that is watched: what it was given, when it was heard, where it says that it is."""
+"""What the controller knows of a rank: its open actions, when it was last heard of, and where it says that it is."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ Held = tuple[Holding, ...]
 class AliasedPart:
     """Where one part of a model lies on a rank.
 
-    held:    its blocks, in the order of its flat layout; of each the boxes that it consists of (`boxes.block_boxes`)
-    lengths: buffer → elements, of all buffers that some of it lies in
-    own:     elements of its own buffer: what does not lie in those of others
+    held:    its blocks, in the order of its flat layout, each as the boxes that it consists of (`boxes.block_boxes`)
+    lengths: buffer → its elements, for each buffer that holds some of the part
+    own:     elements of the part's own buffer: those that lie in no other part's buffer
     """
 
     held: Held

@@ -109,7 +109,7 @@ def _enter(groups: Groups, low: int, high: int, size: int, forward: bool, loads:
     each from the least loaded one that has it.
 
     low, high: the groups of its class
-    forward:   ranks that receive it may send it on, if they have less to do than those that hold it
+    forward:   whether ranks that receive the chunk may send it on, if they have less to do than its holders
     """
     num_senders = num_lacking = 0
     for group in range(low, high):

@@ -170,7 +170,7 @@ class BackboneModel:
 
 
 class TrainedWeights:
-    """What training changes of a model: the parameters that are its alone (an adapter, a head), or all of them."""
+    """The weights of a model that training changes: an adapter or a head, where it has one of its own, else all."""
 
     def __init__(self, model: BackboneModel) -> None:
         self._model = model

@@ -55,8 +55,8 @@ _NOT_READ = (
 _ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Beginnings of `init_lora_weights` with which training begins by taking the first B A off the weights under the
-adapter: it is one of other weights than the base has. (An adapter that peft has converted back says `true`.)"""
+"""Prefixes of `init_lora_weights` that change the base: peft subtracts the first B A from the weights before training,
+so that the adapter does not fit the base as it is published. (An adapter that peft has converted back says `true`.)"""
 
 
 def save_adapter(model: Model, folder: str | Path, *, marker: Mapping[str, Any] | None = None) -> None:

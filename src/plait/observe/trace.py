@@ -178,8 +178,8 @@ def read_trace(path: str | Path) -> list[dict[str, Any]]:
 
 
 def last_step_behind(path: str | Path, offset: int) -> float:
-    """The last step that actions behind an offset of an open trace are of: −∞ where none of them is of one, ∞ where
-    what stands there cannot be read. Raises OSError."""
+    """The last step among the actions after `offset` (bytes) of an open trace: −∞ if no action there belongs to a step,
+    ∞ if the text cannot be parsed. Raises OSError."""
     with open(path, "rb") as file:
         file.seek(offset)
         lines = file.read().splitlines()

@@ -33,7 +33,7 @@ class Leaders:
 
     @property
     def worst(self) -> float:
-        """That a plan has to beat to be one of them."""
+        """The value that a plan must beat to become one of the leaders."""
         if len(self._best) < MOST_LEADERS:
             return inf
         return max(leader.valued.value for leader in self._best.values())

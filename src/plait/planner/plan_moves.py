@@ -220,7 +220,8 @@ class Moves:
         return rng.choice(some or mine)
 
     def _like_another(self, state: State, rng: Random) -> Changes:
-        """A slot on the devices of another; where it is of the same role, in the same layout if that can be."""
+        """Put a slot on the devices of another slot. If both are of the same role, mostly in the same layout, too,
+        where that is possible."""
         if len(state) < 2:
             return {}
         slot, other = rng.sample(self._slots, 2)

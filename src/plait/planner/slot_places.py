@@ -1,4 +1,4 @@
-"""Places of single slots that moves of plans are made of: the meshes on which each can be, and its forms there."""
+"""Where each slot of a plan can be: its meshes, and its forms on them. Moves of the search are made of these."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIVIDED = 0.4
 class SlotPlaces:
     """Meshes and forms of a space, slot by slot; what is drawn is drawn from the caller's generator.
 
-    meshes:  by slot, those on which it can be; known: the same as sets
+    meshes:  for each slot, the meshes that it can be on; known: the same as sets
     """
 
     def __init__(self, space: PlanSpace) -> None:
@@ -33,7 +33,7 @@ class SlotPlaces:
         self._nearby: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
 
     def between(self, cuts: Sequence[int]) -> list[tuple[int, ...]]:
-        """Legal meshes that begin and end at these."""
+        """Legal meshes that begin and end at two of these ranks."""
         ends = [(one, other) for n, one in enumerate(cuts) for other in cuts[n + 1 :]]
         return [self.space.by_ends[end] for end in ends if end in self.space.by_ends]
 
@@ -106,7 +106,7 @@ def after_of(place: Place) -> After:
 
 
 def ranks_of(place: Place) -> tuple[int, ...]:
-    """All of its ranks, in the order of its layout where it has one; else those that follow each other."""
+    """All ranks of a place: in the order of its layout if it has one placement, else ascending."""
     return place.placements[0].ranks if len(place.placements) == 1 else tuple(range(*ends_of(place)))
 
 

@@ -25,11 +25,11 @@ class KeptTurns:
         return self._num_samples > 0
 
     def expect(self, num_samples: int, num_tokens: int) -> None:
-        """Samples were added that may go on when they have ended.
+        """Make room for samples that were added and may have a further turn.
 
         Args:
-            num_samples: that are here now.
-            num_tokens: of the longest of those that were added, at most.
+            num_samples: samples that are here now.
+            num_tokens: upper bound of the tokens of the longest sample that was added.
         """
         self._num_samples = max(self._num_samples, num_samples)
         self._sample_blocks = max(self._sample_blocks, num_blocks_for(num_tokens, self._limits.block_tokens))

@@ -29,7 +29,7 @@ FloatArray = NDArray[np.float64]
 
 
 class SampleLength(NamedTuple):
-    """tokens: of a sample; ended: it has no more, else it will have one more at least"""
+    """tokens: that a sample has so far; ended: whether these are all (if not, at least one more will come)"""
 
     tokens: int
     ended: bool

@@ -65,8 +65,9 @@ class Rollout:
 
 
 class GroupPart(NamedTuple):
-    """The samples of a group that are scored together. place: of its instance; group: its number there; is_early: those
-    that have ended when groups are split, all of them where they are not"""
+    """The samples of a group that are scored together. place: number of the group's instance; group: its number there;
+    is_early: whether these are the samples that have ended when the group is split (or the whole group, if it is
+    not)"""
 
     place: int
     group: int

@@ -26,11 +26,11 @@ class Turn:
 
 
 ALONE = Turn(0, is_alone=True)
-"""The turn of what must be alone, before it has its number."""
+"""The turn of work that no other work may run beside; its number is set later."""
 
 
 def next_turn(works: Sequence[Turn]) -> int:
-    """The number of the work that goes on.
+    """The number of the work that runs next.
 
     * A work that must be alone begins when all before it have ended, and none behind it begins before it has.
     * A work that is behind begins when all before it have ended.
@@ -39,7 +39,7 @@ def next_turn(works: Sequence[Turn]) -> int:
     * Of those that may go on, the one that has waited the longest does.
 
     Args:
-        works: of one rank, at least one, each with a number of its own.
+        works: the open works of one rank, at least one; their numbers are distinct.
     """
     may: list[Turn] = []
     is_joined = False

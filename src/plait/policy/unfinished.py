@@ -1,4 +1,4 @@
-"""Samples of a rollout that have not ended: when each of them does, and who has which of them after a migration.
+"""The unfinished samples of a rollout: when each one ends, and which instance has which samples after a migration.
 
 A step is here what brings each running sample a token. Where draft tokens are accepted, a step of the engine is
 several.

@@ -24,7 +24,8 @@ from plait.models.parallel.transfer import WaitingFor
 
 @dataclass(eq=False)
 class Message:
-    """One end of a message on its way. `tensor` [elements] is sent, or receives; it must stay as it is until then."""
+    """One end of a message that is under way. `tensor` [elements] is what is sent, or what the message is received
+    into; nothing else may change it before the message is through."""
 
     action: MoveAction
     tensor: Tensor

@@ -102,7 +102,7 @@ class Staging:
         self._allocated = 0
 
     def take(self, num_elements: int) -> Tensor | None:
-        """Memory [num_elements]; None where it would not fit beside what is in use."""
+        """Memory [num_elements]; None if it would exceed the limit together with the memory in use."""
         fitting = [index for index, memory in enumerate(self._free) if memory.numel() >= num_elements]
         if fitting:
             memory = self._free.pop(min(fitting, key=lambda index: self._free[index].numel()))

@@ -5,9 +5,9 @@ contiguous stretch of a buffer in the dtype of the wire goes straight from there
 pass through staging memory, one bucket for each direction. Messages of later rounds are posted as far ahead as their
 staging fits: receives, and sends of what was there before the move.
 
-What cannot happen is a deadlock. Take the least round with a message that is not through: both its ends are through
-with all earlier rounds; in a round a rank waits for messages of this one and earlier ones only, and for those of this
-one only when all that are its own are posted.
+There is no deadlock. Consider the earliest round with a message that is not through. Both of its ranks have finished
+all earlier rounds. In a round, a rank waits only for messages of that round and of earlier ones, and for those of that
+round only after it has posted all of its own. So both ends of the message are posted, and it gets through.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     actor.masters-00001.safetensors
     actor.masters.layout.json         which file has which part of which parameter
 
-Each file is whole or absent. That all of them are there is for the caller to see to: a folder is complete when every
-rank has returned, and is best renamed then.
+Each file is whole or absent. The caller has to make sure that no file is missing: a folder is complete once every rank
+has returned, and is best renamed then.
 """
 
 from __future__ import annotations

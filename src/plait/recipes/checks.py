@@ -124,7 +124,7 @@ def _problem_of_made(node: Node, flow: Dataflow) -> str | None:
 
 
 def _set_in(section: Settings, plain: Settings | None) -> str:
-    """The keys of a section that are not as they are by themselves, in words."""
+    """The keys of a section whose values differ from the defaults `plain`, in words."""
     keys = [] if plain is None else [key for key, value in section if value != getattr(plain, key)]
     return f" (its {', '.join(f'`{key}`' for key in keys)})" if keys else ""
 

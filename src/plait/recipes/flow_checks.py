@@ -54,8 +54,8 @@ def checked_flow(
 
 
 def said_of_unread_options(flow: Dataflow, recipe: Recipe) -> Iterator[str]:
-    """What of `options` a flow of the user's makes nothing of, in words. They may be of a class that has more of them
-    than this flow uses."""
+    """A sentence for each given option that the user's flow does not read (its class of options may have more than the
+    flow uses)."""
     for name in recipe.options:
         if name in flow.unread:
             yield f"`options.{name}` does nothing: the flow `{flow.name}` does not read it with these options"

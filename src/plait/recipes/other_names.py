@@ -80,8 +80,8 @@ def _entries(group: list[dict[str, Any]]) -> tuple[OtherName, ...]:
 
 
 def answer(key: str, value: Any = None) -> str:
-    """What to say of an unknown key that is another system's, to be put behind `unknown key …`; empty where it is none,
-    or where it is ours of the same name.
+    """The end of the message `unknown key …` if the key is one of another system; empty if it is not, or if it is one
+    of ours under the same name.
 
     Args:
         key: dotted; of a recipe's `options` with that before it.
@@ -103,7 +103,8 @@ def answer(key: str, value: Any = None) -> str:
 
 
 def _meant(name: str, entry: OtherName) -> tuple[str, ...]:
-    """The keys that are meant by one of an entry's names: one, where each of the keys has a name of its own."""
+    """Our keys that one of the entry's names means: a single one if the entry has a name for each of its keys, else all
+    of them."""
     of_leaf = {key.rpartition(".")[2]: key for key in entry.keys}
     own = of_leaf.get(name.rpartition(".")[2])
     has_each = {named.rpartition(".")[2] for named in entry.names} == of_leaf.keys()

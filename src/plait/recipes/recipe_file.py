@@ -162,7 +162,7 @@ def unknown_keys(tree: Mapping[str, Any]) -> list[str]:
 
 
 def _unknown(tree: Mapping[str, Any], model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """What to say of each key that there is not: another system's recipe has many."""
+    """A message for each unknown key (a recipe of another system has many)."""
     for name, value in tree.items():
         info = model.model_fields.get(name)
         if info is None:
@@ -182,7 +182,7 @@ def _checked(tree: Mapping[str, Any], model: type[BaseModel], wrong: list[str], 
     Keys inside `options` and task parameters are their owners'.
 
     Args:
-        wrong: gets what to say of each key that is no section, or is one, where it has to be the other.
+        wrong: gets a message for each value that is given where a section of keys belongs, and the other way round.
     """
     checked: dict[str, Any] = {}
     for name, value in tree.items():

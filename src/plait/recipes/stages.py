@@ -76,7 +76,7 @@ def final_folder(recipe: Recipe) -> Path:
 
 
 def stage_names(path: Path | None) -> tuple[str, ...]:
-    """Names of the stages of a recipe file; none where it is a recipe of one run, or there is no such file.
+    """Names of the stages of a recipe file; empty if the recipe has no stages, or the file does not exist.
 
     Raises:
         ConfigError: the file or its `stages` are malformed.
@@ -152,7 +152,7 @@ def unknown_in(path: Path | None, overrides: Sequence[tuple[str, Any]]) -> list[
 
 
 def _with_stages(wrong: Mapping[str, Sequence[str]]) -> list[str]:
-    """What to say of what is wrong, each with the stages in which it is."""
+    """The messages, each with the names of the stages that it is about."""
     named = {line: ", ".join(f"`{name}`" for name in names) for line, names in wrong.items()}
     return [f"stage{'s' * (len(wrong[line]) > 1)} {names}: {line}" for line, names in named.items()]
 

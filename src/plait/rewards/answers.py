@@ -48,7 +48,7 @@ _NOT_FINITE = re.compile(r"\b(?:nan|inf|infinity)\b", re.IGNORECASE)
 
 
 def extract_answer(text: str, where: AnswerFormat) -> str | None:
-    """The answer in a response, stripped; None if there is none or it is empty."""
+    """The answer in a response, without surrounding spaces; None if the response has no answer or an empty one."""
     match where:
         case AnswerFormat.TAGS:
             candidates = _in_tags(text)

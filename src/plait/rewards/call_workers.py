@@ -1,8 +1,8 @@
 """Worker processes that make the calls of a pool, and what becomes of each call.
 
 An answer counts if it is of the call that its worker was given, and of that process: what a forked child brings back is
-an error that names the function. Of coroutine functions a worker has several calls under way at a time; where it ends
-with more than one, none is blamed, and each is made again by itself.
+an error that names the function. A worker runs several calls of coroutine functions at a time. If it dies during more
+than one, none of them is blamed, and each is made again with a worker of its own.
 """
 
 from __future__ import annotations

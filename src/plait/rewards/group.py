@@ -28,9 +28,10 @@ class Call:
     alone: bool = False
     """A retry of one sample after the call for the whole group failed."""
     again: bool = False
-    """For the samples on which the function has not failed alone, together: it may compare them."""
+    """Whether this call is made again, for the samples on which the function did not fail when it had each alone: it
+    may compare the samples of a group."""
     by_itself: bool = False
-    """It has a worker for itself, as one has ended that had others beside it."""
+    """Whether it gets a worker of its own, because a worker died while it ran this call beside others."""
     lost: int = 0
     """Times that a worker was dead before it could take the call."""
 

@@ -41,7 +41,7 @@ class RewardProcess:
         self._strays, strays = os.pipe()
         os.set_blocking(self._strays, False)
         self._last_strays: list[int] = []
-        """Those that were there when it was killed."""
+        """Process ids of strays that were there when the worker was killed."""
         self._crash_file = tempfile.TemporaryFile()  # noqa: SIM115  closed in kill()
         fds = (theirs.fileno(), life_read, self._crash_file.fileno(), strays)
         # One thread each and a fixed hash seed: workers share cores with training, and give the same scores again.

@@ -91,7 +91,7 @@ class Submitted:
         self.calls.extendleft(reversed(calls))
 
     def make_by_themselves(self, calls: Sequence[Call]) -> None:
-        """These calls are the next ones, each with no other beside it."""
+        """Make these calls next, each in a worker of its own."""
         for call in calls:
             call.by_itself = True
         self.make_first(calls)

@@ -133,7 +133,7 @@ def _searched(run: Outline, lengths: SampleLengths, machines: Machines) -> Plan:
 
 
 def _check_engine(recipe: Recipe, plan: Plan | None) -> None:
-    """Whether the engine can do it on a plan (None: on one that is to be found), and then whether it is there. Raises
+    """Check that the engine supports the plan (None: the plan is still to be found), and that it is installed. Raises
     ConfigError."""
     check_engine_plan(recipe, recipe.plan, num_devices(recipe) if plan is None else plan.num_ranks)
     if abilities(recipe).computes_elsewhere:
@@ -276,8 +276,13 @@ def _shapes(models: tuple[RoleModel, ...], recipe: Recipe) -> dict[str, ModelSha
 
 
 def _check_models(models: tuple[RoleModel, ...], tokenizer: Any, recipe: Recipe) -> None:
-    """Raises ConfigError where a role or a draft model reads the run's token ids, and they mean other texts to it;
-    or an adapter is no one to go on with; ModelError where adapters are to be of layers that a trained one has not."""
+    """Check the models of a run against each other.
+
+    Raises:
+        ConfigError: a role or a draft model reads the run's token ids, but has another tokenizer; or an adapter cannot
+            be trained further.
+        ModelError: `lora` names layers that a trained model does not have.
+    """
     if (drafts := recipe.sampling.draft_model) is not None:
         check_draft_model(tokenizer, recipe.model, drafts, DRAFT_KEY)
     check_roles(tokenizer, recipe.model, models)

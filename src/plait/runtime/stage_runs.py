@@ -73,7 +73,7 @@ def nodes_of_stages(stages: Stages, attached: Attached | None, *, resume: bool) 
 
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    """A folder is there while inside; behind it only if it was before, or something is in it."""
+    """The folder exists within the context. Afterwards it is removed, unless it existed before or is not empty."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:

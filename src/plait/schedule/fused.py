@@ -29,10 +29,9 @@ Word = tuple[str, int, Kind, int, int]
 class FusedOrder:
     """What each rank does when these roles train together.
 
-    Of further micro-batches it does as many at a time in the same order, one round after the other without a barrier;
-    of fewer it leaves out those that are not there. Both are valid where the order is. The roles share ranks: row i of
-    the order is the rank at pipeline stage i of `layout`, of each of its copies, and of each of its tensor-parallel
-    ranks.
+    If there are more micro-batches than in the order, it is repeated, round after round without a barrier; if there are
+    fewer, the missing ones are left out. Both are valid where the order is. The roles share ranks: row i of the order
+    is for all ranks at pipeline stage i of `layout`, in each of its copies and each of its tensor-parallel ranks.
     """
 
     name: str

@@ -44,7 +44,8 @@ class PlannedModel:
     num_elements: int = 1
     """Its parameters, for the share of devices."""
     layers: int = 0
-    """For the layers of pipeline stages that a plan does not state; 0: not known, they are as equal as they can be."""
+    """Number of layers, to divide them into pipeline stages where the plan does not; 0: not known, so as equally as
+    possible."""
     head_in_layers: float = 0.0
     """What its head is worth of them, as of `ModelShape.head_in_layers`."""
     pair_tokens: float = 0.0

@@ -36,16 +36,16 @@ class RolePlacement:
     """What becomes of the parameters of `train`, `score` or `decode` on a rank when the call is done; keep where it is
     not named."""
     order: TrainingOrder = DEFAULT_ORDER
-    """What the stages of `train` do in which order, where the role trains by itself."""
+    """The order of the actions of `train`'s stages while the role trains by itself."""
     together: FusedOrder | None = None
-    """The order of all roles that train when this one does; None: it always trains by itself. In steps in which
-    the others do not train it does so alone, by `order`."""
+    """The order in which this role and others train together; None: it always trains by itself. In steps in which the
+    others do not train, it trains alone, by `order`."""
     prefill: tuple[Layout, ...] = ()
     """Those of `generate` that compute the prompts, for the others to draw the samples. Empty: those compute them."""
 
     @property
     def home(self) -> Layout:
-        """The layout whose weights are the role's own; those of the others are moved from there."""
+        """The layout that holds the role's own weights; other layouts get theirs from it."""
         home = self.train or self.score or next(iter(self.generate), None)
         assert home is not None, f"role {self.role} has no place"
         return home
@@ -179,7 +179,7 @@ def placements_of(plan: Plan, role: str) -> RolePlacement:
 
 
 def orders_of(plan: Plan, train: Placement) -> tuple[TrainingOrder, FusedOrder | None]:
-    """What a role's training follows: by itself, and with the roles that train when it does, if there are any.
+    """The orders that a role's training follows: alone, and together with other roles (None: it always trains alone).
 
     Args:
         train: where it trains.

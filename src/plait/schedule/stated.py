@@ -19,8 +19,8 @@ Word = tuple[Kind, int]
 class StatedOrder:
     """What each stage does with `num_micro_batches` micro-batches: a `training_order.TrainingOrder`.
 
-    Of further micro-batches it does as many at a time in the same order, one round after the other without a barrier;
-    of fewer it leaves out those that are not there. Both are valid where the order is.
+    If there are more micro-batches than in the order, it is repeated, round after round without a barrier; if there are
+    fewer, the missing ones are left out. Both are valid where the order is.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What each rank holds in a step: at its most, and of what that is made."""
+"""Peak memory of each rank in a step, and its parts."""
 
 from __future__ import annotations
 

@@ -27,11 +27,11 @@ STEP_TERMS = ("optimizer", "gradients", "new weights")
 
 @dataclass(frozen=True)
 class CallRecord:
-    """A call of a step, or what is done for it.
+    """A call of a step, or a move or copy of weights that it needs.
 
-    call:  as the flow names it; of moves and copies `actor.weights`, as they stand in a timeline
+    call:  its name in the flow; of moves and copies as in a timeline, such as `actor.weights`
     kind:  DECODE, SCORE, TRAIN, FUNCTIONS, MOVE, ONLOAD, OFFLOAD
-    placements: of a call
+    placements: where a call runs
     start_s: from the start of the step
     terms: what the seconds are spent on
     """

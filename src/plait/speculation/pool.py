@@ -28,7 +28,7 @@ number, whether it is kept. While arrays grow, one after another, it is less."""
 PROMPT_BYTES = 512
 """What Python takes for a prompt at most: its record, its numbers, its place in a dictionary that has just grown."""
 ENTRIES_PER_TEXT, ENTRIES_PER_PROMPT = 8, 64
-"""Texts and prompts have room for so many entries each: if they are shorter, they take it all the same."""
+"""Room for entries that each text and each prompt takes, also if it has fewer."""
 NONE = -1
 MIN_ENTRIES = 1 << 10
 """Entries of a new pool."""

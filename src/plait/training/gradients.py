@@ -66,11 +66,11 @@ class Gradients(Protocol):
         ...
 
     def end_micro_batch(self) -> None:
-        """A backward has ended; or this rank has no samples where others have some."""
+        """A micro-batch has ended on this rank: its backward, or its turn if the rank has no samples in it."""
         ...
 
     def reduce(self) -> None:
-        """A mini-batch ends: `own` is to be the sum over all ranks that have a part of it."""
+        """A mini-batch has ended: make `own` the sum over all ranks that computed a part of the mini-batch."""
         ...
 
 

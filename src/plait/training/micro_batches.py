@@ -124,8 +124,9 @@ def _spread(pieces: Sequence[MicroBatch], weights: Sequence[float], ways: int) -
 
 
 def _load(samples: Sequence[SampleSize], micro: MicroBatch, pair_tokens: float) -> float:
-    """What a micro-batch takes beside its root, in tokens. A token attends to all of its context up to itself: from a
-    prompt to the root and itself, and from each response to these and itself."""
+    """The work of a micro-batch in tokens, its root left out. It counts the tokens, and the pairs of tokens in
+    attention at `pair_tokens` each: prompts attend to the root and themselves, responses to the root, their prompt and
+    themselves."""
     tokens = micro.num_tokens - micro.root_tokens
     if pair_tokens == 0:
         return tokens

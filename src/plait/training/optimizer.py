@@ -124,8 +124,8 @@ class MasterOptimizer:
         the working weights only after many of them.
 
         Args:
-            values: gives each block [*block.shape] of the trained parameters, in any dtype; None: the working weights
-                have all that there is of it.
+            values: gives each block [*block.shape] of the trained parameters, in any dtype; None if the working weights
+                are exact.
         """
         share = self._share
         for block, start, stop in self._model.trained.layout.entries if self._has_masters else ():

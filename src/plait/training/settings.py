@@ -23,7 +23,7 @@ class LearningRateSchedule(StrEnum):
     """
 
     CONSTANT = "constant"
-    """1; after the warm-up, if there is one."""
+    """Factor 1 after the warm-up."""
     CONSTANT_WITH_WARMUP = "constant_with_warmup"
     """The same, and a warm-up is demanded."""
     LINEAR = "linear"

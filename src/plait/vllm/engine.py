@@ -115,7 +115,7 @@ class VllmEngine:
         return frozenset({0} if self._responses else ())
 
     def add(self, request: Request) -> None:
-        """See GenerationEngine. Those that go on are prefilled with all that they have.
+        """See GenerationEngine. A sample that continues is prefilled with all of its tokens.
 
         Raises:
             DataError: the prompt is empty or leaves no room for a response.
@@ -172,7 +172,7 @@ class VllmEngine:
         self._is_behind = True
 
     def give_up(self) -> None:
-        """Nobody waits for the samples any longer: they are forgotten, and so is what those had that may go on."""
+        """Forget all samples, and the state of those that might have had a further turn: nobody waits for them."""
         if not (self.has_work or self._in_turns):
             return
         self._responses.clear()

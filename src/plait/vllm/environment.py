@@ -86,7 +86,7 @@ def default_folder(device: str) -> Path:
 
 
 def look(device: str) -> VllmEnvironment | None:
-    """What is installed for vLLM's Python; None: there is no such Python, or it does not answer."""
+    """What is installed in vLLM's environment; None if its Python does not exist or does not answer."""
     python = vllm_python(device)
     if not python.is_file():
         return None

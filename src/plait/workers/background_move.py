@@ -27,11 +27,11 @@ class BackgroundMove:
     """Begins at once.
 
     Args:
-        work: this rank's part of the move. What it waits for others it waits in its thread, which has no say in what
-            the rank's status is.
+        work: this rank's part of the move. It waits for other ranks in its own thread; the status that the rank shows
+            does not tell of that.
         name: of the thread.
-        device: that has the buffers. What it was asked for before is in them; nobody else asks it for them until the
-            move is finished.
+        device: that has the buffers. Work that was queued on it before the move has its results in them; until the move
+            is finished, nothing else may be queued that uses them.
     """
 
     def __init__(self, work: Work[MoveReport], name: str, device: torch.device) -> None:

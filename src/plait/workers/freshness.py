@@ -26,14 +26,14 @@ class Freshness:
             for number, copies_here in enumerate(copies_of_role)
             if copies_here.after == "drop"
         }
-        """Those that leave before a command that does not need them."""
+        """Copies that are dropped before a command that does not need them."""
         self.stale: set[Copy] = set(self._dropped)
-        """Copies without the role's weights as they are: it has been trained since they were moved, or they may have
+        """Copies without the role's current weights: the role has been trained since they were moved, or they may have
         been dropped."""
         self._changes = dict.fromkeys(copies, 0)
-        """Role → how often what changes its weights has been announced."""
+        """Role → how many commands that change its weights have been announced."""
         self._in_held = dict.fromkeys(copies, 0)
-        """Role → how often it had been when its held copies were brought weights."""
+        """Role → that number when its held copies were last given weights."""
 
     def weights_number(self, role: str) -> int:
         """The number of the weights that a role generates with: another after each change that its engines have got.

@@ -162,12 +162,12 @@ def _adapted(
     read_scalar: Callable[[RoleModel], ScalarModel],
     device: str | None = None,
 ) -> Model:
-    """The model of a role on weights that others may have too, with the adapter that the role begins as, or else, where
-    it trains, with a fresh one.
+    """The model of a role over base weights that other roles may share: with the adapter that the role begins with, or
+    with a fresh one if it trains and begins with none.
 
     Args:
         read, read_scalar: give a model without the adapter that it may begin as.
-        device: of what the role has of its own; None: that of the weights.
+        device: of the role's own parameters; None: that of the base weights.
     """
     from plait.models.lora import add_lora
     from plait.models.scalar_loading import scalar_view

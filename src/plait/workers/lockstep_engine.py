@@ -202,7 +202,7 @@ class LockstepEngine:
             self._tells_first = self._is_due = True
 
     def _tell_of_prompts(self, prompts: PromptMoverOfRank) -> None:
-        """What is new: those that were computed for others, and those that have come from others."""
+        """Tell the leader which prompts were computed for other instances, and which have come from them."""
         is_idle = self._moved is None and not self._tells_first and not self._may_compute
         self._told += prompts.news(WAIT_FOR_PROMPTS_S if is_idle else 0.0)
         self._tell_computed(prompts.computed())

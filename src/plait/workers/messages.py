@@ -32,9 +32,9 @@ class Message:
     """
     header: JSON values (NaN and infinities too)
     arrays: of numbers, any shape
-    kind:   what it is the wire form of, where a reader has to be told
-    number: of the command that it is, or that it answers
-    step:   of the run, as of which what is done for a command is recorded
+    kind:   name of the record that it holds, if the receiver cannot know
+    number: of the command that it carries or answers
+    step:   of the run, to which the work for a command is recorded
     """
 
     header: Mapping[str, Any]

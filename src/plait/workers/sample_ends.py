@@ -116,7 +116,7 @@ class Source:
         return buffers
 
     def take_out(self, offer: Offer, only: int | None = None) -> None:
-        """What is offered leaves the engine; with `only`, what has that in place of an index."""
+        """Take the offered samples out of the engine; with `only`, those with that index."""
         for state in offer.states:
             if only in (None, state.index):
                 self._moves.export_sample(*state.key, until=0)

@@ -161,14 +161,14 @@ class Answer(Record):
 
 @dataclass(frozen=True)
 class Given(Record):
-    """What a source sends ahead of samples: they as they were then, and what of them travels."""
+    """What a source sends before the samples: their states at the time of the offer, and which parts of them travel."""
 
     offer: Offer
     answer: Answer
 
 
 def gaps(start: int, stop: int, arrived: Sequence[SampleState]) -> list[tuple[int, int]]:
-    """The ranges within start … stop − 1 that none of these brings."""
+    """The ranges (start, stop) within `start` … `stop` that none of the arrived samples covers."""
     ranges, at = [], start
     for state in sorted(arrived, key=lambda state: state.start):
         if state.start >= stop:

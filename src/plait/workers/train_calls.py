@@ -86,7 +86,7 @@ class TrainCall:
     the metrics of each call."""
 
     overs: tuple[LossOver, ...]
-    """What each is over, in the order of the flow."""
+    """What each loss is averaged over, in the order of the flow."""
     step: int
 
     kind: ClassVar[str] = "train"

@@ -106,7 +106,7 @@ class WorkerGroup:
         self.announcer.sync_references(share)
 
     def gather(self, role: str) -> Any:
-        """The whole model of a role with the weights as they are: the leader's own if it has that, else a new one."""
+        """The whole model of a role with its current weights: the leader's own model if it is whole, else a new one."""
         command = Gather(role)
         told = self.announcer.tell(self.rank_state.places[role].home.mesh.ranks, command)
         # It is the leader that gathers, whether it has a part of the weights or not.

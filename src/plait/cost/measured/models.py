@@ -57,7 +57,7 @@ class Pair:
         return layer, run_s(self.few, tokens)
 
     def step(self, run_s: Callable[..., float], *size: int) -> Seconds:
-        """(a layer's, those of the few layers and all beside them, those of the many and all beside them)."""
+        """Seconds of (a layer, the whole model with few layers, the whole model with many layers)."""
         short, long = (run_s(model, *size) for model in (self.few, self.many))
         return self._layer(short, long), short, long
 

@@ -116,8 +116,8 @@ def typical(taken: Sequence[float]) -> float:
 
 
 def typical_behind(taken: Sequence[float]) -> float:
-    """The middle one, of calls that each wait for the one before them alone: behind one that came late, the device is
-    ahead, and the next takes as much less. The first of several warms up."""
+    """The median of the calls, without the first of several (a warm-up). Each call waits only for the one before: if
+    one was submitted late, the device has caught up, and the next call seems shorter by as much."""
     return median(taken[1:] or taken)
 
 

@@ -135,7 +135,7 @@ class Agent:
                 raise AssertionError(f"a node was sent {message}")
 
     def _do_jobs(self) -> None:
-        """What may take a while, one after the other, beside what is carried."""
+        """Do jobs that may take a while, one after another; messages are relayed meanwhile."""
         while True:
             self._jobs.get()()
 

@@ -47,7 +47,7 @@ class Gathered:
 
     @property
     def links(self) -> list[NodeLink]:
-        """Those that are not this process's own and are not lost."""
+        """Links to the other nodes that are not lost."""
         return [link for link in self._links if not link.gone]
 
     @property
@@ -115,8 +115,8 @@ class Gathered:
 
     @contextlib.contextmanager
     def wishes_to(self, wished: Callable[[], None] | None) -> Iterator[None]:
-        """Have it called when a node is asked by a signal to stop the run, while inside; see `NodeLink.on_wish`. Who
-        heard of it before does so again behind it."""
+        """Within the context, call `wished` when a signal asks a node to stop the run; see `NodeLink.on_wish`.
+        Afterwards the callback from before is back."""
         before, self._wished = self._wished, wished
         self._on_wish()
         try:

@@ -79,7 +79,7 @@ class Joined:
         ]
 
     def other_files(self, other: Joined) -> list[str]:
-        """What both read under one name, each for itself, and have with other contents."""
+        """Names of files that both nodes read, each from its own disk, with different contents."""
         theirs = dict(other.files)
         return [name for name, digest in self.files if theirs.get(name, digest) != digest]
 
@@ -162,7 +162,7 @@ class About(Enum):
 
 @dataclass(frozen=True)
 class Question:
-    """Answered by what `process.WorkerProcess` says; by nothing where that could not be had."""
+    """A question about a worker's process. The answer is what `process.WorkerProcess` says, or empty if that fails."""
 
     rank: int
     about: About
@@ -170,7 +170,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Touch:
-    """Write a file with this text; answered by nothing if it is written, else why not."""
+    """Write a file with this text. The answer is empty if that succeeds, else the reason why not."""
 
     path: str
     text: str
@@ -196,7 +196,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Instruction:
-    """What the agent is to do, one after the other; each is answered by `Answered` of its number."""
+    """A command to the agent, which does one after another and answers each with an `Answered` of the same number."""
 
     number: int
     what: Launch | Question | Touch | Echo | Kill
@@ -204,7 +204,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Launched:
-    """pids: of the ranks, in the order of `Launch`; status: file on the node that has their lines."""
+    """pids: process ids of the ranks, in the order of `Launch`; status: the node's file of their status lines"""
 
     pids: tuple[int, ...]
     status: str

@@ -48,7 +48,7 @@ def started_by_ray(
     """Nodes of a Ray cluster while inside: of the one that runs, else of one that is started on this machine.
 
     Raises:
-        ConfigError: ray is not installed or cannot be reached, or no nodes have room, even if nobody else used them.
+        ConfigError: ray is not installed or cannot be reached, or the nodes are too small even when idle.
         RunError: there was no room in time, or an agent could not be started; says what Ray says.
     """
     with ExitStack() as stack:
@@ -161,7 +161,7 @@ def _bundles(need: Need, count: int) -> Iterator[Any]:
 
 
 def _actors(ray: Any, group: Any, share: Mapping[str, float], count: int) -> list[Any]:
-    """One for each bundle, with all that the bundle has. An actor that nobody holds is ended."""
+    """An actor for each bundle, with all resources of the bundle. Ray ends an actor once nothing refers to it."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     agent = ray.remote(_OnNode)

@@ -65,7 +65,7 @@ class Attached:
 
 
 def attached(launcher: str, options: NodeOptions, environ: Mapping[str, str]) -> Attached | None:
-    """The part that this command has; None where it is a run of its own on this machine.
+    """The part of this command in a run on several nodes; None if it is a run by itself on this machine.
 
     Args:
         launcher: of the recipe: `auto` and `attach` look, the latter must find something. With `ray` only `--nodes`

@@ -93,11 +93,11 @@ _NOTHING = 1e-6
 
 
 def node_counts(need: Need, rooms: Rooms) -> tuple[list[int], list[int]]:
-    """On how many nodes the ranks may be, the fewest first: those for which there is room now, as far as it is known
-    what others use; and those for which there would be if nobody did.
+    """Possible numbers of nodes for the ranks, smallest first: (those that fit now, beside what others are known to
+    use; those that would fit on idle nodes).
 
     Raises:
-        ConfigError: there would be none; says what is needed, and what there is on which node.
+        ConfigError: the second list would be empty; says what is needed, and what each node has.
     """
     if need.nodes and need.num_ranks % need.nodes:
         raise ConfigError(f"{need.num_ranks} ranks (key `devices`) cannot be divided among --nodes {need.nodes}")

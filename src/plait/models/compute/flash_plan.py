@@ -66,7 +66,7 @@ class Queries(NamedTuple):
 
     rows: Span
     keys: tuple[Span, ...]
-    """The last one ends with the rows; as long as they are not cut, it is they."""
+    """Spans of keys. The last one ends where the rows end; unless the rows are a part of a sample, it is the rows."""
 
     @property
     def num_keys(self) -> int:

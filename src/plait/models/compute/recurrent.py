@@ -63,8 +63,8 @@ def install(module: Any) -> None:
 
 
 def mixers_of(module: Any) -> Iterator[tuple[str, Any]]:
-    """Those of a module's recurrent layers, by name; of the layers that it has, where it is a stage. A decoder layer
-    may have the form of the mixer in it."""
+    """(name, module) of the mixers of all recurrent layers in `module`, which may be a pipeline stage. A decoder layer
+    that looks like its own mixer is not one."""
     layers = frozenset(recurrent_layers_of(module.config))
     parts = [
         (name, part)

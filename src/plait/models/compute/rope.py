@@ -41,9 +41,9 @@ def forward_of(layer: nn.Module) -> MethodType | None:
 
 @functools.cache
 def _with_kernel(forward: FunctionType) -> FunctionType | None:
-    """The same code with another rotation; None where it calls none, or its own is not the common one.
+    """A copy of a forward that rotates with plait's kernel; None if it calls no rotation, or an uncommon one.
 
-    Decorators stay: of a function that wraps another (`functools.wraps`) it is the wrapper's code around the other's.
+    Decorators stay: if the function wraps another (`functools.wraps`), the copy is the wrapper around the other's copy.
     """
     inner = getattr(forward, "__wrapped__", None)
     if isinstance(inner, FunctionType):

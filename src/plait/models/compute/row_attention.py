@@ -68,7 +68,7 @@ class Way(NamedTuple):
     name: str
     planned: Callable[[PackedBatch, Attention], RowPlan]
     instead: str
-    """What computes where it does not, and how."""
+    """What computes attention instead where this way cannot, in words."""
 
 
 FLASH = Way(

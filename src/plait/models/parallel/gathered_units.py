@@ -22,7 +22,7 @@ class Gathered(NamedTuple):
 
     param: nn.Parameter
     placeholder: Tensor
-    """What it is while it is not gathered, in its shape."""
+    """Stands for the parameter while it is not gathered; has its shape."""
     at: int
 
 

@@ -74,7 +74,7 @@ def _filled_up(peers: Peers, flat: Tensor, bounds: Sequence[int], own: Tensor) -
 
 
 def _pieces(flat: Tensor, bounds: Sequence[int]) -> list[list[Tensor]]:
-    """`piece_elements` of each part at most: those of all ranks, one after the other."""
+    """The flat tensor in pieces: for each piece a list with one slice for each rank, of at most `piece_elements`."""
     most, piece = max(stop - start for start, stop in pairwise(bounds)), piece_elements(len(bounds) - 1)
     return [
         [flat[min(start + at, stop) : min(start + at + piece, stop)] for start, stop in pairwise(bounds)]

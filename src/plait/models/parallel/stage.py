@@ -54,7 +54,7 @@ class PassingLayer(nn.Module):
         self.puts_in, self.takes_out = puts_in, takes_out
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """[1, T, H] to [1, T, H]: as they are, or those that come from the stage before."""
+        """[1, T, H] to [1, T, H]: the hidden states unchanged, or in their place those from the previous stage."""
         if self.puts_in:
             assert self.view.input_TH is not None, "a stage behind the first got no hidden states"
             hidden_states = self.view.input_TH[None]

@@ -60,7 +60,7 @@ class Scorers:
     """Those of `evaluation.functions`."""
 
     def pools(self) -> dict[str, RewardPool]:
-        """The functions of each, where it has some."""
+        """The pool of functions of each reward that has functions."""
         pools = {
             "reward": self.reward and self.reward.pool,
             "cost": self.cost and self.cost.pool,

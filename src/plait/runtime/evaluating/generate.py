@@ -63,7 +63,7 @@ def answer(
 
     Args:
         keep: is given each sample as soon as it has ended.
-        done: (row, sample) that are not drawn again; the others are what they would be beside them.
+        done: (row, sample) that have been drawn before and are left out; the others are the same as if all were drawn.
 
     Raises:
         ModelError: the model cannot be loaded.

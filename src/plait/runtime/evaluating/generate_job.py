@@ -78,7 +78,7 @@ class Asked:
 
 
 def checked(job: Job) -> Asked:
-    """What is asked by a job that can be done.
+    """Check a job, and return the requests that it makes of an engine.
 
     Raises:
         DataError: a prompt leaves no room for a response.

@@ -122,7 +122,7 @@ class RunDirectory:
         return self._begun
 
     def note_begun(self) -> None:
-        """Another process, to which it was lent, may have begun a run: the recipe is not the one from before then."""
+        """Note that a run has begun, if another process that the folder was lent to has written a new recipe."""
         self._begun = self._begun or _identity(self.files.recipe) not in (None, self._old_recipe)
 
     def begin(self, recipe: str) -> None:
@@ -270,7 +270,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _text(path: Path) -> bytes | None:
-    """What is in a file; None where there is none, or it cannot be read."""
+    """The contents of a file; None if it does not exist or cannot be read."""
     try:
         return path.read_bytes()
     except OSError:

@@ -261,7 +261,7 @@ def _changed(before: list[dict[str, Any]], now: list[dict[str, Any]], *same: str
 
 
 def _other_versions(before: Any, now: Mapping[str, str]) -> list[str]:
-    """A line of the packages whose version was another one; none where all are the same, or it was not written."""
+    """A line that names the packages whose version has changed; no line if none has, or if none were recorded."""
     known = before if isinstance(before, dict) else {}
     others = [f"{name} ({known[name]} then, {new} now)" for name, new in now.items() if known.get(name, new) != new]
     if not others:

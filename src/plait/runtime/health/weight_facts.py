@@ -66,8 +66,8 @@ class WeightFacts:
         return name not in self._inspected.flow.trained_roles
 
     def _fingerprints(self) -> dict[str, str]:
-        """Role → that of what training changes of it, or of all that it has where it is not trained; those that are
-        here."""
+        """Role → fingerprint of its trained weights, or of all its weights if it is not trained; of the roles whose
+        weights the leader has."""
         prints: dict[str, str] = {}
         for name, model in self._inspected.models.items():
             held = model if self._is_frozen(name) or model.nested else model.trained

@@ -40,8 +40,8 @@ def lengths_in(
 
 
 def longest_given(tokens: int, name: str) -> SampleLengths:
-    """Lengths of given samples (of a flow's parameter) of which only the most tokens are known: all of them are of a
-    response, as these take most."""
+    """Lengths of given samples (a parameter of the flow) if only the largest number of tokens is known. All but one
+    token count as response, which takes the most memory."""
     return SampleLengths.given([GroupTokens(1, (max(1, tokens - 1),) * (2 if name == "pairs" else 1))])
 
 

@@ -204,14 +204,14 @@ class Planning:
         return with_pools_kept(self._memory_facts(plan), self.cluster.device.memory_bytes)
 
     def given(self, name: str, cut: Cut | None = None) -> Plan:
-        """A named plan of the cluster's devices, as a run would follow it (of `auto` that of a run on one device); one
-        that others would make (`plan_baselines`), or that of a file.
+        """The plan that `name` means on the cluster's devices, as a run would follow it: a named plan (`auto` is the
+        one of a single device), a plan as other systems make it (`plan_baselines`), or the plan in a file.
 
         Args:
-            cut: of a plan of `NAMES`, whether it has room or not.
+            cut: how models are sharded, for a plan of `NAMES`; whether it fits in memory is then not asked.
 
         Raises:
-            UserError: there is none, or a run could not follow it.
+            UserError: no plan has this name, or a run could not follow it.
         """
         if cut is not None:
             plan = named_plan(name, self.flow, self._planned, self.cluster.num_devices, cut=cut)

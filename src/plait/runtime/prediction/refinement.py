@@ -157,8 +157,8 @@ def _functions(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> dict[
 
 
 def recorded_drafts(lengths: str | None) -> Drafts | None:
-    """What drafts came to in the run whose folder is taken for lengths (`--lengths`); None where it is none, or made
-    none.
+    """What drafts brought to the run whose folder `--lengths` names; None if it is no folder of a run, or the run did
+    not draft.
 
     Raises:
         ConfigError: as of `paths.at_home`.

@@ -14,8 +14,8 @@ STATUS = "actions"
 
 @contextlib.contextmanager
 def worker_output(directory: RunDirectory, *, resume: bool) -> Iterator[None]:
-    """That folder is there while inside, new unless a run is resumed. What the ranks of a run before have printed goes
-    when the new one begins (`RunDirectory.begin`); if it does not begin, that is what is there afterwards."""
+    """The folder of the ranks' output exists within the context, empty unless the run is resumed. The output of an
+    earlier run is deleted when the new run begins (`RunDirectory.begin`); if it does not begin, it is put back."""
     folder, old = directory.files.workers, directory.files.old_workers
     if old.exists():  # the start that has put it there was killed before it began
         shutil.rmtree(folder, ignore_errors=True)

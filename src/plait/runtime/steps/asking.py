@@ -136,7 +136,8 @@ class Asking:
             return has_news
 
         def is_there() -> bool:
-            """Whether all of this rollout's samples have come; and none is out, if it asked for none."""
+            """Whether the loop may end while the engine still has work: this rollout asked for nothing, or all of its
+            samples have come and only those of other rollouts are outstanding."""
             return mine.isdisjoint(out) and bool(out or not mine)
 
         def halt() -> None:

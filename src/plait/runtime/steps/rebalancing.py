@@ -150,8 +150,8 @@ class Balance:
         return any(2 * now < then for now, then in zip(running, self._looked_with, strict=True))
 
     def _repeat(self, recorded: deque[dict[str, Any]], num_unfinished: int) -> None:
-        """As many samples are left as were then: the same move, as far as they are where they were, and instances are
-        there: a resumed run may have fewer."""
+        """Repeat a recorded move once as few samples are left as when it was made. Samples that are elsewhere now stay,
+        and so do those for instances that a resumed run does not have."""
         num_instances = len(self._tokens)
         while recorded and num_unfinished <= recorded[0]["left"]:
             move = recorded.popleft()

@@ -78,7 +78,7 @@ class ModelScorer:
         """The samples in the reward model's tokens, however long they are.
 
         Raises:
-            ModelError: one has a token that the model does not have.
+            ModelError: a sample has a token that is not in the model's vocabulary.
             DataError: its chat template refuses one.
         """
         read = tuple(samples) if self.translator is None else self.translator.translate_all(samples)

@@ -93,8 +93,8 @@ class StepState:
 
 
 def model_calls(node: Node) -> dict[str, int]:
-    """Name of the scores of each model of a reward → id of the call that makes them: its own, whether or not it has a
-    model, and those that it adds to them."""
+    """Name of each reward model's scores → id of the call that computes them: `node` itself (also if it has no model),
+    and the calls that are added for further models."""
     return {MODEL: node.id, **added_scores(node)}
 
 
