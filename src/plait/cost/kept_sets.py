@@ -35,7 +35,7 @@ FEW = 20
 OBJECT_BYTES = 48
 """What one set takes in a process beside its bytes: 33 of the object, 8 that refer to it, and 7 to the next 16."""
 ID_BYTES = 8
-"""Of a token of a set, in the form in which a micro-batch reads it."""
+"""Bytes that a token of a set takes in the form in which a micro-batch reads it."""
 SETS, SETS_READ = "what samples were drawn from, and by", "what tokens of micro-batches were drawn from, and by"
 """Names of the terms of memory: of sets in samples that are held, and in micro-batches while they are computed."""
 ROUTED = "experts that tokens of a micro-batch go to"

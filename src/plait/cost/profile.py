@@ -224,8 +224,7 @@ class Profile(Settings):
         return tuple(run for run in self.runs if run.devices == devices) or self.runs
 
     def ratios(self, devices: int) -> dict[str, Ratio]:
-        """The ratio of each kind of call: from runs on `devices` devices, or from all runs if none of those had the
-        kind."""
+        """The ratio of each kind of call: from runs on `devices` devices, else from all runs."""
         return {kind: _ratio(kind, had) for runs in (self.runs, self.past(devices)) for kind, had in _by_kind(runs)}
 
     def function_s(self, names: str) -> float | None:

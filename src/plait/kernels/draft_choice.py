@@ -15,7 +15,7 @@ from plait.compiled import njit
 STAKED = 2
 """Drafts that later steps are taken to compute of what they find, where little is left to lose."""
 WAITED = 26.0
-"""Of the 32 steps over which the loss is bounded, the number that go without drafts once all of it is spent."""
+"""Steps without drafts once all of the loss is spent, out of the 32 steps over which it is bounded."""
 FEW = 4.0
 """Up to so many rows, most of a step is taken to be independent of their number: it reads the weights."""
 

@@ -101,7 +101,7 @@ def _check_whole(folder: Path, name: str) -> None:
 
 
 def nearest_folder(path: Path) -> Path | None:
-    """Of the model folders in the parent of `path`, which does not exist, the one with the most similar name."""
+    """The model folder beside `path`, which does not exist, whose name is most similar."""
     with contextlib.suppress(OSError):
         beside = [entry.name for entry in path.parent.iterdir() if (entry / "config.json").is_file()]
         if close := difflib.get_close_matches(path.name, beside, n=1, cutoff=0.5):
