@@ -62,12 +62,21 @@ class DraftKnowledge(Protocol):
         ...
 
 
-class Workers(Protocol):
-    """All that computes for a run: one process or several, of which one leads."""
+class WorkersState(Protocol):
+    """What the workers hold that a checkpoint keeps and an inspection reads."""
 
-    checkpoint: CheckpointParts
-    leader_weights: LeaderWeights
-    draft_knowledge: DraftKnowledge
+    @property
+    def checkpoint(self) -> CheckpointParts: ...
+
+    @property
+    def leader_weights(self) -> LeaderWeights: ...
+
+    @property
+    def draft_knowledge(self) -> DraftKnowledge: ...
+
+
+class Workers(WorkersState, Protocol):
+    """All that computes for a run: one process or several, of which one leads."""
 
     def engine(self, role: str) -> GenerationEngine | None:
         """The engine of a role, one for all its calls; None: the role does not generate."""

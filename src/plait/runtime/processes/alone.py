@@ -33,4 +33,4 @@ class Alone:
         setting = Setting(of.recipe, of.flow, of.models, of.plan, LEADER, waits, loads=loads)
         rank_state = make_rank_state(setting)
         announcer = Announcer(rank_state, Transport(None, LEADER, ()), recorder, StatusFile(None, LEADER))
-        return WorkerGroup(announcer, 1)  # pyright: ignore[reportReturnType]  # its parts are of narrower types
+        return WorkerGroup(announcer, 1)

@@ -121,7 +121,7 @@ class Worker:
         assert loads == self._job.loads, "the leader finds another checkpoint than who started it"
         with self._status.doing(LOADS):
             announcer = Announcer(self._parts(), self._transport, recorder, self._status)
-            return WorkerGroup(announcer, self._context.num_ranks)  # pyright: ignore[reportReturnType]  # as in `alone`
+            return WorkerGroup(announcer, self._context.num_ranks)
 
     def _parts(self) -> RankState:
         job = self._job
