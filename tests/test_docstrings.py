@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
@@ -206,3 +207,17 @@ def test_docstrings_begin_with_what_a_thing_is() -> None:
         if isinstance(text := node.value.value, str) and text.startswith("Of ")
     ]
     assert not vague
+
+
+# -- packages
+
+
+def test_packages_name_their_modules() -> None:
+    """The docstring of a package is a map of it: each module in backticks (`device_*` for several)."""
+    lost = []
+    for init in sorted(SOURCES.rglob("*/__init__.py")):
+        named = re.findall(r"`([\w*]+)`", ast.get_docstring(tree(init)) or "")
+        modules = [path.stem for path in init.parent.glob("*.py") if path.stem != "__init__"]
+        rooms = [path.parent.name for path in init.parent.glob("*/__init__.py")]
+        lost += [f"{init.parent.name}: {m}" for m in (*modules, *rooms) if not any(fnmatch(m, name) for name in named)]
+    assert not lost

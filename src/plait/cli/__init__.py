@@ -1,6 +1,13 @@
 """The command line. Thin: a command reads its arguments, calls the floor below, prints, and returns an exit code.
 
 Each command lives in a module of its own and is imported when it is called, so `plait --help` needs no torch.
+
+* `app` lists the commands: `train` (`train_stages`, `opening`, `dry_run`), `evaluate`, `generate` (`generate_options`,
+  `kept`), `samples`, `doctor`, `export`, `plan` (also `plait simulate`: `plan_options`), `schedule`
+  (`workload_options`), `profile`, `trace`, `completion`.
+* What they print: `report` at the end of a run, `plan_report`, `plan_text`, `plan_variants`, `plan_following`,
+  `placement_text`, `ranks_text`, `schedule_report`, `staleness_report`, `trace_text`; `help` and `usage` of options.
+* `output_files` are checked before work, `leaving` ends the process.
 """
 
 from __future__ import annotations

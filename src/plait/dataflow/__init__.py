@@ -1,5 +1,9 @@
 """The dataflow of an algorithm: a graph of calls, traced once from a plain Python function.
 
+* While a flow runs: `trace` runs it with a `tracer`; it works with `handles` and `role`s, and with functions of texts
+  (`from_samples`, `prompt_call`). `option_reads` sees which options it reads, `unfit` says what does not fit.
+* The result: `graph` has its nodes with their `options`, `call_name` their names, `made_rows` where samples come from.
+
 Enters: a flow (a function over role handles). Leaves: a `Dataflow`, nodes with a grain and typed columns.
 Imports `metric_names`, `user_code` and `errors`; no torch.
 """

@@ -7,7 +7,10 @@
 * `group`: running workers, and the handles of what they were asked.
 * `worker_context`: what a worker knows: its rank, its place, the rendezvous.
 * `local`: one process per rank on this machine; `process` is one of them, `worker` its other side, `wire` between them.
-* `watch`: when a rank counts as lost, and which stand still; `monitor` looks after a group by it.
+  `node` is what this machine and others have in common as places of ranks, `machine` what this one has; `nodes` are
+  those of several machines.
+* `watch`: when a rank counts as lost, and which stand still; `monitor` looks after a group by it, of `watched_rank`s; a
+  `bell` wakes it.
 * `keys`: the rendezvous of `torch.distributed`, which the controller keeps; `store` is how a worker asks for it.
 * `failures`: the one error that a rank's death, freeze, exception or lateness becomes.
 

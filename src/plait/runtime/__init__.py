@@ -7,7 +7,8 @@
 * `steps` runs a step of the traced graph: `executor` the graph, `calls` what each call does, `rollout` generation.
 * `prediction` finds plans, predicts runs, and says afterwards how wrong it was.
 * `inputs` is what a run is given; `folder` is what it leaves.
-* `workers` is what the main loop asks of all that computes; `stopping` and `process` are of this process.
+* `workers` is what the main loop asks of all that computes, `utilisation` how much of the devices it used; `stopping`
+  and `process` are of this process.
 
 Enters: a recipe. Leaves: a folder with metrics, samples, trace, checkpoints and the final model. May import every floor
 below, the planner among them.

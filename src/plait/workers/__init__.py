@@ -1,16 +1,19 @@
 """The group of workers that runs the calls of a flow: what each holds, and what the leader tells the others.
 
-* `rank_state`: the models, engines and optimizer states of one rank; `role_builder` makes them, `offload_manager` moves
-  them off the device and back, `optimizer_state` writes and reads them.
-* `score_call`, `train_calls`, `upkeep`, `call_messages`: what the leader tells ranks, a record each, with a rank's part
-  of it; `commands` has all by their kinds. `wire_forms`, `messages`, `row_stubs`, `transport`: the same as bytes.
-* `announcer`: the leader's word to all ranks, itself among them; `freshness`: which copies of weights are as they
-  should be. `worker_group`, `remote_engine` and `remote_trainer` are the group as the leader sees
-  it; `follower` is the loop of every other rank.
-* `lockstep_engine`: ranks that generate together. `sample_mover`, `sample_ends`, `sample_offers`: samples that
-  change instance.
-* `recorder`: goes on with any work and writes down what was done; `status_file` says it to who watches.
-* `peak_memory`: the most that a rank has held.
+* What a rank holds: `rank_state` its models, engines and optimizer states, made by `role_builder` of models from
+  `loading` (`vllm_engines` opens vLLM); `offload_manager` moves them off the device and back, `peak_memory` counts.
+  `ranks` is what all know of each other.
+* What the leader tells ranks, a record each: `score_call`, `train_calls`, `upkeep`, `knowledge_upkeep`,
+  `call_messages`; `commands` has all by their kinds. As bytes: `wire_forms`, `messages`, `row_stubs`, `packed_experts`,
+  `packed_supports`, by `transport`.
+* The leader: `announcer` tells, `freshness` knows which copies of weights are current, `worker_group` is the group as
+  the main loop sees it, with `remote_engine` (`dealing`, `gathering`, `remote_moves`, `remote_prompts`) and
+  `remote_trainer`. `follower` is the loop of every other rank.
+* Generation on ranks: `instances` and `lockstep_engine` step together, over `step_links`. Samples change instance:
+  `staged_move` as the leader sees it; `migrations`, `prompt_moves`, `sample_mover`, `sample_ends` and `sample_offers`
+  on ranks, `background_move` beside other work.
+* Kept with a checkpoint: `checkpoint_parts`, `optimizer_state` and `rank_optimizers`, `draft_knowledge`.
+* What was done: `recorder` advances any work and records it, `clock` is the one of a run, `status_file` shows progress.
 
 A group of one has the same leader and no followers.
 """

@@ -8,7 +8,8 @@
 * `on_ray`: has Ray start the agents; `room`: on how many nodes of a cluster, and what is said where there is no room.
 * `agent`: the process of a node; `link`: the leader's end, `remote_process` one of its ranks there; `echoes`: how fast
   a node is reached, and its clock.
-* `gathering`: the leader waits until all are there; `gathered`: the nodes from then on.
+* `gathering`: the leader waits until all are there; `joining`: another command joins it; `refusing`: the leader refuses
+  its run, and tells the others; `gathered`: the nodes from then on.
 
 **The leader listens only until all nodes have come**, on the address that it was told. Each end proves that it has the
 run's key before anything of the other is unpickled; every message carries a tag made with a key of the connection.
