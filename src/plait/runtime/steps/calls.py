@@ -1,13 +1,12 @@
 """What each call of a flow does, one action at a time: read, compute, generate, score or train.
 
-A SCORE call of a model may begin while the samples that it scores are still being drawn. It *streams* if its ranks are
-others than those that generate; if they are the same ones, it *scores where ranks are free*, on those that have no
-samples left to generate. In both cases it scores in parts (`scoring_parts`).
+A SCORE call may begin while the samples that it scores are still being drawn: `ScoringMode` says how.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum, auto
 from functools import partial
 
 import numpy as np
@@ -25,13 +24,28 @@ from plait.runtime.steps.host_calls import HostCalls
 from plait.runtime.steps.rewarding import RewardCalls
 from plait.runtime.steps.roles import ModelRole, Roles, models_of, rewards_of
 from plait.runtime.steps.rollout import Draw, Rollout
-from plait.runtime.steps.scoring_parts import Parts, RolloutParts, Spread, Table, in_parts
+from plait.runtime.steps.scoring_parts import RolloutParts, Spread, Table, in_parts
 from plait.runtime.steps.step import StepState
 from plait.schedule.dispatch import Task
 from plait.schedule.joint_training import fused_calls
 from plait.schedule.needs import may_stream
 from plait.schedule.work import Work
 from plait.workers.recorder import Recorder
+
+
+class ScoringMode(Enum):
+    """When and where a SCORE call computes. All modes but the first score in parts (`scoring_parts`), which are the
+    same however late the call begins."""
+
+    AFTER = auto()
+    """When the rollout has ended: all samples at once."""
+    BESIDE = auto()
+    """As samples end, on ranks that do not generate (or on none: a reward function's)."""
+    IN_TURNS = auto()
+    """As samples end, on ranks that do not generate. While it waits for samples other calls may use them, as nothing
+    has to leave the devices for that."""
+    WHERE_FREE = auto()
+    """On the ranks that generate, as soon as they have no samples left."""
 
 
 class Calls:
@@ -55,8 +69,9 @@ class Calls:
     def mesh(self, node: Node, step: int, *, begins: bool = False) -> frozenset[int]:
         """The ranks that a call keeps busy in a step. With `begins` the ranks that send it weights are included. Empty
         for a call that takes ranks only when they are free."""
-        takes = self.scores_where_free(node, step) or (not begins and self._takes_turns(node))
-        return frozenset() if takes else self._mesh(node, begins=begins)
+        mode = self.scoring_mode(node, step)
+        is_free = mode is ScoringMode.WHERE_FREE or (mode is ScoringMode.IN_TURNS and not begins)
+        return frozenset() if is_free else self._mesh(node, begins=begins)
 
     def _mesh(self, node: Node, *, begins: bool = False) -> frozenset[int]:
         trainer = self.trainer(node)
@@ -74,28 +89,27 @@ class Calls:
         role = self._roles.get(str(node.role))
         return None if role is None else role.trainer
 
-    def streams(self, node: Node) -> bool:
-        """Whether a call scores parts of a rollout as samples end: its ranks must be others than those that generate.
-        The plan decides this, not the clock, and the parts are the same however late the call begins."""
-        return may_stream(node, self._flow) and not self._mesh(node) & self._mesh(self._flow.nodes[node.rows])
-
-    def _takes_turns(self, node: Node) -> bool:
-        """Whether a call that streams frees its ranks while it waits for samples: if other calls can run there without
-        anything leaving the devices."""
-        return self.streams(node) and self._rollout_of(node)[1].traits.shares_devices
-
-    def scores_where_free(self, node: Node, step: int) -> bool:
-        """Whether a call scores parts of a rollout on the ranks that generate, once they have no samples left: if the
-        recipe says so, or the run's gate for this step. Parts do not depend on it (`free_copies.where_free`)."""
-        trainer = self.trainer(node)
-        if trainer is None or not may_stream(node, self._flow) or self.streams(node):
-            return False
-        if self.ahead is not None and node.id not in self.ahead:  # all samples are there when its step begins
-            return False
+    def scoring_mode(self, node: Node, step: int) -> ScoringMode:
+        """How a SCORE call computes in a step; AFTER for any other call. The plan decides between the modes; whether
+        ranks that generate also score is decided by the recipe, or by the run's gate for this step."""
+        if not may_stream(node, self._flow):
+            return ScoringMode.AFTER
         source, engine = self._rollout_of(node)
-        if engine.moves is None or not engine.moves.gathers or not trainer.scoring_instances:
-            return False
-        return self.rollout.gate.early(step, source.call, self.rollout.size_of(source, engine)).pays
+        if self._mesh(node).isdisjoint(self._mesh(source)):
+            return ScoringMode.IN_TURNS if engine.traits.shares_devices else ScoringMode.BESIDE
+        trainer = self.trainer(node)
+        is_drawn = self.ahead is not None and node.id not in self.ahead  # all samples are there when its step begins
+        if is_drawn or trainer is None or not trainer.scoring_instances:
+            return ScoringMode.AFTER
+        if engine.moves is None or not engine.moves.gathers:
+            return ScoringMode.AFTER
+        pays = self.rollout.gate.early(step, source.call, self.rollout.size_of(source, engine)).pays
+        return ScoringMode.WHERE_FREE if pays else ScoringMode.AFTER
+
+    def _scores_where_free(self, rows: int, step: int) -> list[Node]:
+        """The calls that score the samples of a rollout (by its id) on its own ranks, in the order of the flow."""
+        readers = [node for node in self._flow.nodes if node.rows == rows]
+        return [node for node in readers if self.scoring_mode(node, step) is ScoringMode.WHERE_FREE]
 
     def work(self, node: Node, state: StepState, draw: Draw, task: Task, *, is_ahead: bool = False) -> Work[None]:
         """The actions of a call that does not train (`trained`), whose weights are already where it needs them.
@@ -111,10 +125,10 @@ class Calls:
             case CallKind.GENERATE:
                 if node.prompts is not None:
                     state.made[node.id] = self._host.writing.made(node, state)
-                readers = [other for other in self._flow.nodes if other.rows == node.id]
-                is_fused = any(self.scores_where_free(other, state.step) for other in readers)
+                is_fused = bool(self._scores_where_free(node.id, state.step))
                 return self.rollout.work(node, self._engine(node), state, draw, task if is_fused else None)
             case CallKind.SCORE if str(node.role) not in self._models:
+                # Looked up only if the model is asked: where it has scored the batch before, there may be no rollout.
                 spread = lambda call, name: self._spread(node, state, task)(call, name)
                 return self.rewarding.work(node, state, spread, task.release, is_ahead=is_ahead)
             case CallKind.SCORE:
@@ -140,28 +154,22 @@ class Calls:
 
     def _spread(self, node: Node, state: StepState, task: Task) -> Spread:
         """How a SCORE call is computed: all rows at once or in parts as samples end, by which copies of the model."""
-        trainer = self.trainer(node)
-        parts: Parts
-        if trainer is not None and self.scores_where_free(node, state.step):
-            rollout, instances = state.growing[node.rows], trainer.scoring_instances
-            readers = [other for other in self._flow.nodes if other.rows == node.rows]
-            order = [other.id for other in readers if self.scores_where_free(other, state.step)]
-            is_last, copies = node.id == order[-1], len(instances)
-            tokens = trainer.tokens_of_a_part(rollout.root_tokens) // copies
-            size = PartSize(tokens, node.id == order[0], copies if is_last else None)
+        mode, trainer = self.scoring_mode(node, state.step), self.trainer(node)
+        if mode is ScoringMode.AFTER or trainer is None:
+            written = None if node.prompts is None else state.written[node.prompts]
+            return partial(in_parts, Table(lambda: state.born[node.rows] if written is None else written.rows))
+        rollout, behind = state.growing[node.rows], (state.step, node.rows)
+        part_tokens = trainer.tokens_of_a_part(rollout.root_tokens)
+        if mode is ScoringMode.WHERE_FREE:
+            instances, order = trainer.scoring_instances, self._scores_where_free(node.rows, state.step)
+            is_last, copies = node is order[-1], len(instances)
+            size = PartSize(part_tokens // copies, node is order[0], copies if is_last else None)
             num_split = self.rollout.num_split(*self._rollout_of(node), state.step)
             parts = RolloutParts(rollout, size, self._running(node), num_split)
-            behind = state.step, node.rows
             return partial(where_free, parts, Copies(instances, behind, copies if is_last else 0), task)
-        written = None if node.prompts is None else state.written[node.prompts]
-        parts = Table(lambda: state.born[node.rows] if written is None else written.rows)
-        if trainer is not None and self.streams(node):
-            rollout = state.growing[node.rows]
-            size = PartSize(trainer.tokens_of_a_part(rollout.root_tokens))
-            parts = RolloutParts(rollout, size, self._running(node))
-            if self._takes_turns(node):
-                together = Copies((self._mesh(node),), (state.step, node.rows), alone=False)
-                return partial(where_free, parts, together, task)
+        parts = RolloutParts(rollout, PartSize(part_tokens), self._running(node))
+        if mode is ScoringMode.IN_TURNS:
+            return partial(where_free, parts, Copies((self._mesh(node),), behind, alone=False), task)
         return partial(in_parts, parts)
 
     def _running(self, node: Node) -> int:

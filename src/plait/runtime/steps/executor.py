@@ -11,7 +11,7 @@ from plait.observe.progress import ProgressSink
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.asking import Beside
 from plait.runtime.steps.batches import Batches
-from plait.runtime.steps.calls import Calls
+from plait.runtime.steps.calls import Calls, ScoringMode
 from plait.runtime.steps.graph_order import GraphOrder
 from plait.runtime.steps.roles import Roles, rewards_of
 from plait.runtime.steps.step import StepState
@@ -132,7 +132,7 @@ class _StepProgram:
         (step, number), needs = key, self.open.needs(self.step, key)
         node, batch = self.flow.nodes[number], self._begun.get(step)
         grows = (step, node.rows) in needs and batch is not None and node.rows in batch.growing
-        if grows and (self.calls.streams(node) or self.calls.scores_where_free(node, step)):
+        if grows and self.calls.scoring_mode(node, step) is not ScoringMode.AFTER:
             needs -= {(step, node.rows)}  # it scores samples as they end, and so need not wait for the rollout
         return needs
 
