@@ -118,6 +118,6 @@ def test_a_dead_machine_is_named(machines: list[str], place: Path, placed: Calla
     leader, _ = ends(commands)
     assert time.monotonic() - started < 30
     assert leader.code == 1, leader.text
-    assert re.search(r"rank 1 on node 1 \(\S+\) is lost with its node: nothing came from it", leader.text)
+    assert re.search(r"rank 1 on node 1 \(\S+\) is lost with its node: nothing was received from it", leader.text)
     assert re.search(r"the checkpoint of step \d+ is good", leader.text)
     assert left_of(recipe.run_dir) == []
