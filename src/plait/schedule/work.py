@@ -6,10 +6,12 @@ what can be done without waiting for others, and yields the record of it.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 COMPUTE = "compute"
@@ -55,10 +57,20 @@ Work = Generator[Done | None, None, Result]
 """Its `return` is the result. None: nothing can be done until others have done something, and nothing was done."""
 
 
-def nothing() -> Work[None]:
-    """A work that has ended."""
-    return
-    yield
+def at_once(function: Callable[Arguments, Result]) -> Callable[Arguments, Work[Result]]:
+    """A function as a work that does all of it at its first `next()`, without an action that is recorded."""
+
+    @wraps(function)
+    def work(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Work[Result]:
+        return function(*args, **kwargs)
+        yield
+
+    return work
+
+
+@at_once
+def nothing() -> None:
+    """A work that has nothing to do."""
 
 
 def to_the_end(work: Work[Result]) -> Result:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from plait.cost.machine import machine_name
 from plait.generation.speculates import Speculates
-from plait.schedule.work import Work
+from plait.schedule.work import at_once
 from plait.settings import what_is_refused
 from plait.speculation.knowledge import Circumstances, Known
 from plait.workers.messages import Message
@@ -26,7 +26,8 @@ class TellKnowledge(Record):
     kind: ClassVar[str] = "tell-knowledge"
     role = ""
 
-    def run(self, rank_state: RankState) -> Work[KnowledgeTold]:
+    @at_once
+    def run(self, rank_state: RankState) -> KnowledgeTold:
         told, notes = [], []
         for role, role_state in rank_state.roles.items():
             if role_state.engine is None:
@@ -39,7 +40,6 @@ class TellKnowledge(Record):
                 continue
             told += [] if known is None else [known]
         return KnowledgeTold(told, notes)
-        yield
 
     @staticmethod
     def result_of(message: Message) -> KnowledgeTold:
@@ -68,7 +68,8 @@ class TakeUpKnowledge(Record):
     kind: ClassVar[str] = "take-up-knowledge"
     role = ""
 
-    def run(self, rank_state: RankState) -> Work[KnowledgeTaken]:
+    @at_once
+    def run(self, rank_state: RankState) -> KnowledgeTaken:
         notes = []
         for role, role_state in rank_state.roles.items():
             engines = [engine for engine in self.known if engine.role == role]
@@ -82,7 +83,6 @@ class TakeUpKnowledge(Record):
             if why and speculates.counts is not None:
                 notes.append(f"rank {rank_state.rank} learns again what steps of {role} take, as {why}")
         return KnowledgeTaken(notes)
-        yield
 
     @staticmethod
     def result_of(message: Message) -> KnowledgeTaken:

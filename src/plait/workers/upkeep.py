@@ -15,7 +15,7 @@ from plait.models.files.finite import Broken
 from plait.models.files.tensor_file import FileDigest
 from plait.policy.decode_ring import StageUse
 from plait.schedule.timeline import Span
-from plait.schedule.work import Work
+from plait.schedule.work import Work, at_once
 from plait.workers.messages import Message
 from plait.workers.peak_memory import peak_bytes
 from plait.workers.rank_optimizers import Counts
@@ -32,10 +32,9 @@ class Version(Record):
 
     kind: ClassVar[str] = "version"
 
-    def run(self, rank_state: RankState) -> Work[None]:
+    @at_once
+    def run(self, rank_state: RankState) -> None:
         rank_state.listeners[self.role].update_weights(self.version)
-        return
-        yield
 
 
 @dataclass(frozen=True)
@@ -46,10 +45,9 @@ class EndTurns(Record):
 
     kind: ClassVar[str] = "end turns"
 
-    def run(self, rank_state: RankState) -> Work[None]:
+    @at_once
+    def run(self, rank_state: RankState) -> None:
         rank_state.listeners[self.role].end_turns()
-        return
-        yield
 
 
 @dataclass(frozen=True)
@@ -61,14 +59,13 @@ class Recall(Record):
 
     kind: ClassVar[str] = "recall"
 
-    def run(self, rank_state: RankState) -> Work[None]:
+    @at_once
+    def run(self, rank_state: RankState) -> None:
         engine = rank_state.roles[self.role].engine
         assert engine is not None, f"role {self.role} has no engine on rank {rank_state.rank}"
         for sample in self.samples:
             logprobs = logprobs_with(sample.replies, sample.logprobs)
             engine.speculates.recall(sample.prompt.token_ids, sample.all_ids, logprobs)
-        return
-        yield
 
 
 @dataclass(frozen=True)
@@ -79,10 +76,10 @@ class Gather(Record):
 
     kind: ClassVar[str] = "gather"
 
-    def run(self, rank_state: RankState) -> Work[Any]:
+    @at_once
+    def run(self, rank_state: RankState) -> Any:
         """See `RankState.gather`."""
         return rank_state.gather(self.role)
-        yield
 
 
 @dataclass(frozen=True)
@@ -146,7 +143,8 @@ class Spans(Record):
     kind: ClassVar[str] = "spans"
     role = ""
 
-    def run(self, rank_state: RankState) -> Work[Recorded]:
+    @at_once
+    def run(self, rank_state: RankState) -> Recorded:
         rank_state.offloads.want()
         recorder = rank_state.recorder
         later_s = self.zero_s - (recorder.zero_s - rank_state.ahead_s)
@@ -154,7 +152,6 @@ class Spans(Record):
             replace(span, start_s=span.start_s - later_s, end_s=span.end_s - later_s) for span in recorder.take().spans
         ]
         return Recorded(spans, [listener.take_use() for listener in rank_state.listeners.values()], peak_bytes())
-        yield
 
     @staticmethod
     def result_of(message: Message) -> Recorded:

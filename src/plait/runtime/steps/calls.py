@@ -29,7 +29,7 @@ from plait.runtime.steps.step import StepState
 from plait.schedule.dispatch import Task
 from plait.schedule.joint_training import fused_calls
 from plait.schedule.needs import may_stream
-from plait.schedule.work import Work
+from plait.schedule.work import Work, at_once
 from plait.workers.recorder import Recorder
 
 
@@ -134,7 +134,7 @@ class Calls:
             case CallKind.SCORE:
                 return self._scored(node, state, self._spread(node, state, task))
             case _:
-                return self._at_once(node, state)
+                return at_once(self._host.run)(node, state)
 
     def keeps_weights(self, node: Node) -> bool:
         """Whether a GENERATE call can go on with the last published weights while its role is trained."""
@@ -248,10 +248,3 @@ class Calls:
         """The GENERATE call whose samples a SCORE call scores, and its engine."""
         rollout = self._flow.nodes[node.rows]
         return rollout, self._engine(rollout)
-
-    # -- read and compute
-
-    def _at_once(self, node: Node, state: StepState) -> Work[None]:
-        self._host.run(node, state)
-        return
-        yield
