@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from plait.generation.joined_products import JoinedProducts
+from plait.models.module_names import weights_side_by_side
 
 
 class Attention(nn.Module):
@@ -21,15 +24,16 @@ class Attention(nn.Module):
         return self.o_proj(torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], dim=-1))
 
 
-def in_one_buffer(module: nn.Module) -> Tensor:
-    """The weights of a module become views of a flat buffer, in their order."""
-    buffer = torch.cat([param.detach().reshape(-1) for param in module.parameters()])
-    start = 0
-    for owner in module.modules():
-        for name, param in list(owner.named_parameters(recurse=False)):
-            view = buffer[start : start + param.numel()].view(param.shape)
-            setattr(owner, name, nn.Parameter(view))
-            start += param.numel()
+def in_one_buffer(module: nn.Module, names: Iterable[str] = ()) -> Tensor:
+    """The weights of a module become views of a flat buffer, in the order of a model's or in this one."""
+    params = dict(module.named_parameters())
+    names = names or weights_side_by_side(params)
+    buffer, start = torch.cat([params[name].detach().reshape(-1) for name in names]), 0
+    for name in names:
+        owner, _, leaf = name.rpartition(".")
+        view = buffer[start : start + params[name].numel()].view(params[name].shape)
+        setattr(module.get_submodule(owner), leaf, nn.Parameter(view))
+        start += params[name].numel()
     return buffer
 
 
@@ -75,8 +79,26 @@ def test_weights_that_lie_elsewhere_are_read_by_themselves(monkeypatch: pytest.M
         assert products(module, x, monkeypatch)[1] == [(4, 6), (2, 6), (3, 6), (6, 9)]
 
 
-def test_a_bias_lies_between_two_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_biases_that_lie_behind_the_weights_are_one_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = Attention(bias=True), torch.randn(1, 5, 6)
+    expected = module(x)
+    in_one_buffer(module)
+    with torch.no_grad(), JoinedProducts([module]).applied():
+        found, shapes = products(module, x, monkeypatch)
+    torch.testing.assert_close(found, expected)
+    assert shapes == [(9, 6), (6, 9)]
+
+
+def test_a_bias_between_two_weights_keeps_them_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     module = Attention(bias=True)
+    in_one_buffer(module, dict(module.named_parameters()))
+    with torch.no_grad(), JoinedProducts([module]).applied():
+        assert len(products(module, torch.randn(1, 5, 6), monkeypatch)[1]) == 4
+
+
+def test_one_module_with_a_bias_keeps_them_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Attention()
+    module.k_proj = nn.Linear(6, 2, True)
     in_one_buffer(module)
     with torch.no_grad(), JoinedProducts([module]).applied():
         assert len(products(module, torch.randn(1, 5, 6), monkeypatch)[1]) == 4

@@ -2,8 +2,9 @@
 
 Queries, keys and values are three products of a decoder layer, gate and up projection two. A step of few rows takes as
 long as its weights take to be read, and a small product leaves most of a GPU idle. Weights are views of one flat buffer
-(`models.flat_weights`), so the joined weight is a view as well: nothing is copied, and what updates the weights updates
-it.
+(`models.flat_weights`), in which they lie side by side and their biases behind them
+(`models.module_names.weights_side_by_side`). So the joined weight and bias are views as well: nothing is copied, and
+what updates the weights updates them.
 
 Shapes: T new tokens, I input and O output features of all of a product's parts.
 """
@@ -17,10 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from plait.models.module_names import READ_TOGETHER
 from plait.models.parallel.layer_hooks import Enter
-
-TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Names, in Transformers, of modules of one parent that are given the same tensor."""
 
 
 class JoinedProducts:
@@ -52,14 +51,15 @@ class _Product:
 
     def __init__(self, count: int) -> None:
         self.weight_OI: nn.Parameter | None = None
+        self.bias_O: nn.Parameter | None = None
         self._count = self._left = count
         self._given: Tensor | None = None
         self._out: Tensor | None = None
 
     def part(self, x: Tensor, start: int, stop: int) -> Tensor:
-        """Columns start … stop − 1 of x [..., T, I] · weightᵀ."""
+        """Columns start … stop − 1 of x [..., T, I] · weightᵀ + bias."""
         if self._out is None:
-            self._given, self._out = x, F.linear(x, self.weight_OI)  # type: ignore[arg-type]
+            self._given, self._out = x, F.linear(x, self.weight_OI, self.bias_O)  # type: ignore[arg-type]
         assert x is self._given, "its parts are given one tensor"
         out = self._out[..., start:stop]
         self._left -= 1
@@ -88,7 +88,7 @@ class _Site:
         self.own = [getattr(parent, name) for name in names]
         self._product, self.parts, start = _Product(len(names)), [], 0
         self._at: list[tuple[int, torch.dtype]] = []
-        """Where the weights lay when they were asked last."""
+        """Where weights and biases lay when they were asked last."""
         for linear in self.own:
             self.parts.append(_Part(self._product, start, start + linear.out_features))
             start += linear.out_features
@@ -99,12 +99,12 @@ class _Site:
         if any(getattr(self._parent, name) is not own for name, own in zip(self._names, self.own, strict=True)):
             return False
         weights = [linear.weight for linear in self.own]
-        at = [(weight.data_ptr(), weight.dtype) for weight in weights]
+        biases = [linear.bias for linear in self.own if linear.bias is not None]
+        at = [(tensor.data_ptr(), tensor.dtype) for tensor in (*weights, *biases)]
         if at != self._at:  # of each step it is asked, and to make a parameter takes as long as a launch
-            joined, self._at = _joined([weight.detach() for weight in weights]), at
-            # As a parameter: of those the compiler takes the shapes as they are.
-            self._product.weight_OI = None if joined is None else nn.Parameter(joined, requires_grad=False)
-        return self._product.weight_OI is not None
+            self._at = at
+            self._product.weight_OI, self._product.bias_O = _joined(weights), _joined(biases) if biases else None
+        return self._product.weight_OI is not None and (not biases or self._product.bias_O is not None)
 
     def swap(self, modules: Sequence[nn.Module]) -> None:
         """Put modules in the places of these."""
@@ -112,23 +112,25 @@ class _Site:
             self._parent._modules[name] = module
 
 
-def _joined(weights: Sequence[Tensor]) -> Tensor | None:
-    """Weights [O, I] as one, where they lie one behind another in one storage."""
-    first, place = weights[0], weights[0].data_ptr()
-    for weight in weights:
-        if weight.data_ptr() != place or not weight.is_contiguous() or weight.dtype != first.dtype:
+def _joined(parts: Sequence[nn.Parameter]) -> nn.Parameter | None:
+    """Weights [O, I] or biases [O] as one, where they lie one behind another in one storage. It is a parameter, as the
+    compiler takes the shapes of those as they are."""
+    first, place = parts[0].detach(), parts[0].data_ptr()
+    for part in parts:
+        if part.data_ptr() != place or not part.is_contiguous() or part.dtype != first.dtype:
             return None
-        place += weight.nbytes
-    if first.storage_offset() + sum(weight.numel() for weight in weights) > _elements(first):
+        place += part.nbytes
+    if first.storage_offset() + sum(part.numel() for part in parts) > _elements(first):
         return None  # of several storages, which happen to lie side by side
-    rows = sum(len(weight) for weight in weights)
-    return first.as_strided((rows, first.shape[1]), (first.shape[1], 1))
+    joined = first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
+    return nn.Parameter(joined, requires_grad=False)
 
 
 def _sites(parent: nn.Module) -> Iterator[_Site]:
-    for names in TOGETHER:
+    for names in READ_TOGETHER:
         found = [getattr(parent, name, None) for name in names]
-        if all(type(one) is nn.Linear and one.bias is None and _stands_alone(one) for one in found):
+        linears = [one for one in found if type(one) is nn.Linear and _stands_alone(one)]
+        if len(linears) == len(names) and len({linear.bias is None for linear in linears}) == 1:
             yield _Site(parent, names)
 
 

@@ -25,7 +25,7 @@ from plait.layout.params import FlatLayout, Param
 from plait.layout.shards import shard
 from plait.models.flat_weights import cut_block
 from plait.models.lora_settings import LoraSettings
-from plait.models.module_names import wildcard
+from plait.models.module_names import weights_side_by_side, wildcard
 from plait.models.parallel.mixers import tp_plan, widths_of
 from plait.models.parallel.whole_experts import DIVIDED
 from plait.models.reach import unreached
@@ -63,14 +63,15 @@ def dtype_of(dtype: str) -> torch.dtype:
 
 
 def layout_of(module: nn.Module) -> FlatLayout:
-    """The one-rank layout of a module's parameters, in the module's order; tied names are aliases of one Param. Without
-    those that no text reaches."""
+    """The one-rank layout of a module's parameters, in the module's order but for `weights_side_by_side`; tied names
+    are aliases of one Param. Without those that no text reaches."""
     plan, widths = tp_plan(module), widths_of(module)
     beside = {id(param) for param in unreached(module)}
     params: list[Param] = []
     aliases: dict[str, str] = {}
     name_of: dict[int, str] = {}
-    for name, tensor in _plain(module, dict(module.named_parameters(remove_duplicate=False))).items():
+    named = _plain(module, dict(module.named_parameters(remove_duplicate=False)))
+    for name, tensor in ((name, named[name]) for name in weights_side_by_side(named)):
         if id(tensor) in beside:
             continue
         if id(tensor) in name_of:
