@@ -24,7 +24,8 @@ class LayerCache:
     key_dim: int
     value_dim: int
     cut: bool = True
-    """Ranks along tp have heads of their own (or share one); False: each has all of them, where the model gathers."""
+    """Whether ranks along tp have heads of their own (or share one); False: each has all heads, as the model
+    gathers."""
     experts: int = 0
     """Experts of each token that are kept beside them, on every rank along tp; 0: none are."""
 

@@ -164,7 +164,7 @@ class Layout:
 
     @property
     def whole(self) -> Layout:
-        """The same, where each copy of a model has all of its weights."""
+        """The same layout without sharded weights: each copy of a model has all of its weights."""
         return Layout(self.mesh, self.parallelism) if self.shards_weights else self
 
     def rank_at(self, dp: int, tp: int, pp: int) -> int:

@@ -72,10 +72,10 @@ class Carried(NamedTuple):
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a move carries over which links, and copies; not in which order, nor where it lies.
+    """How much a move sends over each link and copies locally, without its order and places.
 
-    carried: by (sender, receiver); a store may be either
-    copied:  rank → bytes that its local copies write, in the target dtype; those that write none may be left out
+    carried: (sender, receiver) → messages and bytes; either end may be a store
+    copied:  rank → bytes that its local copies write, in the target dtype; ranks that write none may be left out
     """
 
     cluster: Cluster

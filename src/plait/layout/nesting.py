@@ -36,10 +36,11 @@ class AliasedPart:
 
 
 def nest(parts: Mapping[str, Held], params: Sequence[Param], whole: Collection[str] = ()) -> dict[str, AliasedPart]:
-    """Where the parts of a model that a rank has lie together.
+    """Where the parts of a model that a rank has lie in memory, so that they share what they have in common.
 
-    Of blocks that hold each other the largest is stored. A part that hosts others, and has no guest of its own, is one
-    buffer by its own layout, as it would be alone. Blocks that overlap and do not hold each other are both stored.
+    If a block lies within another, only the larger one is stored, and the smaller is its guest. A part that hosts
+    guests and is no guest itself is one buffer by its own layout, as it would be alone. Blocks that overlap without one
+    lying within the other are both stored.
 
     Args:
         parts: name of its own buffer → the blocks of a flat layout, dense, in order.
@@ -97,8 +98,8 @@ def _guest_share(name: str, held: Held, hosts: Mapping[_Place, _Place]) -> float
 
 
 def _stored(name: str, held: Held, hosts: Mapping[_Place, _Place]) -> tuple[dict[int, Holding], int]:
-    """A part's own buffer: its blocks that are no guests by number, one after another, and its length. Those of one
-    parameter, ranges of several sections, lie close together: they are guests together, or none of them is."""
+    """A part's own buffer: number of a block → its place, for the blocks that are no guests, and the buffer's length.
+    Blocks of one parameter (ranges of several sections) lie close together, as all of them are guests or none is."""
     places: dict[int, Holding] = {}
     end = 0
     for number, holding in enumerate(held):

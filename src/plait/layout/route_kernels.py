@@ -157,8 +157,8 @@ def _least_group(groups: Groups, senders: Ints, node_out: Ints, tree: Tree) -> i
 
 @njit()
 def _least_holder(groups: Groups, group: int, loads: Loads, tree: Tree) -> int:
-    """The rank of a group that has sent least to other nodes, then to its own; where none holds it, the one to which it
-    came first."""
+    """The holder in a group that has sent least to other nodes, then to its own node; if no rank of the group held the
+    chunk, the rank that received it first."""
     if tree.entry[group] >= 0:
         return tree.entry[group]
     best = groups.holders[groups.first_holder[group]]

@@ -43,10 +43,10 @@ READ_SHARE = 0.9
 
 @dataclass(frozen=True)
 class ForwardOptions:
-    """What a forward through a decoder adds to its weights, keeps, and leaves out."""
+    """Options of a forward through a decoder: the adapter, what is kept for the backward, which rows are left out."""
 
     adapter: str | None = None
-    """The one that is added to the weights; None: the weights alone."""
+    """Name of the adapter that is added to the weights; None: none is."""
     checkpoint: bool = False
     """Keep one activation per decoder layer and compute the layer again in the backward."""
     read: Tensor | None = None
@@ -131,7 +131,7 @@ class Backbone:
         return next(self.module.parameters()).dtype
 
     def activate(self, adapter: str | None) -> None:
-        """Add this adapter, and no other, to the weights from now on; nothing to do where it is on already."""
+        """Make this adapter the active one, and all others inactive; returns at once if it is active already."""
         if adapter == self._active:
             return
         for attributes, active, names in self._adapted:

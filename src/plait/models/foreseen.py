@@ -49,7 +49,7 @@ class _Asked(LayerCalls):
 
 
 def check_foreseen(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """All that is checked before there are weights; returns and raises as `admission.check_config`."""
+    """Do all checks that need no weights. Returns and raises as `admission.check_config`."""
     fields = check_config(config, name)
     check_layers(config, name)
     return fields

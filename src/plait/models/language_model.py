@@ -104,7 +104,7 @@ class LanguageModel(BackboneModel):
         return {}
 
     def with_own(self, own: OwnPart) -> LanguageModel:
-        """The view of this model that has these parameters of its own."""
+        """A view of this model with parameters of its own (an adapter)."""
         return replace(self, own=own)
 
     def read_places(self, batch: PackedBatch) -> Tensor:

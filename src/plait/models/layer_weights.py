@@ -25,7 +25,7 @@ class LayerWeights(Protocol):
         ...
 
     def idle_forward(self) -> None:
-        """This rank has no samples where others have some."""
+        """Take part in the gathers of a forward for which other ranks have samples and this one has none."""
         ...
 
     def idle_backward(self, settle: Settle, lowest: int | None) -> None:
@@ -37,7 +37,8 @@ class LayerWeights(Protocol):
         ...
 
     def having(self, layer: int | None) -> AbstractContextManager[None]:
-        """Within it the weights of this layer, and those of none, are there. All ranks call it together."""
+        """Within the context, the weights of this layer and those outside layers (None) are there. All ranks enter it
+        together."""
         ...
 
     def rest(self) -> None:

@@ -1,4 +1,4 @@
-"""A model, where it does not matter which of the two it is: both have the methods that are asked for."""
+"""The type of a model, for code that takes language models and scalar models alike."""
 
 from __future__ import annotations
 

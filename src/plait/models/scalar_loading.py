@@ -150,8 +150,8 @@ def over_decoder(
 
     Args:
         folder: of its generation configuration, if it has one.
-        device: that it is to compute on. A decoder whose parameters are on the meta device gets no weights yet:
-            `partial.take_weights` gives it some.
+        device: that it is to compute on. A decoder whose parameters are on the meta device gets its weights later, by
+            `partial.take_weights`.
     """
     prepare(decoder, dtype, device)
     has_weights = not next(decoder.parameters()).is_meta

@@ -116,7 +116,7 @@ class ScalarModel(BackboneModel):
         return {HEAD: self.module.score.weight}
 
     def with_own(self, own: OwnPart) -> ScalarModel:
-        """The view of this model that has these parameters of its own."""
+        """A view of this model with parameters of its own (an adapter, a head)."""
         return replace(self, module=ScalarModule(self.module.base_model, own_head(own, self.config)), own=own)
 
     def read_places(self, batch: PackedBatch) -> Tensor:

@@ -168,8 +168,8 @@ def move_into_flat(module: nn.Module, layout: FlatLayout, dtype: torch.dtype, de
 
 
 def copy_module(module: Any, layout: FlatLayout) -> tuple[Any, Tensor]:
-    """A copy of a module, without adapters, whose parameters are views of a new flat buffer [layout.num_elements]. What
-    no text reaches is one for both."""
+    """A copy of a module, without adapters, whose parameters are views of a new flat buffer [layout.num_elements].
+    Submodules that no text reaches are shared with the original."""
     first = next(module.parameters())
     weights = torch.zeros(layout.num_elements, dtype=first.dtype, device=first.device)
     for block, start, stop in layout.entries:
@@ -201,7 +201,7 @@ def _copy(module: Any, layout: FlatLayout, storage: Callable[[int, int], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class OwnPart:
-    """What a model has of its own, and trains alone, where it shares its backbone with others."""
+    """The parameters of a model that shares its backbone with others: an adapter or a head, all that it trains."""
 
     layout: FlatLayout
     weights: Tensor
@@ -209,7 +209,7 @@ class OwnPart:
     parameters: Mapping[str, nn.Parameter]
     """By the names in the layout; views of `weights`."""
     part: Part
-    """What all ranks have of it together, and this one's place among them."""
+    """This rank's part of it, and the whole."""
     base: Any
     """The model that this one is a view of."""
     view_of: Callable[[Any], Any]
@@ -255,5 +255,5 @@ class OwnPart:
 
 
 def adapter_name(own: OwnPart | None) -> str | None:
-    """The name of a model's adapter in its backbone, by what it has of its own; None: it has no adapter."""
+    """The name of a model's adapter in its backbone; None: it has no adapter."""
     return None if own is None else own.adapter

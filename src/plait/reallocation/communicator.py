@@ -80,7 +80,7 @@ class Communicator:
         self._waiting_for = channel.waiting_for
         by_nccl = nccl.carries(group, device)
         self.device = device if by_nccl else torch.device("cpu")
-        """Where the tensors of messages have to be."""
+        """The device that tensors of messages must be on."""
         self.in_any_order = not by_nccl
         """Whether a receive may be posted before messages that come earlier."""
         self.sent_bytes: dict[int, int] = defaultdict(int)
@@ -117,10 +117,10 @@ class Communicator:
             message.work = work
 
     def wait(self, message: Message) -> None:
-        """Until a message is through: its tensor is free, or filled. Counts it.
+        """Wait until a message is through, so that its tensor is free or filled, and count its bytes.
 
         Raises:
-            RunError: it is not through at the deadline, or never will be. The group is of no use after that.
+            RunError: it is not through at the deadline, or has failed. The group cannot be used after that.
         """
         assert message.work is not None, "waits for a message that was never posted"
         action, whom = message.action, f"rank {message.action.peer}"

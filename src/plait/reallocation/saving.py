@@ -72,7 +72,7 @@ def saving(
 
 
 def written(holdings: Holdings, rank: int, saved: SavedFiles) -> list[Path]:
-    """The files that a rank wrote of a save that has ended; none where all that it holds others wrote."""
+    """The files that a rank has written in a save; empty if other ranks wrote all that it holds."""
     ranks = sorted(holdings.ranks)
     manifest = [saved.manifest] if rank == ranks[0] else []
     return manifest + [path for path in [store_path(saved.folder, saved.name, ranks.index(rank))] if path.is_file()]

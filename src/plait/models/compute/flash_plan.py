@@ -79,7 +79,8 @@ class Queries(NamedTuple):
 
 
 def sequences(batch: PackedBatch) -> list[Queries]:
-    """The segments of the row, each with what it sees; a prompt that one response alone goes on is one with it."""
+    """The segments of the row, each with the keys that it sees; a prompt with a single response is one segment with
+    it."""
     root = (batch.root,) if batch.root.length else ()
     found = [Queries(span, (span,)) for span in root]
     for group in batch.groups:
@@ -225,7 +226,8 @@ class _FlashAttention(torch.autograd.Function):
 
 
 ERROR = 2
-"""The mode in which the operator adds in one order; it does not where torch is to warn alone."""
+"""torch's mode for deterministic algorithms in which the operator adds in one order; with warnings alone it does
+not."""
 
 
 @contextmanager

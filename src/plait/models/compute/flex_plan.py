@@ -42,7 +42,7 @@ Kernel = Callable[..., Any]
 
 
 def blocks(row: Places, window: int | None) -> tuple[Any, Any]:
-    """Blocks [b, b] of queries and keys: those in which a query may see a key, and those in which all see all."""
+    """Masks [b, b] over blocks of queries and keys: where some query may see some key, and where all see all."""
     length = len(row.position)
     low, high = (Places(*(_by_block(column, reduce) for column in row)) for reduce in (np.minimum, np.maximum))
     number = np.arange(len(low.position))

@@ -26,8 +26,8 @@ from plait.models.head import Head
 from plait.models.logits_room import head_chunk_rows
 
 LEFT_OUT = -1e30
-"""The logit of a token that could not be drawn. Its exponential is 0 in every dtype, and so is each product with that,
-which of −∞ would be no number."""
+"""The logit of a token that could not be drawn. Its exponential is 0 in every dtype, and 0 times it is 0, whereas 0 ·
+−∞ would be NaN."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ def install(module: nn.Module) -> None:
 
 
 def forward_of(layer: nn.Module) -> MethodType | None:
-    """`forward` of an attention layer that rotates here; None where it does not rotate, or not in the common way."""
+    """`forward` of an attention layer with the rotation done by plait's kernel; None if the layer does not rotate, or
+    not in the common way."""
     forward = type(layer).forward
     ours = _with_kernel(forward) if isinstance(forward, FunctionType) else None
     return None if ours is None else MethodType(ours, layer)

@@ -28,7 +28,7 @@ LARGEST_ERROR = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 
 
 class RowKernel(NamedTuple):
-    """A kind of kernel: it is proven for all rows of it."""
+    """What a proof of a kernel holds for: all rows of this device, dtype, size and form."""
 
     device: torch.device
     dtype: torch.dtype

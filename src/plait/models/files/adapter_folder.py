@@ -99,7 +99,7 @@ def check_weights(adapter: AdapterFolder, name: str) -> None:
 
 
 def base_missing(name: str, adapter: AdapterFolder, error: ModelError) -> ModelError:
-    """The error of a base that cannot be had, with who asks for it and where that is said."""
+    """The error of an adapter's base that cannot be loaded: it names the adapter and the file that names the base."""
     return ModelError(
         f"model: the adapter {name!r} was trained on {adapter.base!r}, which cannot be loaded; correct "
         f"`base_model_name_or_path` in {adapter.folder / CONFIG}. {error}"

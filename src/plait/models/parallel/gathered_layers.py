@@ -174,7 +174,8 @@ class GatheredLayers:
         self._in_use = None
 
     def _take(self, number: int) -> None:
-        """Have a layer, of those of this stage by number, in use, and the one before no more."""
+        """Put the weights of a layer (by its number within this stage) in use, and those of the previous one out of
+        it."""
         unit = self._units[self.layers[number]]
         if (room := next((room for room in self._rooms if room.unit is unit), None)) is None:
             self._prefetch(number)

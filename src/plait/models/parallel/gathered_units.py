@@ -38,16 +38,16 @@ class Unit:
 
 @dataclass(eq=False)
 class Room:
-    """Where one unit after the other is gathered to."""
+    """A buffer that one unit after another is gathered into."""
 
     memory: Tensor
     """[elements]."""
     unit: Unit | None = None
-    """What lies in it, or is on its way."""
+    """The unit whose weights are in it or on their way; None: it is free."""
     arriving: list[Transfer] = field(default_factory=list)
 
     def wait(self) -> None:
-        """Until what is on its way has come."""
+        """Wait until all of the unit's weights have arrived."""
         for transfer in self.arriving:
             transfer.wait()
         self.arriving.clear()

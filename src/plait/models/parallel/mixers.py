@@ -92,7 +92,8 @@ def tp_plan(module: Any) -> Mapping[str, str]:
 
 
 def widths_of(module: Any) -> dict[str, Widths]:
-    """Name of a parameter or of the layer that has it → what a unit has of it, of all that a mixer divides."""
+    """Name of a parameter, or of its layer → the widths that a unit has of it, for all parameters that mixers
+    divide."""
     return {
         f"{name}.{leaf}": of_unit
         for name, (_, widths) in divided_mixers(module).items()

@@ -14,7 +14,7 @@ class Numbered:
     """Base of a dataclass, which may be frozen."""
 
     number: int
-    """No other object of this process has it."""
+    """Unique in this process."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "number", next(_numbers))

@@ -62,8 +62,8 @@ class Peers(Numbered):
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Within it `all_reduce` and `all_gather` send nothing, and give each rank what it has itself; all else that
-        would be sent is refused. So a rank can find out alone whether it is able to compute something."""
+        """Within the context, `all_reduce` and `all_gather` send nothing and return this rank's own values; any other
+        message is refused. So a rank can find out by itself whether it is able to compute something."""
         self._rehearsing.append(True)
         try:
             yield

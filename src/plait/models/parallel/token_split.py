@@ -184,7 +184,7 @@ def undivided(module: Any, parameters: Parameters, own_names: set[str]) -> str:
 
 
 def _in_decoder(module: Any, parameters: Parameters, own_names: set[str]) -> Iterator[Param]:
-    """Those of the rank, but for the embedding."""
+    """The rank's own parameters within the decoder, without the embedding."""
     prefix, embedding = f"{module.base_model_prefix}.", module.base_model.get_input_embeddings().weight
     whole = {name for name, param in module.named_parameters(remove_duplicate=False) if param is embedding}
     for param in parameters.params:
