@@ -91,6 +91,23 @@ def test_its_messages_are_the_conversation_beside_a_column_of_that_name(tmp_path
     assert message["content"] == "4 ['colour']"
 
 
+@pytest.mark.parametrize(
+    ("parameters", "given"),
+    [
+        ("sample_uid", "1.0"),
+        ("sample_uid='own'", "1.0"),
+        ("sample_uid, **columns", "1.0 ['colour']"),
+        ("**columns", "['colour']"),
+    ],
+)
+def test_what_the_sample_is_called_is_given_where_it_is_asked_for(tmp_path: Path, parameters: str, given: str) -> None:
+    parts = [part for part, name in (("{sample_uid}", "sample_uid"), ("{sorted(columns)}", "**")) if name in parameters]
+    code = f"def reply(messages, {parameters}):\n    return f\"{' '.join(parts)}\"\n"
+    columns = {"colour": "red"} if "**" in parameters else {}
+    [message] = replied(tmp_path, code, **columns)
+    assert message["content"] == given
+
+
 def test_a_column_in_the_place_of_what_was_said_is_refused() -> None:
     function, signature = (
         RewardFunction("reply", "tools.py:reply", kind=REPLY),

@@ -179,7 +179,8 @@ class Rollout:
             how = {"temperature": 0.0, "greedy_logprobs_at": asked.temperature}
         sampling = asked.sampling(max_tokens=limit, keeps_experts=replays, **how)
         rollout = state.step * len(self._rollouts) + self._rollouts.index(node.id)
-        return AskedRollout(node, state, growing, sampling, NoiseKey(self._recipe.seed, rollout))
+        noise, name = NoiseKey(self._recipe.seed, rollout), self._flow.rollout_name(node)
+        return AskedRollout(node, state, growing, sampling, noise, name)
 
     def _until_enough(
         self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw
