@@ -46,8 +46,8 @@ def missing_arguments(function: RewardFunction, signature: Signature, columns: S
     data = [name for name in columns if name != "prompt"]
     if function.kind is REPLY and "turns" in data:
         return (
-            "`turns.reply` is set, and functions get what was said as `turns`, but the data have a column of that "
-            "name; rename it"
+            "samples have several turns, and functions get what was said as `turns`, but the data have a column of "
+            "that name; rename it"
         )
     missing = [
         name

@@ -15,7 +15,6 @@ from typing import Any
 from plait.data.records import SAMPLE_UID, conversation
 from plait.errors import ConfigError
 from plait.rewards.awaiting import settled_together
-from plait.rewards.loading import load_function
 from plait.rewards.signature import GIVEN, Miscounted, is_coroutine
 
 KEY = "turns.reply"
@@ -36,11 +35,11 @@ class ReplyCall:
     """A function of the user's, in the form of a reward: it scores nothing, and logs its reply.
 
     Raises:
-        ConfigError: it cannot be loaded, has no parameter `messages`, or needs what only a reward function gets.
+        ConfigError: it has no parameter `messages`, or needs what only a reward function gets.
     """
 
-    def __init__(self, path: str) -> None:
-        self._function = function = load_function(path, key=KEY)
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
         parameters = list(inspect.signature(function).parameters.values())
         own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in _OWN]
         kept = [p for p in parameters if p.name not in _OF_REWARDS | {"messages"} and p.kind is not p.VAR_POSITIONAL]
