@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
             **{"data/answer": 6, "advantages": 1.5, "rewards/right": 1.0, "ref_logprobs": [-1, -2]},
         ),
     ]
-    turns = [{"role": "assistant", "content": "call"}, {"role": "tool", "content": "42"}]
+    turns = [{"role": "assistant", "content": "call"}, {"role": "tool", "name": "add", "content": "42"}]
     second = [
         sample("8.0", "call42", 0.5, turns=turns),
         sample("8.1", "x" * 500 + "END", "NaN", reply_error="it broke\n  at a line"),
@@ -69,7 +69,7 @@ def test_the_newest_step_by_prompt_the_best_first(folder: Path, capsys: pytest.C
         "  <user> question 8",
         "  8.0  reward 0.5  2 tokens  stop",
         "    assistant: call",
-        "    tool: 42",
+        "    tool add: 42",
         "  8.1  reward NaN  2 tokens  stop",
         "    no reply: it broke at a line",
         f"    {'x' * 200} … {'x' * 197}END",

@@ -17,6 +17,7 @@ from plait.rewards.calls import call_arguments, missing_arguments
 from plait.rewards.function_kinds import REPLY
 from plait.rewards.functions import RewardFunction
 from plait.rewards.group import Call, Group, packed_call
+from plait.rewards.loading import load_function
 from plait.rewards.reply_call import COLUMN, ReplyCall
 from plait.rewards.signature import Form, Miscounted, RewardCall, Signature
 
@@ -30,7 +31,7 @@ def replied(tmp_path: Path, text: str, *, prompt: Any = "ask", **columns: Any) -
     asked = Prompt(1, "", (1,), {"prompt": prompt, **columns})
     sample = Sample(asked, 0, (4, 5), (), "a7b", FinishReason.STOP, replies=(Reply(1, (6,)),), turns=TURNS)
     logged: dict[str, Any] = {}
-    call = RewardCall("reply", ReplyCall(f"{tmp_path}/tools.py:reply"))
+    call = RewardCall("reply", ReplyCall(load_function(f"{tmp_path}/tools.py:reply", key="turns.reply")))
     scores = call(call_arguments([sample]), [("", sample.text)], {"log_extra": logged.__setitem__})
     assert scores == [None]
     assert json.loads(json.dumps(logged)) == logged
@@ -89,6 +90,23 @@ def test_its_messages_are_the_conversation_beside_a_column_of_that_name(tmp_path
     code = "def reply(messages, **columns):\n    return f'{len(messages)} {sorted(columns)}'\n"
     [message] = replied(tmp_path, code, messages=["a column"], colour="red")
     assert message["content"] == "4 ['colour']"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "given"),
+    [
+        ("sample_uid", "1.0"),
+        ("sample_uid='own'", "1.0"),
+        ("sample_uid, **columns", "1.0 ['colour']"),
+        ("**columns", "['colour']"),
+    ],
+)
+def test_what_the_sample_is_called_is_given_where_it_is_asked_for(tmp_path: Path, parameters: str, given: str) -> None:
+    parts = [part for part, name in (("{sample_uid}", "sample_uid"), ("{sorted(columns)}", "**")) if name in parameters]
+    code = f'def reply(messages, {parameters}):\n    return f"{" ".join(parts)}"\n'
+    columns = {"colour": "red"} if "**" in parameters else {}
+    [message] = replied(tmp_path, code, **columns)
+    assert message["content"] == given
 
 
 def test_a_column_in_the_place_of_what_was_said_is_refused() -> None:

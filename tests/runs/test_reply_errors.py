@@ -110,7 +110,7 @@ DYNAMIC = {"dynamic_sampling": True, "max_sampling_rounds": 3}
 @pytest.mark.parametrize("options", slow_but([{}], [{}, DYNAMIC]), ids=str)
 def test_where_every_reply_fails_the_run_ends(make_recipe: MakeRecipe, tmp_path: Path, options: dict[str, Any]) -> None:
     keys = dropping(tmp_path, options=options) | {"turns.reply": f"{tmp_path}/tools.py:broken"}
-    with pytest.raises(RunError, match=r"step 1: (the function of `turns\.reply` failed on each sample|.* kept none)"):
+    with pytest.raises(RunError, match=r"step 1: (`turns\.reply` failed on each sample|.* kept none)"):
         run(make_recipe(**keys))
 
 

@@ -225,6 +225,43 @@ def test_a_killed_run_asks_again(make_recipe: MakeRecipe, tmp_path: Path) -> Non
     assert result_of(killed.run_dir) == result_of(whole.run_dir)
 
 
+NAMED = """
+def reply(messages, sample_uid):
+    return {"role": "tool", "content": sample_uid}
+
+def in_lists(completions, sample_uid, log_extra):
+    log_extra("in_lists", sample_uid)
+    return [1.0] * len(sample_uid)
+
+def of_verl(solution_str, sample_uid):
+    return {"score": 1.0, "of_verl": sample_uid}
+
+def of_openrlhf(queries, prompts, labels, sample_uid):
+    return {"rewards": [1.0] * len(queries), "extra_logs": {"of_openrlhf": sample_uid}}
+"""
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", pytest.param("remax", marks=pytest.mark.slow)])
+def test_functions_know_which_sample_it_is(make_recipe: MakeRecipe, tmp_path: Path, algorithm: str) -> None:
+    """As records call it, with the rollout where the flow has several; and the same after a resume."""
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps({"prompt": text, "labels": "7"}) + "\n" for text in ("a?", "b?", "c?", "d?")))
+    keys = keys_of(tmp_path, algorithm=algorithm, options={}, **{"checkpoint.every": 1, "data.source": str(data)})
+    keys |= {"reward.functions": [f"{tmp_path}/tools.py:{name}" for name in ("in_lists", "of_verl", "of_openrlhf")]}
+    (tmp_path / "tools.py").write_text(NAMED)
+    whole, killed = (make_recipe(**keys, run_dir=str(tmp_path / name)) for name in ("whole", "killed"))
+    run(whole)
+    for row in (row for step in (1, 2) for row in samples_of(whole, step)):
+        uid = f"{row['rollout']}-{row['uid']}" if "rollout" in row else row["uid"]
+        assert row["in_lists"] == row["of_verl"] == row["of_openrlhf"] == uid
+        assert {said["content"] for said in row.get("turns", ()) if said["role"] == "tool"} <= {uid}
+    assert logged(whole)[0]["turns/mean"] > 1
+    assert ("rollout" in samples_of(whole, 1)[0]) == (algorithm == "remax")
+    kill_in_step(killed, 1)
+    run(killed, resume=True)
+    assert result_of(killed.run_dir) == result_of(whole.run_dir)
+
+
 WATCHED = """
 def watched(prompts, examples, actor, reward):
     reward.score(actor.generate(prompts))

@@ -204,7 +204,8 @@ def _print_group(console: SafeConsole, group: list[Row], *, whole: bool) -> None
         if "reply_error" in row:
             _print_text(console, f"no reply: {row['reply_error']}", "    ", whole=whole)
         for message in row.get("turns", ()):
-            _print_text(console, f"{message['role']}: {message['content']}", "    ", whole=whole)
+            who = " ".join(str(message[key]) for key in ("role", "name") if message.get(key))
+            _print_text(console, f"{who}: {message['content']}", "    ", whole=whole)
         if "turns" not in row:
             _print_text(console, row["response"], "    ", whole=whole)
 

@@ -17,5 +17,5 @@ def shared_root(recipe: Recipe, prompts: Lengths) -> int:
 def held_root(recipe: Recipe, prompts: Lengths) -> int:
     """Those of `shared_root` whose keys and values all samples hold together at any time; none where samples go on with
     what older weights computed, each with its own, or in turns, where some of what has ended stays beside them."""
-    apart = recipe.update_rule.keeps or recipe.turns.reply is not None
+    apart = recipe.update_rule.keeps or recipe.turns.replier is not None
     return 0 if apart else shared_root(recipe, prompts)

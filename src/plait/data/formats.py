@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from plait.data.records import SAMPLE_UID
 from plait.dataflow.unfit import nearest
 from plait.errors import DataError
 from plait.json_text import kind_of
 
-SAMPLE_ARGUMENTS = ("prompts", "completions", "completion_ids")
+SAMPLE_ARGUMENTS = ("prompts", "completions", "completion_ids", SAMPLE_UID)
 """Names under which a reward function gets the samples."""
 LOG_ARGUMENTS = ("log_extra", "log_metric")
 """Names under which it gets functions to log with, if it asks for them."""
@@ -125,7 +126,7 @@ def make_row(value: dict[str, Any], kind: RowKind, prompt_column: str, place: st
     if kind is RowKind.PROMPTS:
         for name in value:
             if name in SAMPLE_ARGUMENTS or name in LOG_ARGUMENTS:
-                raise DataError(f"{place}: a reward gets something else as `{name}`; rename the column of that name")
+                raise DataError(f"{place}: functions get something else as `{name}`; rename the column of that name")
         return Row(columns, place)
     for name in ("messages", "completion", "chosen", "rejected"):
         if columns.get(name) is not None:

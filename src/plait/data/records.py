@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 SYSTEM_ROLES = ("system", "developer")
 """Roles of a message that may stand before all others, and says how the model is to behave."""
+IS_ERROR = "is_error"
+"""In a message of a tool: it says what went wrong."""
+SAMPLE_UID = "sample_uid"
+"""Name under which functions of the user's get what tells a sample from all others of a run."""
 EVALUATION_UID = 1 << 31
 """First uid of held-out prompts, so that they meet no training prompt of a run."""
 MADE_UID = 1 << 40

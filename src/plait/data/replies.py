@@ -16,7 +16,6 @@ from plait.errors import DataError
 
 _ASKED, _SAID, _REPLIED = "Do you see?", "Yes, I see.", "seven"
 """The conversation that a template is tried with."""
-_REMEDY = "what `turns.reply` returns"
 
 
 class ReplyEncoder:
@@ -24,9 +23,12 @@ class ReplyEncoder:
 
     Args:
         vocabulary: tokens that the model has an embedding for.
+        replier: the key that says who replies.
     """
 
-    def __init__(self, tokenizer: EndingTokenizer, vocabulary: int) -> None:
+    def __init__(self, tokenizer: EndingTokenizer, vocabulary: int, replier: str = "turns.reply") -> None:
+        self._replier = replier
+        self._remedy = f"what `{replier}` returns" if replier == "turns.reply" else f"`{replier}`"
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._written: set[str] = set()
@@ -59,7 +61,7 @@ class ReplyEncoder:
         if max(ids, default=0) >= self._vocabulary:
             raise DataError(
                 f"{sample.prompt.title()}: the tokenizer writes token {max(ids)} for a reply, but the model has "
-                f"only {self._vocabulary}; change {_REMEDY}, or give the model its own tokenizer"
+                f"only {self._vocabulary}; change {self._remedy}, or give the model its own tokenizer"
             )
         return ids
 
@@ -80,7 +82,7 @@ class ReplyEncoder:
 
     def _between(self, prompt: Prompt, messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
         """What the template writes between two turns; and behind one that is the last."""
-        row = Row(dict(prompt.columns), f"`turns.reply`, {prompt.title()}")
+        row = Row(dict(prompt.columns), f"`{self._replier}`, {prompt.title()}")
         system = [] if prompt.system is None else [prompt.system]
         told, said = "".join(message["content"] for message in system).strip(), _SAID
         while said in told:
@@ -89,7 +91,7 @@ class ReplyEncoder:
 
         def written(conversation: Sequence[Mapping[str, Any]], *, begin_answer: bool) -> str:
             messages = [dict(message) for message in conversation]
-            text = render(self._tokenizer, messages, row, remedy=_REMEDY, begin_answer=begin_answer)
+            text = render(self._tokenizer, messages, row, remedy=self._remedy, begin_answer=begin_answer)
             return text.partition(said)[2]
 
         def behind(replies: Sequence[Mapping[str, Any]], *, begin_answer: bool) -> str:
@@ -104,8 +106,8 @@ class ReplyEncoder:
             if _REPLIED not in tried:
                 raise DataError(
                     f"{row.place}: the chat template of the model does not write a reply of the role `{role}` behind "
-                    f"what the assistant says, so the model would not see it; change {_REMEDY} (give another role), or "
-                    "give another `model`"
+                    "what the assistant says, so the model would not see it; change "
+                    f"{self._remedy} (give another role), or give another `model`"
                 )
             self._written.add(role)
         return behind(messages, begin_answer=True), behind([], begin_answer=False)

@@ -239,6 +239,10 @@ class Dataflow:
     def of_kind(self, kind: CallKind) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if node.kind is kind)
 
+    def rollout_name(self, node: Node) -> str:
+        """What tells the samples of this node from those of others; empty where the flow has samples of one alone."""
+        return node.call if len(self.of_kind(CallKind.GENERATE) + self.of_kind(CallKind.READ)) > 1 else ""
+
     @property
     def of_step_prompts(self) -> tuple[Node, ...]:
         """The calls that generate from the prompts of the step; others do from prompts that are made of samples."""

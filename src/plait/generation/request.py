@@ -49,6 +49,8 @@ class Request:
     `GenerationEngine.end_turns`."""
     one_turn: bool = False
     """Nobody replies to its samples, whatever the run has others do."""
+    rollout: str = ""
+    """The call that asks, where the flow has several (`Dataflow.rollout_name`)."""
 
     def __post_init__(self) -> None:
         name = self.prompt.title()

@@ -62,7 +62,7 @@ def reply_failed(reading: Reading) -> Sign | None:
     return Sign(
         Severity.WARNING if share > MANY else Severity.INFO,
         share,
-        f"the function of `turns.reply` failed on {share:.0%} of the samples: they end there and are left out",
+        f"replies (`turns.reply`, `turns.tools`) failed on {share:.0%} of the samples: they end there and are left out",
         "turns.on_error",
     )
 

@@ -235,7 +235,7 @@ class Recipe(OpenKeys):
     @property
     def fusion_rule(self) -> FusionRule:
         """Samples of several turns stay where they are."""
-        return FusionRule.of(self.fusion if self.turns.reply is None else "off")
+        return FusionRule.of(self.fusion if self.turns.replier is None else "off")
 
     @property
     def update_rule(self) -> UpdateRule:

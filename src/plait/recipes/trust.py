@@ -68,6 +68,7 @@ def code_of(recipe: Recipe) -> dict[str, tuple[str, ...]]:
         "cost.functions": recipe.cost.functions,
         "evaluation.functions": recipe.evaluation.functions,
         "turns.reply": () if recipe.turns.reply is None else (recipe.turns.reply,),
+        "turns.tools": recipe.turns.tools,
     }
     own = {key: tuple(name for name in names if _is_of_the_user(name)) for key, names in named.items()}
     return {key: names for key, names in own.items() if names}

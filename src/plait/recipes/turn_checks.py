@@ -1,5 +1,5 @@
-"""What does not go with samples of several turns (`turns.reply`): refused by name before any work, or not predicted, as
-further draws of a step, and samples that outlive it, are not either."""
+"""What does not go with samples of several turns (`turns.reply`, `turns.tools`): refused by name before any work, or
+not predicted, as further draws of a step, and samples that outlive it, are not either."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plait.schedule.fusion_rule import FusionRule
 def check_turns(flow: Dataflow, recipe: Recipe) -> None:
     """Raises ConfigError where a key of `turns` has no effect, or what the recipe asks beside it cannot be done."""
     check_read("turns", recipe.turns)
-    if recipe.turns.reply is None:
+    if (replier := recipe.turns.replier) is None:
         return
     generates, can = bool(flow.of_kind(CallKind.GENERATE)), abilities(recipe)
     refused = (
@@ -45,7 +45,7 @@ def check_turns(flow: Dataflow, recipe: Recipe) -> None:
     )
     for is_refused, why in refused:
         if is_refused:
-            raise ConfigError(f"`turns.reply` is set, and {why}")
+            raise ConfigError(f"`{replier}` is set, and {why}")
 
 
 def rounds_by_prompt(recipe: Recipe) -> bool:
@@ -80,9 +80,10 @@ def said_of_rounds(flow: Dataflow, recipe: Recipe) -> str | None:
         for node in flow.of_kind(CallKind.GENERATE)
         if (resample := node.generation.resample) is not None and resample.max_rounds > 1
     ]
-    if recipe.turns.reply is not None:
+    if recipe.turns.replier is not None:
         said.append(
-            "responses count as drawn at once: neither rounds of turns nor the seconds of `turns.reply` are predicted"
+            "responses count as drawn at once: neither rounds of turns nor the seconds of "
+            f"`{recipe.turns.replier}` are predicted"
         )
     if not recipe.update_rule.waits:
         said.append(

@@ -6,20 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from plait.data.formats import LOG_ARGUMENTS
-from plait.data.records import Sample
+from plait.data.records import SAMPLE_UID, Sample
 from plait.dataflow.unfit import nearest
 from plait.rewards.function_kinds import REPLY
 from plait.rewards.functions import RewardFunction
 from plait.rewards.signature import COLUMNS_OF, GIVEN, Form, Signature
 
 
-def call_arguments(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+def call_arguments(samples: Sequence[Sample], rollout: str = "") -> dict[str, list[Any]]:
     """Keyword arguments for these samples, one entry of each list per sample.
 
     `prompts` are as they stand in the data; completions are plain texts for text prompts and
     `[{"role": "assistant", "content": …}]` for messages; `completion_ids` are the ids of the response, stop tokens and
-    replies included; `turns` are the messages behind the prompt, whatever that is. Every other column of the row comes
-    under its own name.
+    replies included; `turns` are the messages behind the prompt, whatever that is; `sample_uid` tells each sample from
+    all others of the run. Every other column of the row comes under its own name.
+
+    Args:
+        rollout: the call that drew the samples, where the flow has several.
     """
     prompts = [sample.prompt.columns.get("prompt", sample.prompt.text) for sample in samples]
     arguments: dict[str, list[Any]] = {
@@ -30,6 +33,7 @@ def call_arguments(samples: Sequence[Sample]) -> dict[str, list[Any]]:
         ],
         "completion_ids": [list(sample.all_ids) for sample in samples],
         "turns": [sample.messages for sample in samples],
+        SAMPLE_UID: [f"{rollout}-{sample.uid}" if rollout else sample.uid for sample in samples],
     }
     names = dict.fromkeys(name for sample in samples for name in sample.prompt.columns if name != "prompt")
     return arguments | {name: [sample.prompt.columns.get(name) for sample in samples] for name in names}
@@ -42,8 +46,8 @@ def missing_arguments(function: RewardFunction, signature: Signature, columns: S
     data = [name for name in columns if name != "prompt"]
     if function.kind is REPLY and "turns" in data:
         return (
-            "`turns.reply` is set, and functions get what was said as `turns`, but the data have a column of that "
-            "name; rename it"
+            "samples have several turns, and functions get what was said as `turns`, but the data have a column of "
+            "that name; rename it"
         )
     missing = [
         name

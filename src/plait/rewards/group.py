@@ -52,9 +52,13 @@ class _Retry:
 class Group:
     """All samples of one prompt instance, and the functions to score them with."""
 
-    def __init__(self, ticket: int, samples: Sequence[Sample], functions: Sequence[RewardFunction]) -> None:
+    def __init__(
+        self, ticket: int, samples: Sequence[Sample], functions: Sequence[RewardFunction], rollout: str = ""
+    ) -> None:
         self.ticket = ticket
         self.samples = tuple(samples)
+        self.rollout = rollout
+        """The call that drew them, where the flow has several."""
         self.failures: list[Failure] = []
         self.worked: list[Worked] = []
         """What its calls took; whoever makes them adds to it."""
@@ -236,7 +240,7 @@ def packed_call(call: Call, name: str, *, number: int, seed: int) -> bytes:
         "call": number,
         "function": call.function,
         "noise": f"{seed}/{name}/{','.join(sample.uid + '+' * len(sample.turns) for sample in samples)}",
-        "arguments": call_arguments(samples),
+        "arguments": call_arguments(samples, call.group.rollout),
         "texts": [(sample.prompt.text, sample.text) for sample in samples],
         "turns": [len(sample.turn_ends) for sample in samples],
     }

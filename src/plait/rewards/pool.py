@@ -95,10 +95,14 @@ class RewardPool:
     ) -> None:
         self.close()
 
-    def submit(self, samples: Sequence[Sample]) -> int:
-        """Hand in all samples of one prompt. Returns the ticket that their scores will carry. Never blocks for long."""
+    def submit(self, samples: Sequence[Sample], rollout: str = "") -> int:
+        """Hand in all samples of one prompt. Returns the ticket that their scores will carry. Never blocks for long.
+
+        Args:
+            rollout: the call that drew them, where the flow has several (`Dataflow.rollout_name`).
+        """
         assert not self._workers.closed, "the pool is closed"
-        ticket = self._submitted.add(samples)
+        ticket = self._submitted.add(samples, rollout)
         self._workers.dispatch()
         return ticket
 

@@ -12,17 +12,16 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from plait.data.records import conversation
+from plait.data.records import SAMPLE_UID, conversation
 from plait.errors import ConfigError
 from plait.rewards.awaiting import settled_together
-from plait.rewards.loading import load_function
 from plait.rewards.signature import GIVEN, Miscounted, is_coroutine
 
 KEY = "turns.reply"
 COLUMN = "reply"
 _OWN = ("prompts", "completions", "turns", "log_extra")
 """What the pool gives, whatever the function asks for."""
-_OF_REWARDS = frozenset(name for names in GIVEN.values() for name in names)
+_OF_REWARDS = frozenset(name for names in GIVEN.values() for name in names if name != SAMPLE_UID)
 """What a reward function gets in one of its forms, and this one does not."""
 _TAKEN = ("messages", "completion_ids")
 """What it does not get as a column: the conversation has the one name, and only rewards get the other."""
@@ -36,11 +35,11 @@ class ReplyCall:
     """A function of the user's, in the form of a reward: it scores nothing, and logs its reply.
 
     Raises:
-        ConfigError: it cannot be loaded, has no parameter `messages`, or needs what only a reward function gets.
+        ConfigError: it has no parameter `messages`, or needs what only a reward function gets.
     """
 
-    def __init__(self, path: str) -> None:
-        self._function = function = load_function(path, key=KEY)
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
         parameters = list(inspect.signature(function).parameters.values())
         own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in _OWN]
         kept = [p for p in parameters if p.name not in _OF_REWARDS | {"messages"} and p.kind is not p.VAR_POSITIONAL]
@@ -56,6 +55,7 @@ class ReplyCall:
                     "`messages`: remove the parameter"
                 )
         self.__signature__ = inspect.Signature([*own, *kept])
+        self._left_out = _TAKEN if any(p.name == SAMPLE_UID for p in kept) else (*_TAKEN, SAMPLE_UID)
         self.awaits = is_coroutine(function)
 
     def __call__(
@@ -74,7 +74,7 @@ class ReplyCall:
         """
         replies = []
         for place, (prompt, said) in enumerate(zip(prompts, turns, strict=True)):
-            own = {name: values[place] for name, values in columns.items() if name not in _TAKEN}
+            own = {name: values[place] for name, values in columns.items() if name not in self._left_out}
             replies.append(self._function(messages=conversation(prompt, said), **own))
         if any(map(inspect.isawaitable, replies)):
             return self._later(replies, log_extra)

@@ -37,14 +37,23 @@ class TurnSettings(Settings):
         description="FILE.py:FUNCTION or package.module:function that says what follows a turn of the model, or None; "
         "by default a response is one turn",
     )
+    tools: tuple[str, ...] = Field(
+        default=(),
+        description="in place of `reply`: each FILE.py:FUNCTION or package.module:function that the model may call, as "
+        "its chat template tells it of them by their signatures and docstrings",
+    )
     max_turns: int = Field(default=8, ge=2, le=1000, description="turns of the model in a response, at most")
-    timeout_s: float = Field(default=30.0, gt=0, description="wall-clock limit of one call of `reply`")
-    workers: int = Field(default=1, ge=1, le=1024, description="worker processes that run `reply`")
+    timeout_s: float = Field(
+        default=30.0, gt=0, description="wall-clock limit of one call of `reply`, or of all tools that a turn calls"
+    )
+    workers: int = Field(default=1, ge=1, le=1024, description="worker processes that run `reply`, or tools")
     max_concurrency: int = Field(
         default=8, ge=1, le=1024, description="calls of a coroutine function that a worker has under way at a time"
     )
     on_error: OnError = Field(
-        default=OnError.STOP, description="stop, or drop the samples on which `reply` fails: they end and train nothing"
+        default=OnError.STOP,
+        description="stop, or drop the samples on which `reply` fails (of tools: which hang, or end their process): "
+        "they end and train nothing",
     )
     wait_for: WaitFor = Field(
         default=WaitFor.AUTO,
@@ -56,13 +65,26 @@ class TurnSettings(Settings):
     memory_bytes: ClassVar[None] = None
     """A worker may have as much data as there is room for."""
 
-    _paths = path_key("reply")
+    _paths = path_key("reply", "tools")
+
+    @model_validator(mode="after")
+    def _one_replies(self) -> Self:
+        if self.reply is not None and self.tools:
+            raise ValueError("`reply` and `tools` are both set; give one of them (a function `reply` may call tools)")
+        return self
+
+    @property
+    def replier(self) -> str | None:
+        """The key that says who replies; None: nobody does."""
+        if self.reply is not None:
+            return "turns.reply"
+        return "turns.tools" if self.tools else None
 
     def check_read(self) -> None:
         """Raises ValueError where a key has no effect, as there is one turn."""
-        self._check_switch(
-            "reply", "`turns.reply`", "max_turns", "timeout_s", "workers", "max_concurrency", "on_error", "wait_for"
-        )
+        keys = ("max_turns", "timeout_s", "workers", "max_concurrency", "on_error", "wait_for")
+        if not self.tools:
+            self._check_switch("reply", "`turns.reply` or `turns.tools`", *keys)
 
 
 class RewardSettings(Settings):

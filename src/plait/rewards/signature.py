@@ -18,6 +18,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
+from plait.data.records import SAMPLE_UID
 from plait.errors import ConfigError
 from plait.rewards.awaiting import settled
 
@@ -39,9 +40,9 @@ _MARKS = {
 """The parameter by which each form is known: where it gets the response."""
 
 GIVEN = {
-    Form.TRL: ("prompts", "completions", "completion_ids", "turns", "log_extra", "log_metric"),
-    Form.VERL: ("solution_str", "turns", "log_metric"),
-    Form.OPENRLHF: ("queries", "prompts", "turns", "log_extra", "log_metric"),
+    Form.TRL: ("prompts", "completions", "completion_ids", "turns", SAMPLE_UID, "log_extra", "log_metric"),
+    Form.VERL: ("solution_str", "turns", SAMPLE_UID, "log_metric"),
+    Form.OPENRLHF: ("queries", "prompts", "turns", SAMPLE_UID, "log_extra", "log_metric"),
 }
 """Parameters that need no column of the data."""
 

@@ -47,13 +47,13 @@ class Submitted:
         """Groups whose scores wait to be taken."""
         return len(self._finished)
 
-    def add(self, samples: Sequence[Sample]) -> int:
-        """All samples of one prompt. Returns the ticket that their scores will carry."""
+    def add(self, samples: Sequence[Sample], rollout: str = "") -> int:
+        """All samples of one prompt, drawn by a call. Returns the ticket that their scores will carry."""
         assert samples, "a group has at least one sample"
         assert len({sample.prompt.uid for sample in samples}) == 1, "a group is the samples of one prompt instance"
         ticket = self._num_submitted
         self._num_submitted += 1
-        self._groups[ticket] = group = Group(ticket, samples, self._functions)
+        self._groups[ticket] = group = Group(ticket, samples, self._functions, rollout)
         self.calls.extend(group.calls())
         self._after(group)  # perhaps there is nothing to ask
         return ticket

@@ -13,8 +13,8 @@ from plait.schedule.busy import busiest_s, busy_by_rank, call_of, kind_of
 def finish_metrics(session: Session, state: StepState, seconds: float) -> dict[str, float]:
     """All numbers of a step, times last."""
     turns, sampling = session.recipe.turns, session.recipe.sampling
-    limits = None if turns.reply is None else (turns.max_turns, sampling.max_response_tokens)
-    metrics = step_metrics(session.prepared.flow, state, limits)
+    limits = None if turns.replier is None else (turns.max_turns, sampling.max_response_tokens)
+    metrics = step_metrics(session.prepared.flow, state, limits, has_tools=bool(turns.tools))
     timeline = session.recorder.peek()
     if most := session.recipe.max_staleness:
         metrics |= off_policy_metrics(session.prepared.flow, state, session.batches.whole, most)

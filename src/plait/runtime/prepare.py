@@ -107,6 +107,7 @@ def prepare(
         data.given,
         data.held_out,
         data.held_out_given,
+        data.tools,
         machines.alike,
     )
 
@@ -251,11 +252,12 @@ def _check_texts(data: RunData, recipe: Recipe, tokenizer: Any, vocabulary: int)
     """Raises ModelError where the data have tokens that the model lacks; DataError where its chat template has no place
     for a reply, as far as the first prompt of a source tells."""
     check_ids(tokenizer, vocabulary, _ids_of(data.train_set, data.given), recipe.model)
-    if recipe.turns.reply is not None and data.train_set is not None:
-        encoder = ReplyEncoder(tokenizer, vocabulary)
+    if (replier := recipe.turns.replier) is not None and data.train_set is not None:
+        encoder = ReplyEncoder(tokenizer, vocabulary, replier)
+        role = "user" if data.tools is None else "tool"
         for prompts in data.train_set.sets:
             sample = Sample(prompts.prompt(0, 0), 0, (), (), "", FinishReason.STOP)
-            encoder.token_ids(sample, [{"role": "user", "content": "Go on."}])
+            encoder.token_ids(sample, [{"role": role, "content": "Go on."}])
 
 
 def _shapes(models: tuple[RoleModel, ...], recipe: Recipe) -> dict[str, ModelShape]:

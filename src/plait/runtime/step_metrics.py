@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from plait.data.records import FinishReason, Sample
+from plait.data.records import IS_ERROR, FinishReason, Sample
 from plait.data.supports import Supports
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.metric_names import with_logged
@@ -19,18 +19,21 @@ from plait.runtime.steps.grading import exact_mean, grade_metrics, is_baseline, 
 from plait.runtime.steps.step import StepState, by_model, reward_calls
 
 
-def step_metrics(flow: Dataflow, state: StepState, limits: tuple[int, int] | None = None) -> dict[str, float]:
+def step_metrics(
+    flow: Dataflow, state: StepState, limits: tuple[int, int] | None = None, *, has_tools: bool = False
+) -> dict[str, float]:
     """Rewards and their parts, lengths, dead groups, and what the calls recorded. What the user's code says under a
     name of these is under `logged/NAME`.
 
     Args:
         limits: turns, and tokens, that a sample may have; None where nothing replies.
+        has_tools: what replies are tools (`turns.tools`).
     """
     own = _length_metrics(flow, state) | _answer_metrics(flow, state)
     for node in reward_calls(flow, state):
         own |= _reward_metrics(node, flow, state)
     if limits is not None:
-        own |= _turn_metrics(flow, state, *limits)
+        own |= _turn_metrics(flow, state, *limits, has_tools=has_tools)
     own = with_logged(own, grade_metrics(flow, state))
     of_calls = {name: value for name, value in with_logged(own, state.metrics).items() if name not in own}
     return with_logged(of_calls | own, _logged(flow, state))
@@ -42,13 +45,17 @@ def tokens_of(state: StepState) -> int:
     return sum(len(s.prompt.token_ids) + s.num_tokens for rows in tables.values() for s in rows.samples)
 
 
-def _turn_metrics(flow: Dataflow, state: StepState, most: int, max_tokens: int) -> dict[str, float]:
+def _turn_metrics(flow: Dataflow, state: StepState, most: int, max_tokens: int, *, has_tools: bool) -> dict[str, float]:
     """How many turns the samples have, how long their replies are, the share that has `most` turns, of those for which
-    a reply left no room below `max_tokens`, and of those to which nobody could reply; of the first rollout, where all
-    samples that train are given."""
+    a reply left no room below `max_tokens`, and of those to which nobody could reply; how many calls of tools were
+    answered, and which share of these by an error; of the first rollout, where all samples that train are given."""
     drawn = flow.main_rows if flow.main_rows.id in state.generated else flow.nodes[min(state.generated)]
     samples, prefix = state.generated[drawn.id].samples, prefix_of(drawn, flow)
     turns = np.array([1 + len(sample.replies) for sample in samples])
+    answers = [said for sample in samples for said in sample.turns if said["role"] == "tool"] if has_tools else []
+    of_tools = {f"{prefix}turns/tool_calls": len(answers) / len(samples)} if has_tools else {}
+    if answers:
+        of_tools[f"{prefix}turns/tool_failures"] = float(np.mean([bool(said.get(IS_ERROR)) for said in answers]))
     return {
         f"{prefix}turns/mean": float(turns.mean()),
         f"{prefix}turns/max_turns_share": float((turns >= most).mean()),
@@ -57,6 +64,7 @@ def _turn_metrics(flow: Dataflow, state: StepState, most: int, max_tokens: int) 
             np.mean([s.finish_reason is FinishReason.LENGTH and s.num_tokens < max_tokens for s in samples])
         ),
         f"{prefix}turns/errors": float(np.mean([bool(s.reply_error) for s in samples])),
+        **of_tools,
     }
 
 

@@ -44,7 +44,7 @@ class Told:
     asked: list[Sample] = field(default_factory=list)
     answers: dict[int, list[dict[str, Any]] | Failure | None] = field(default_factory=dict)
 
-    def ask(self, sample: Sample) -> int:
+    def ask(self, sample: Sample, rollout: str) -> int:
         self.asked.append(sample)
         return len(self.asked) - 1
 
@@ -222,7 +222,7 @@ class Pool:
         self.answers: list[GroupScores] = []
         self.count = 0
 
-    def submit(self, samples: list[Sample]) -> int:
+    def submit(self, samples: list[Sample], rollout: str) -> int:
         self.count += 1
         return self.count - 1
 

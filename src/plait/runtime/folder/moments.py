@@ -112,7 +112,7 @@ class Moments:
                     f"{where}: its recipe, its data or the machine's arithmetic has changed. Put them back; or remove "
                     "the file, and the run goes on from its checkpoint with a new record"
                 )
-            said = "`turns.reply` or a reward function may have said something else"
+            said = "`turns.reply`, a tool or a reward function may have said something else"
             self._tell(f"warning: {where}; {said}. It goes on with a new record")
             self._write(version, replace(now, kv="recompute"))
 

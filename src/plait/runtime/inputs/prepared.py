@@ -17,6 +17,7 @@ from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.rewards.functions import RewardFunction
+from plait.rewards.tool_calls import Tools
 from plait.runtime.inputs.feed import Feed
 from plait.runtime.inputs.text_lengths import lengths_in, longest_given
 from plait.schedule.plan import Plan
@@ -102,6 +103,8 @@ class Prepared:
     held_out: tuple[Prompt, ...]
     held_out_given: Mapping[str, tuple[Given, ...]]
     """Examples or pairs of a flow that does not generate."""
+    tools: Tools | None
+    """What the model is told of `turns.tools`; None: there are none."""
     devices_alike: bool
     """Whether the GPUs of all machines are of one kind, as far as they say it."""
 
@@ -120,7 +123,7 @@ class Prepared:
     def asks_for_more(self) -> bool:
         """Whether functions of the user's say what is drawn further: they reply, or decide what is drawn again."""
         rollouts = self.flow.of_kind(CallKind.GENERATE)
-        return bool(self.recipe.turns.reply) or any(node.generation.resample is not None for node in rollouts)
+        return bool(self.recipe.turns.replier) or any(node.generation.resample is not None for node in rollouts)
 
     @cached_property
     def lengths(self) -> SampleLengths:

@@ -31,7 +31,9 @@ from plait.recipes.checks import prompt_limit
 from plait.recipes.recipe import Recipe
 from plait.recipes.trust import code_of
 from plait.rewards.loading import check_defined
+from plait.rewards.tool_calls import Tools
 from plait.runtime.inputs.opened_rows import in_keys_of, in_section, open_rows, settings_of
+from plait.runtime.inputs.tools import tools_of, with_tools
 
 
 class RunData(NamedTuple):
@@ -42,6 +44,7 @@ class RunData(NamedTuple):
     given: dict[str, Mixed[ExampleSet]]
     held_out: tuple[Prompt, ...]
     held_out_given: dict[str, tuple[Given, ...]]
+    tools: Tools | None
 
 
 def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelShape, *, trains: bool = True) -> RunData:
@@ -52,9 +55,12 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
         DataError: a source or one of its rows cannot be used.
     """
     opened = open_rows(dataflow, recipe)
-    train_set, held_out, columns = None, (), ()
+    train_set, held_out, columns, tools = None, (), (), None
     if opened.prompts:
-        train_set, held_out, columns = _prompts(recipe, opened.prompts, tokenizer, prompt_limit(recipe, shape))
+        tools = tools_of(recipe.turns.tools, tokenizer)
+        prompts = opened.prompts if tools is None else [with_tools(splits, tools.schemas) for splits in opened.prompts]
+        train_set, held_out, columns = _prompts(recipe, prompts, tokenizer, prompt_limit(recipe, shape))
+        _check_told(train_set, tools)
     given: dict[str, Mixed[ExampleSet]] = {}
     held_out_given: dict[str, tuple[Given, ...]] = {}
     for name, splits in opened.given.items():
@@ -67,12 +73,22 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
             held_out_given[name] = items
             if name == LABELLED:
                 held_out_given[MISMATCHED] = tuple(mismatched(items, most_tokens(given[name])))
-    data = RunData(columns, train_set, given, held_out, held_out_given)
+    data = RunData(columns, train_set, given, held_out, held_out_given, tools)
     if trains or not opened.prompts:
         _check_written(dataflow, data)
     if trains:
         _say_of_repeats(data, recipe.prompts_per_step)
     return data
+
+
+def _check_told(prompts: Mixed[PromptSet], tools: Tools | None) -> None:
+    """Raises DataError where there are tools, and prompts that no chat template writes."""
+    for rows in () if tools is None else prompts.sets:
+        if not rows.encoder.is_chat:
+            raise DataError(
+                f"{rows.source.name}: `turns.tools` is set, but its prompts are texts that are sent raw, so the model "
+                "would not know of tools; remove `data.chat_template`, or reply by a function (`turns.reply`)"
+            )
 
 
 def _check_written(flow: Dataflow, data: RunData) -> None:

@@ -79,6 +79,8 @@ class AskedRollout:
     growing: PartialRollout
     sampling: Sampling
     noise: NoiseKey
+    name: str = ""
+    """`Dataflow.rollout_name`."""
 
 
 class Asking:
@@ -202,7 +204,13 @@ class Asking:
             going_on = self._going_on(prompt, left, begun.get(prompt.uid, {}), asked, step)
             is_made = asked.node.prompts is not None  # `turns.reply` answers what is said to prompts of the data
             request = Request(
-                prompt, asked.growing.count, asked.sampling, asked.noise, going_on=going_on, one_turn=is_made
+                prompt,
+                asked.growing.count,
+                asked.sampling,
+                asked.noise,
+                going_on=going_on,
+                one_turn=is_made,
+                rollout=asked.name,
             )
             if request.indices:
                 yield request

@@ -49,9 +49,13 @@ class Replies:
         self._there: dict[int, GroupScores] = {}
         """Ticket → what has come and was not taken."""
 
-    def ask(self, sample: Sample) -> int:
-        """Ask for what follows the last turn of a sample, which has all its turns; the ticket of the answer."""
-        return self._pool.submit([sample])
+    def ask(self, sample: Sample, rollout: str) -> int:
+        """Ask for what follows the last turn of a sample, which has all its turns; the ticket of the answer.
+
+        Args:
+            rollout: see `RewardPool.submit`.
+        """
+        return self._pool.submit([sample], rollout)
 
     def hear(self) -> bool:
         """Take in what has come, whoever asked for it; whether anything has. Raises RunError: the function failed, and
@@ -200,7 +204,9 @@ class Conversing:
     def _ask(self, sample: Sample) -> None:
         """Have a reply made to the last turn of a sample, if that has not begun."""
         ticket = self._pending.pop(_key(sample), None)
-        self._asked[self._replies.ask(sample) if ticket is None else ticket] = sample
+        if ticket is None:
+            ticket = self._replies.ask(sample, self._requests[sample.prompt.uid].rollout)
+        self._asked[ticket] = sample
 
     def _back(self, sample: Sample) -> Sample | None:
         """A sample that the engine gives back, with what was said in it; None: it waits for a reply. Of one turn as it

@@ -128,7 +128,7 @@ def _scorers(prepared: Prepared, workers: Workers, tell: Callable[[str], None]) 
 def _conversing(prepared: Prepared, engine: GenerationEngine, replies: Replies) -> GenerationEngine:
     """An engine whose samples have several turns."""
     shape, most = prepared.shape, prepared.recipe.turns.max_turns
-    encoder = ReplyEncoder(prepared.tokenizer, shape.vocabulary)
+    encoder = ReplyEncoder(prepared.tokenizer, shape.vocabulary, prepared.recipe.turns.replier or "")
     by_prompt = rounds_by_prompt(prepared.recipe)
     return Conversing(engine, replies, encoder, most, shape.max_positions, by_prompt=by_prompt)
 

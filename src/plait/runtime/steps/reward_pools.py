@@ -11,7 +11,7 @@ from plait.observe.loading import loading
 from plait.recipes.role_models import reward_settings
 from plait.rewards.functions import RewardFunction
 from plait.rewards.pool import RewardPool
-from plait.rewards.replies import reply_function
+from plait.rewards.replies import reply_function, tools_function
 from plait.rewards.settings import RewardSettings, TurnSettings
 from plait.runtime.inputs.prepared import Prepared
 
@@ -25,7 +25,7 @@ class Pools:
     eval_functions: RewardPool | None
     """Functions of evaluations (`evaluation.functions`); None: there are none."""
     replies: RewardPool | None
-    """The function that replies between turns (`turns.reply`); None: nothing replies."""
+    """The function that replies between turns (`turns.reply`), or tools as one; None: nothing replies."""
 
     @property
     def all(self) -> tuple[RewardPool, ...]:
@@ -59,5 +59,9 @@ def open_pools(prepared: Prepared, stack: contextlib.ExitStack, output: Path | N
         if (pool := opened(f"functions of {role}", functions, reward_settings(role, recipe))) is not None:
             rewards[role] = pool
     eval_functions = opened("functions of evaluations", prepared.eval_functions, recipe.reward)
-    reply = () if recipe.turns.reply is None else (reply_function(recipe.turns.reply),)
+    reply: tuple[RewardFunction, ...] = ()
+    if recipe.turns.reply is not None:
+        reply = (reply_function(recipe.turns.reply),)
+    elif prepared.tools is not None:
+        reply = (tools_function(recipe.turns.tools, prepared.tools),)
     return Pools(rewards, eval_functions, opened("the function that replies", reply, recipe.turns))

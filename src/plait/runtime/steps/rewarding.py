@@ -222,7 +222,7 @@ class RewardCalls:
 
     def _send(self, node: Node, pool: RewardPool, group: Sequence[Sample], state: StepState) -> None:
         """Hand a whole group to the functions of a role; a call of the flow will ask for its scores."""
-        key = str(node.role), pool.submit(group)
+        key = str(node.role), pool.submit(group, self._flow.rollout_name(self._flow.nodes[node.rows]))
         state.tickets[key], self._awaited[key] = node.id, state
 
     def _collect(self, role: str, groups: Sequence[GroupScores]) -> bool:

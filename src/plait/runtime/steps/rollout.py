@@ -133,7 +133,7 @@ class Rollout:
         answered = [place for place, sample in enumerate(rows.samples) if not sample.reply_error]
         if not answered:
             raise RunError(
-                f"step {state.step + 1}: the function of `turns.reply` failed on each sample of {node.call}; look at "
+                f"step {state.step + 1}: `{self._recipe.turns.replier}` failed on each sample of {node.call}; look at "
                 "the failures reported above"
             )
         if len(answered) < len(rows):
@@ -178,8 +178,8 @@ class Rollout:
         if greedy:
             how = {"temperature": 0.0, "greedy_logprobs_at": asked.temperature}
         sampling = asked.sampling(max_tokens=limit, keeps_experts=replays, **how)
-        rollout = state.step * len(self._rollouts) + self._rollouts.index(node.id)
-        return AskedRollout(node, state, growing, sampling, NoiseKey(self._recipe.seed, rollout))
+        noise = NoiseKey(self._recipe.seed, state.step * len(self._rollouts) + self._rollouts.index(node.id))
+        return AskedRollout(node, state, growing, sampling, noise, self._flow.rollout_name(node))
 
     def _until_enough(
         self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw
