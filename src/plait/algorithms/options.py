@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from plait.algorithms.correction import BOUNDS, Corrected, Correction
-from plait.algorithms.kl import KLPlace
+from plait.algorithms.kl import KLController, KLPlace
 from plait.algorithms.losses import Aggregation, KLEstimator
 from plait.settings import Settings
 
@@ -41,6 +41,12 @@ class PolicyOptions(UpdateOptions):
 
     kl_coef: float = Field(default=0.0, ge=0, description="weight of the KL to the reference; 0 needs no reference")
     kl_estimator: KLEstimator = Field(default=KLEstimator.K1, description="k1, k2 or k3; in the loss k2 or k3")
+    target_kl: float | None = Field(
+        default=None, gt=0, description="KL of a response in nats that the weight of the KL steers to; null: it stays"
+    )
+    kl_horizon: int = Field(
+        default=10_000, ge=1, description="the weight changes by at most 20 % over this many responses"
+    )
     old_logprobs: LogprobSource = Field(
         default=LogprobSource.TRAINER, description="trainer, or engine (those of the sampling: saves a forward)"
     )
@@ -82,6 +88,7 @@ class PolicyOptions(UpdateOptions):
 
     def check_read(self) -> None:
         self._check_switch("kl_coef", "`options.kl_coef` above 0", "kl_estimator")
+        self._check_switch("target_kl", "`options.target_kl`", "kl_horizon")
         self._check_switch("correction", "`options.correction`", "correction_low", "correction_high")
 
     @property
@@ -89,6 +96,20 @@ class PolicyOptions(UpdateOptions):
         """Whether the loss has a ratio to log-probs from before training. Where a batch is used once, those of the
         trainer are the new ones; those of the engine are its own in any case."""
         return self.updates > 1 or self.old_logprobs is LogprobSource.ENGINE
+
+    @property
+    def kl_controller(self) -> KLController | None:
+        """Adapts the weight of the KL; None: it stays."""
+        return None if self.target_kl is None else KLController(self.target_kl, self.kl_horizon)
+
+    @model_validator(mode="after")
+    def _check_target(self) -> Self:
+        if self.target_kl is not None and self.kl_coef == 0:
+            raise ValueError(
+                "target_kl needs a weight of the KL to begin with; set `options.kl_coef` above 0 or "
+                "`options.target_kl` to null"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_correction(self) -> Self:
@@ -127,9 +148,11 @@ class PolicyOptions(UpdateOptions):
         return Corrected(self.correction, low, self.correction_high or high)
 
 
-class KLInLossOptions(PolicyOptions):
-    """Options of algorithms whose KL may be in the reward or in the loss, k1 there included."""
+class KLPlaceOptions(PolicyOptions):
+    """Options of algorithms whose KL may be in the reward or in the loss."""
 
+    takes_k1_in_loss: ClassVar[bool] = False
+    """Whether a KL in the loss may be k1, which has no effect there unless weighed."""
     kl_in: KLPlace = Field(default=KLPlace.REWARD, description="reward (taken off it), or loss (then with k2 or k3)")
     weigh_kl_by_ratio: bool = Field(
         default=False,
@@ -154,13 +177,10 @@ class KLInLossOptions(PolicyOptions):
             )
         return self
 
-
-class KLPlaceOptions(KLInLossOptions):
-    """The same, where a KL without effect is refused."""
-
     @model_validator(mode="after")
     def _check_kl(self) -> Self:
-        if self.kl_in is KLPlace.LOSS and self.kl_estimator is KLEstimator.K1 and not self.weigh_kl_by_ratio:
+        has_no_effect = self.kl_estimator is KLEstimator.K1 and not self.weigh_kl_by_ratio
+        if self.kl_in is KLPlace.LOSS and has_no_effect and not self.takes_k1_in_loss:
             raise ValueError(
                 "kl_in: loss with kl_estimator: k1 has no effect, as the gradient of k1 averages to 0; "
                 "set `options.kl_estimator` to k2 (the gradient of the KL) or k3, `options.weigh_kl_by_ratio` to true, "
