@@ -32,7 +32,11 @@ class GroupOptions(KLPlaceOptions):
     dynamic_sampling: bool = Field(
         default=False, description="draw prompts until no group of the step has equal scores (DAPO)"
     )
-    max_sampling_rounds: int = Field(default=10, ge=1, description="draws of dynamic_sampling, the first one included")
+    max_sampling_rounds: int = Field(
+        default=10,
+        ge=1,
+        description="rounds of dynamic_sampling at most, the first one included, and groups of so many full rounds",
+    )
 
     def check_read(self) -> None:
         super().check_read()

@@ -24,6 +24,8 @@ class PartialRollout:
 
     def __init__(self, prompts: Sequence[Prompt], count: int) -> None:
         self.prompts = tuple(prompts)
+        self.rounds: list[tuple[Prompt, ...]] = [self.prompts]
+        """Those that it began with, then those of each further round (`extend`)."""
         self.count = count
         self.root_tokens = root_of([prompt.token_ids for prompt in prompts])
         """That all prompts begin with: each forward computes them once."""
@@ -36,8 +38,9 @@ class PartialRollout:
         self._times_heard = 0
 
     def extend(self, prompts: Sequence[Prompt]) -> None:
-        """Ask for samples of further prompts."""
-        self.prompts += tuple(prompts)
+        """Ask for samples of a further round's prompts."""
+        self.rounds.append(tuple(prompts))
+        self.prompts += self.rounds[-1]
         self.root_tokens = root_of([prompt.token_ids for prompt in self.prompts])
         self.groups |= {prompt.uid: [] for prompt in prompts}
 
