@@ -3,11 +3,14 @@ long responses get, and which responses are left out of the loss."""
 
 from __future__ import annotations
 
+from typing import ClassVar, Self
+
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from plait.algorithms.advantages import FloatArray
 from plait.algorithms.options import KLPlaceOptions
+from plait.algorithms.surrogates import OF_RESPONSES, Ratio
 from plait.dataflow import Generated, Prompts, Resample, Role, per_sample
 from plait.dataflow.handles import ColumnHandle
 
@@ -42,6 +45,23 @@ class GroupOptions(KLPlaceOptions):
         super().check_read()
         self._check_switch("overlong_buffer_tokens", "`options.overlong_buffer_tokens` above 0", "overlong_penalty")
         self._check_switch("dynamic_sampling", "`options.dynamic_sampling` to true", "max_sampling_rounds")
+
+
+class ResponseOptions(GroupOptions):
+    """Options of algorithms that give all tokens of a response one advantage, so that it may be weighed as a whole."""
+
+    has_advantages_of_responses: ClassVar[bool] = True
+
+    ratio: Ratio = Field(default=Ratio.TOKEN, description="token, sequence-mean (GSPO) or sequence-product")
+
+    @model_validator(mode="after")
+    def _check_ratio(self) -> Self:
+        if self.loss_type in OF_RESPONSES and self.ratio is not Ratio.TOKEN:
+            raise ValueError(
+                f"loss_type: {self.loss_type} takes the ratio of a response by itself, found ratio: {self.ratio}; set "
+                "`options.ratio` to token"
+            )
+        return self
 
 
 def generate_groups(actor: Role, prompts: Prompts, reward: Role, options: GroupOptions) -> Generated:

@@ -1,8 +1,9 @@
 """GRPO: group-relative policy optimisation (Shao et al. 2024, DeepSeekMath, §4.1), and its relatives by options.
 
 Several responses are drawn per prompt; a response's advantage is its reward against those of its siblings, so no
-critic is needed. The loss is PPO's clipped surrogate, with a KL penalty to the reference in the loss or in the reward.
-DAPO, Dr. GRPO and GSPO are settings of the options below; `docs/algorithms.md` lists them.
+critic is needed. The loss is PPO's clipped surrogate, or one of those that take its place, with a KL penalty to the
+reference in the loss or in the reward. DAPO, Dr. GRPO, GSPO and CISPO are settings of the options below;
+`docs/algorithms.md` lists them.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from plait.algorithms.advantages import EPSILON, FloatArray, centred, standardised
-from plait.algorithms.groups import GroupOptions, generate_groups, kept_in_loss, shaped_scores
+from plait.algorithms.groups import ResponseOptions, generate_groups, kept_in_loss, shaped_scores
 from plait.algorithms.kl import KLPlace
-from plait.algorithms.losses import Aggregation, KLEstimator, Ratio
+from plait.algorithms.losses import Aggregation, KLEstimator
 from plait.algorithms.policy import learnt_beside, policy_logprobs, train_policy
 from plait.dataflow import Given, Prompts, Role, per_batch, per_group
 from plait.dataflow.handles import ColumnHandle, Scores
@@ -29,15 +30,16 @@ class Objectives(StrEnum):
     NORMALIZE = "normalize_then_sum"
 
 
-class GRPOOptions(GroupOptions):
+class GRPOOptions(ResponseOptions):
     takes_k1_in_loss: ClassVar[bool] = True
 
     kl_estimator: KLEstimator = Field(
         default=KLEstimator.K3, description="k1 (in the loss its gradient averages to 0 unless weighed), k2 or k3"
     )
     kl_in: KLPlace = Field(default=KLPlace.LOSS, description="loss, or reward (subtracted from each sample's score)")
-    clip_high: float = Field(default=0.2, gt=0, description="upper clip of the probability ratio (DAPO: 0.28)")
-    ratio: Ratio = Field(default=Ratio.TOKEN, description="token, sequence-mean (GSPO) or sequence-product")
+    clip_high: float = Field(
+        default=0.2, gt=0, description="upper clip of the probability ratio (DAPO: 0.28), in gmpo of its logarithm"
+    )
     aggregation: Aggregation = Field(
         default=Aggregation.SEQUENCE_MEAN, description="seq-mean-token-mean, token-mean or seq-mean-token-sum-norm"
     )

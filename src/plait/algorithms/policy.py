@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from plait.algorithms.kl import KLController, KLPlace, adapted_kl_coef, mean_kl, reward_to_go, subtract_kl
-from plait.algorithms.losses import Ratio, cross_entropy, policy_loss
+from plait.algorithms.losses import cross_entropy, policy_loss
 from plait.algorithms.options import LogprobSource, PolicyOptions
+from plait.algorithms.surrogates import Ratio
 from plait.dataflow import Generated, Given, Level, Role, Samples, carried, per_batch, per_sample
 from plait.dataflow.handles import ColumnHandle
 from plait.errors import FlowError
@@ -141,11 +142,8 @@ def train_policy(
         samples,
         loss=partial(
             policy_loss,
-            clip_low=options.clip_low,
-            clip_high=options.clip_high,
-            dual_clip=options.dual_clip,
+            surrogate=options.surrogate(ratio),
             aggregation=options.aggregation,
-            ratio=ratio,
             kl_coef=options.kl_coef if in_loss else 0.0,
             kl_estimator=options.kl_estimator,
             weigh_kl=weigh_kl,

@@ -11,13 +11,14 @@ from __future__ import annotations
 from pydantic import Field
 
 from plait.algorithms.advantages import EPSILON, FloatArray, centred, standardised
-from plait.algorithms.groups import GroupOptions, generate_groups, kept_in_loss, shaped_scores
-from plait.algorithms.losses import Aggregation, Ratio
+from plait.algorithms.groups import ResponseOptions, generate_groups, kept_in_loss, shaped_scores
+from plait.algorithms.losses import Aggregation
 from plait.algorithms.policy import learnt_beside, policy_logprobs, train_policy
+from plait.algorithms.surrogates import Ratio
 from plait.dataflow import Given, Prompts, Role, per_batch, per_group
 
 
-class RLOOOptions(GroupOptions):
+class RLOOOptions(ResponseOptions):
     normalize_advantages: bool = Field(default=False, description="standardise advantages over the batch")
     ratio: Ratio = Field(default=Ratio.SEQUENCE_PRODUCT, description="sequence-product, sequence-mean or token")
     aggregation: Aggregation = Field(

@@ -28,7 +28,7 @@ class Round(NamedTuple):
     batch: int
     """Its step, from 0."""
     uid: int
-    """Of the first of the prompts."""
+    """That of the first of the prompts."""
     count: int | None
     """Prompts; None, in older records: as many as the batch began with."""
 
