@@ -20,9 +20,10 @@ class PartialRollout:
 
     Args:
         count: samples of each prompt.
+        further: the prompts of each further round that has begun.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], count: int) -> None:
+    def __init__(self, prompts: Sequence[Prompt], count: int, further: Sequence[Sequence[Prompt]] = ()) -> None:
         self.prompts = tuple(prompts)
         self.rounds: list[tuple[Prompt, ...]] = [self.prompts]
         """Those that it began with, then those of each further round (`extend`)."""
@@ -36,6 +37,8 @@ class PartialRollout:
         """Grows when a sample ends, and every HEARD times that the lengths of others are told."""
         self._said: Mapping[Key, int] = {}
         self._times_heard = 0
+        for of_round in further:
+            self.extend(of_round)
 
     def extend(self, prompts: Sequence[Prompt]) -> None:
         """Ask for samples of a further round's prompts."""

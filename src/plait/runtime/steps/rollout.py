@@ -147,9 +147,8 @@ class Rollout:
             groups: dict[int, list[Sample]] = defaultdict(list)
             for sample in drawn.samples[node.id]:
                 groups[sample.prompt.uid].append(sample)
-            state.growing[node.id] = growing = PartialRollout(state.prompts, self._count(node))
-            for further in drawn.further.get(node.id, ()):
-                growing.extend(further)
+            further = drawn.further.get(node.id, ())
+            state.growing[node.id] = growing = PartialRollout(state.prompts, self._count(node), further)
             for sample in drawn.samples[node.id]:
                 if sample.finish_reason is not FinishReason.OPEN:
                     growing.take(sample)
