@@ -35,7 +35,7 @@ def newer(prompts: Prompts, actor: Role, reward: Role, options: Options) -> None
         epochs=options.epochs,
         mask=mask,
         advantages=advantages,
-        **({"old_logprobs": actor.logprobs(samples)} if options.loss == "topr" else {}),  # gpg takes none
+        old_logprobs=actor.logprobs(samples) if options.loss == "topr" else None,
     )
 
 

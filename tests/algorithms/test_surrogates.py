@@ -215,7 +215,7 @@ def test_a_policy_that_is_far_away_stays_finite(loss_type: LossType) -> None:
 def test_what_weighs_responses_needs_their_advantages(make: type[PolicyOptions], loss_type: LossType) -> None:
     with pytest.raises(ValidationError, match=rf"loss_type: {loss_type} weighs whole responses, .* to grpo or rloo"):
         make(loss_type=loss_type)
-    assert make(loss_type="cispo").loss_type is LossType.CISPO
+    assert make(loss_type=LossType.CISPO).loss_type is LossType.CISPO
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_numbers_that_a_loss_does_not_read_are_refused(options: dict[str, Any], 
 
 def test_combinations_that_mean_nothing_are_refused() -> None:
     with pytest.raises(ValidationError, match=r"found ratio: sequence-product; set `options\.ratio` to token"):
-        RLOOOptions(loss_type="gmpo")
+        RLOOOptions(loss_type=LossType.GMPO)
     with pytest.raises(ValidationError, match=r"correction: tis would weigh them twice; set `options\.old_logprobs`"):
         GRPOOptions(**GRPOOptions.of_older_samples({"loss_type": "vespo"}))
     engine = GRPOOptions.of_older_samples({"loss_type": "vespo", "old_logprobs": "engine"})

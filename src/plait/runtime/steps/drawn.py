@@ -122,7 +122,7 @@ class DrawnBatch:
             RunError: a prompt has other tokens than when its samples were drawn.
         """
         samples: dict[int, tuple[Sample, ...]] = {}
-        further: dict[int, tuple[Prompt, ...]] = {}
+        further: dict[int, tuple[tuple[Prompt, ...], ...]] = {}
         for node, rollout in stated["rollouts"].items():
             name = f"batch-{stated['step']}.{node}"
             flat = [tensors[f"{name}.{what}"].tolist() for what in ("token_ids", "logprobs", "versions")]
