@@ -1,6 +1,6 @@
-"""GRPO's flow with losses of other papers, each a function of a few lines, and training on uncertain tokens alone.
+"""GRPO's flow with losses that are not built in, a function of a few lines each, or on uncertain tokens alone.
 
-plait train examples/my_recipe.yaml --algorithm examples/newer_losses.py:newer --options.loss sapo
+plait train examples/my_recipe.yaml --algorithm examples/newer_losses.py:newer --options.loss topr --options.epochs 2
 """
 
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from plait.dataflow import Level, Prompts, Role, per_batch, per_group
 
 
 class Options(BaseModel):
-    loss: Literal["cispo", "gmpo", "sapo"] = "cispo"
+    loss: Literal["topr", "gpg"] = "topr"
     uncertain: float = Field(1.0, gt=0, le=1)
     """Share of the tokens of a batch that are trained, and counted: those of the highest entropy. (Wang et al. 2025,
     arXiv 2506.01939: 0.2; there the loss is divided by the number of all tokens.)"""
@@ -30,12 +30,12 @@ def newer(prompts: Prompts, actor: Role, reward: Role, options: Options) -> None
         mask = per_batch(highest, entropies, name="uncertain", level=Level.TOKEN, share=options.uncertain)
     actor.train(
         samples,
-        loss={"cispo": cispo, "gmpo": gmpo, "sapo": sapo}[options.loss],
+        loss={"topr": topr, "gpg": gpg}[options.loss],
         mini_batches=options.mini_batches,
         epochs=options.epochs,
         mask=mask,
         advantages=advantages,
-        old_logprobs=actor.logprobs(samples),
+        old_logprobs=actor.logprobs(samples) if options.loss == "topr" else None,
     )
 
 
@@ -50,26 +50,16 @@ def highest(values: list[np.ndarray], share: float) -> list[np.ndarray]:
     return [(of_sample >= limit).astype(float) for of_sample in values]
 
 
-def cispo(batch: Any, advantages: Any, old_logprobs: Any) -> Any:
-    """−A · min(ρ, 5), held constant, · log π: a token that is clipped has a gradient too (MiniMax-M1, arXiv 2506.13585;
-    the bound is that of ScaleRL, arXiv 2510.13786)."""
-    weights = (batch.logprobs.detach() - old_logprobs).exp().clamp(max=5.0)
-    return batch.aggregate(-weights * advantages * batch.logprobs, "token-mean")
+def topr(batch: Any, advantages: Any, old_logprobs: Any) -> Any:
+    """−A · w · log π of whole responses. A good one is learnt as it stands, w = 1; a bad one by its ratio to the policy
+    that a step begins with, held constant, and at most 1: what is said no more is not pushed further down (tapered
+    off-policy REINFORCE, Le Roux et al. 2025, arXiv 2503.14286)."""
+    ratios = batch.sequence_sum(batch.logprobs.detach() - old_logprobs).clamp(max=0).exp()
+    weights = ratios.where(advantages < 0, 1.0)
+    return batch.aggregate(-weights * advantages * batch.sequence_sum(batch.logprobs), "seq-mean-token-mean")
 
 
-def gmpo(batch: Any, advantages: Any, old_logprobs: Any) -> Any:
-    """−A times the geometric mean of the ratios of a response, each of them clipped to e^±0.4 where it would gain (Zhao
-    et al. 2025, arXiv 2507.20673)."""
-    signs = advantages.sign()
-    gains = signs * (batch.logprobs - old_logprobs)
-    lengths = batch.per_sequence(batch.mask).clamp(min=1)
-    ratios = (batch.per_sequence(signs * gains.clamp(max=0.4)) / lengths).exp()
-    return batch.mean_over_sequences(-ratios * batch.per_sequence(advantages) / lengths)
-
-
-def sapo(batch: Any, advantages: Any, old_logprobs: Any) -> Any:
-    """−A · 4/τ · σ(τ (ρ − 1)), a soft gate in place of the clip; τ is 1 where A > 0, else 1.05 (Gao et al. 2025, arXiv
-    2511.20347)."""
-    taus = 1.05 - 0.05 * (advantages > 0).to(advantages.dtype)
-    gates = (taus * ((batch.logprobs - old_logprobs).exp() - 1)).sigmoid() * 4 / taus
-    return batch.aggregate(-gates * advantages, "seq-mean-token-mean")
+def gpg(batch: Any, advantages: Any) -> Any:
+    """−A · log π, without any ratio (group policy gradient, Chu et al. 2025, arXiv 2504.02546, without its factor for
+    groups of equal rewards)."""
+    return batch.aggregate(-advantages * batch.logprobs, "token-mean")

@@ -23,7 +23,7 @@ from plait.recipes.algorithm import trace_algorithm
 from tests.algorithms.batches import Outputs, run_loss
 
 ON = [how for how in Correction if how is not Correction.OFF]
-PLAIN: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.2, "aggregation": Aggregation.TOKEN_MEAN}
+PLAIN: dict[str, Any] = {"aggregation": Aggregation.TOKEN_MEAN}
 
 
 def oracle(log_w: np.ndarray, lengths: list[int], mask: np.ndarray, how: str, low: float | None, high: float):

@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.algorithms.grpo import (
-    GRPOOptions,
-    batch_advantages,
-    group_advantages,
-    grpo,
-    informative,
-    subtract_overlong,
-)
+from plait.algorithms.grpo import GRPOOptions, batch_advantages, group_advantages, grpo
 from plait.algorithms.kl import KLPlace, subtract_kl
 from plait.algorithms.losses import KLEstimator
 from plait.dataflow import trace
@@ -70,19 +63,6 @@ def test_kl_in_the_reward_lowers_it():
     assert subtract_kl(0.0, np.array([-0.1]), np.array([-2.0]), kl_coef=1.0, estimator=KLEstimator.K1) < 0
 
 
-def test_overlong_by_hand():
-    # Limit 20, the last 8 tokens cost up to 2: free up to 12 tokens, half at 16, all of it at 20.
-    by_length = {length: subtract_overlong(1.0, 20 - length, 8, 2.0) for length in (1, 12, 13, 16, 20)}
-    assert by_length == {1: 1.0, 12: 1.0, 13: 0.75, 16: 0.0, 20: -1.0}
-
-
-@given(st.integers(1, 40), st.integers(1, 40), st.floats(0, 5), st.data())
-def test_overlong_equals_the_oracle(limit, buffer, penalty, data):
-    length = data.draw(st.integers(1, limit))
-    found = subtract_overlong(0.5, limit - length, buffer, penalty)
-    assert found == pytest.approx(0.5 + oracle.overlong(length, limit, buffer, penalty))
-
-
 def calls(**options) -> list[str]:
     return calls_of(grpo, GRPOOptions(**options))
 
@@ -101,6 +81,7 @@ def test_several_rewards_are_standardised_one_by_one():
         ({"scale_rewards": False}, "scale_rewards: False"),
         ({"scale_rewards": "batch"}, "scale_rewards: batch"),
         ({"dynamic_sampling": True}, "dynamic_sampling: True"),
+        ({"stop_properly_penalty_coef": 0.5}, "stop_properly_penalty_coef: 0.5"),
         ({"overlong_buffer_tokens": 20}, "overlong_buffer_tokens: 20"),
         ({"kl_coef": 0.1, "kl_in": "reward"}, "kl_in: reward"),
     ],
@@ -141,33 +122,6 @@ def test_columns_reach_the_loss():
     train = graph.nodes[-1]
     assert set(train.inputs) == {"advantages", "old_logprobs", "ref_logprobs"}
     assert (train.training.mini_batches, train.training.epochs) == (4, 2)
-
-
-def test_truncation_options_are_columns_of_the_rollout():
-    options = GRPOOptions(overlong_buffer_tokens=4, overlong_penalty=0.5, mask_truncated=True)
-    graph = trace(grpo, roles=["actor", "reward"], options=options)
-    assert [node.call for node in graph.nodes][2:] == ["shaped_rewards", "advantages", "actor.train"]
-    assert [str(column) for column in graph.nodes[2].inputs.values()] == ["reward_score[sample]", "tokens_left[sample]"]
-    assert str(graph.nodes[-1].keep) == "finished[sample]"
-    assert set(graph.nodes[-1].inputs) == {"advantages", "keep"}
-
-
-def test_groups_of_equal_scores_are_not_worth_a_place():
-    # DAPO, eq. 11: 0 < right answers < group size.
-    assert [informative(np.array(group)) for group in ([0.0, 1, 0], [1.0, 1, 1], [0.0, 0, 0])] == [True, False, False]
-    assert informative(np.full(3, 0.1)) is False
-    assert informative(np.array([1.0])) is False, "a group of one has no baseline"
-    assert informative(np.array([])) is False
-
-
-def test_dynamic_sampling_is_part_of_the_generate_call():
-    off, on = (
-        trace(grpo, roles=["actor", "reward"], options=options).nodes[0].generation.resample
-        for options in (GRPOOptions(), GRPOOptions(dynamic_sampling=True, max_sampling_rounds=4))
-    )
-    assert off is None
-    assert (on.keep, on.reward, on.max_rounds) == (informative, "reward", 4)
-    assert calls(dynamic_sampling=True) == calls()
 
 
 def test_kl_without_a_reference_names_the_role():

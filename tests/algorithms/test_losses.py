@@ -15,21 +15,14 @@ from pydantic import ValidationError
 
 from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.algorithms.kl import KLPlace
-from plait.algorithms.losses import (
-    Aggregation,
-    KLEstimator,
-    Ratio,
-    clipped_surrogate,
-    kl_estimate,
-    log_ratio,
-    policy_loss,
-)
+from plait.algorithms.losses import Aggregation, KLEstimator, kl_estimate, policy_loss
 from plait.algorithms.options import PolicyOptions
 from plait.algorithms.ppo import PPOOptions, ppo
 from plait.algorithms.reinforce_pp import ReinforcePPOptions, reinforce_pp
 from plait.algorithms.remax import ReMaxOptions, remax
 from plait.algorithms.rloo import RLOOOptions, rloo
 from plait.algorithms.safe_rlhf import SafeRLHFOptions, safe_rlhf
+from plait.algorithms.surrogates import Ratio, Surrogate, clipped_surrogate, log_ratio
 from plait.errors import RunError
 from plait.models.outputs import Outputs as ModelOutputs
 from plait.training.loss_batch import MicroBatchLoss, Responses
@@ -77,7 +70,7 @@ def test_a_weighed_kl_by_hand():
         batch = MicroBatchLoss(
             ModelOutputs(log_ratio, ref), Responses([3], ref), MiniBatchTotals(3, 1, 3), TokenMeans(3)
         )
-        bounds = {"clip_low": 0.2, "clip_high": 0.2, "aggregation": Aggregation.TOKEN_MEAN}
+        bounds = {"aggregation": Aggregation.TOKEN_MEAN}
         policy_loss(batch, ref, None, ref, 3.0, **bounds, kl_estimator=KLEstimator(how), weigh_kl=True).backward()
         assert log_ratio.grad.tolist() == pytest.approx(slopes)
 
@@ -94,7 +87,7 @@ def test_a_weighed_kl_has_the_gradient_of_the_kl_after_an_update(how, weigh_kl, 
     old = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()[drawn]
     responses = Responses([1] * 10, old)
     batch = MicroBatchLoss(ModelOutputs(policy[drawn], old), responses, MiniBatchTotals(10, 10, 1), TokenMeans(10))
-    bounds = {"clip_low": 0.2, "clip_high": 0.2, "aggregation": Aggregation.TOKEN_MEAN}
+    bounds = {"aggregation": Aggregation.TOKEN_MEAN}
     kl = {"kl_estimator": KLEstimator(how), "weigh_kl": weigh_kl}
     policy_loss(batch, torch.zeros_like(old), old, ref[drawn], 1.0, **bounds, **kl).backward()
     p = policy.detach().exp()
@@ -226,11 +219,8 @@ def test_the_policy_loss_equals_the_oracle(
             torch.tensor(advantages[tokens]),
             None if on_policy else torch.tensor(old[tokens]),
             None if ref is None else torch.tensor(ref[tokens]),
-            clip_low=0.2,
-            clip_high=0.28,
+            surrogate=Surrogate(ratio=ratio, clip_high=0.28, dual_clip=dual),
             aggregation=aggregation,
-            dual_clip=dual,
-            ratio=ratio,
             kl_coef=kl_coef,
             kl_estimator=estimator,
             weigh_kl=weigh_kl,
@@ -427,5 +417,6 @@ def test_a_loss_must_return_a_scalar_with_a_gradient():
 def test_the_policy_loss_alone_has_the_settings_that_options_begin_with() -> None:
     """So that a flow may name it as it is: `loss=policy_loss`."""
     settings = {name: parameter.default for name, parameter in inspect.signature(policy_loss).parameters.items()}
-    for name in ("clip_low", "clip_high", "aggregation", "dual_clip", "kl_coef", "entropy_coef"):
+    assert settings["surrogate"] == PolicyOptions().surrogate(Ratio.TOKEN)
+    for name in ("aggregation", "kl_coef", "entropy_coef"):
         assert settings[name] == PolicyOptions.model_fields[name].default, name

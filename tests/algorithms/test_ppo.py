@@ -32,7 +32,7 @@ from plait.algorithms.ppo import (
     turns_less_if_truncated,
     updated_moments,
 )
-from plait.dataflow import CallKind, trace
+from plait.dataflow import trace
 from plait.errors import FlowError
 from tests.algorithms import oracle
 from tests.algorithms.batches import Outputs, run_loss
@@ -237,29 +237,6 @@ def test_the_controller_finds_the_weight_of_its_target(target):
     assert 4 / coef**2 == pytest.approx(target, rel=1e-3)
 
 
-def test_the_adaptive_weight_reaches_reward_and_loss():
-    graph = graph_of(ppo, PPOOptions(target_kl=6.0))
-    assert next(n for n in graph.nodes if n.call == "critic_token_rewards").inputs["3"].name == "kl_coef"
-    assert graph.of_kind(CallKind.CARRIED)[0].start == 0.05
-    assert "kl_coef" not in graph.nodes[-1].inputs
-    graph = graph_of(ppo, PPOOptions(target_kl=6.0, kl_in="loss", kl_estimator="k2"))
-    assert graph.nodes[-1].inputs["kl_coef"].name == "kl_coef"
-    assert graph.of_kind(CallKind.BECOMES)[0].next_value.name == "next_kl_coef"
-
-
-def test_the_weight_of_a_column_counts_in_the_loss():
-    rng = np.random.default_rng(0)
-    outputs = Outputs([2, 3], logprobs=-2 + rng.normal(size=5))
-    columns = {"advantages": rng.normal(size=5), "ref_logprobs": -2 + rng.normal(size=5)}
-    fixed = loss_of(ppo, PPOOptions(kl_coef=0.3, kl_in="loss", kl_estimator="k2"))
-    adaptive = loss_of(ppo, PPOOptions(kl_coef=0.1, target_kl=6.0, kl_in="loss", kl_estimator="k2"))
-    expected = run_loss(fixed, outputs, columns)
-    found = run_loss(adaptive, outputs, {**columns, "kl_coef": np.float64(0.3)})
-    assert found.loss == pytest.approx(expected.loss)
-    assert found.gradients["logprobs"] == pytest.approx(expected.gradients["logprobs"])
-    assert run_loss(adaptive, outputs, columns).loss != pytest.approx(expected.loss)
-
-
 # The value loss
 
 
@@ -377,7 +354,6 @@ def test_the_dual_clip_is_an_option():
     [
         ({"kl_in": "loss"}, r"set `options\.kl_estimator` to k2"),
         ({"whiten_rewards": True, "reward_norm": "std"}, r"set `options\.whiten_rewards` to false or"),
-        ({"kl_coef": 0, "target_kl": 6.0}, r"set `options\.kl_coef` above 0 or"),
         ({"lam": 1.5}, "less than or equal to 1"),
         ({"dual_clip": 1.0}, "greater than 1"),
         ({"missing_eos_penalty": 1.0, "bootstrap_truncated": True}, r"set `options\.missing_eos_penalty` to 0 or"),

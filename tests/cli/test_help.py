@@ -50,14 +50,19 @@ def test_every_option_has_a_meaning(command: str) -> None:
 
 
 def test_an_option_says_what_it_means_to_each_algorithm() -> None:
-    """To the default one where that has it; those that mean the same by it as one before them are left out."""
+    """To the default one where that has it, and to those where it takes other values; those that mean the same by it as
+    one before them are left out."""
     meanings = {option.name: option.meaning for option in options_of("train")}
-    assert meanings["--options.loss_type"] == f"dpo: {', '.join(DPOLoss)}; kto (kto): kto or apo_zero_unpaired"
+    of_policies, of_dpo, of_kto = meanings["--options.loss_type"].split("; ")
+    assert of_policies.startswith("clip, cispo, sapo, gmpo or vespo: ")
+    assert (of_dpo, of_kto) == (f"dpo (sigmoid): {', '.join(DPOLoss)}", "kto (kto): kto or apo_zero_unpaired")
     assert meanings["--options.beta"].startswith(
         "dpo: weight of the KL to the reference that is implied; for ipo its τ"
     )
     assert "; distill (1.0): divergence of the policy" in meanings["--options.beta"]
-    assert meanings["--options.clip_high"] == "upper clip of the probability ratio (DAPO: 0.28)"
+    assert (
+        meanings["--options.clip_high"] == "upper clip of the probability ratio (DAPO: 0.28), in gmpo of its logarithm"
+    )
 
 
 @pytest.mark.parametrize("command", [*commands()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.planted.switch import Bug
 
 LOSSES = "plait.algorithms.losses"
+SURROGATES = "plait.algorithms.surrogates"
 ADVANTAGES = "plait.algorithms.advantages"
 CRITIC = "plait.algorithms.critic"
 OPTIMIZER = "plait.training.optimizer:MasterOptimizer"
@@ -179,21 +180,21 @@ LOSS = (
     ),
     Bug(
         "ratio upside down",
-        f"{LOSSES}:log_ratio",
+        f"{SURROGATES}:log_ratio",
         "batch.logprobs - old_logprobs_R",
         "old_logprobs_R - batch.logprobs",
         ("algorithms/test_losses.py::test_ratios_by_hand",),
     ),
     Bug(
         "clip that takes the larger gain",
-        f"{LOSSES}:clipped_surrogate",
+        f"{SURROGATES}:clipped_surrogate",
         "plain_R.minimum(",
         "plain_R.maximum(",
         ("algorithms/test_losses.py::test_clipping_by_hand",),
     ),
     Bug(
         "one clip for both sides",
-        f"{LOSSES}:clipped_surrogate",
+        f"{SURROGATES}:clipped_surrogate",
         "1 + clip_high",
         "1 + clip_low",
         ("algorithms/test_losses.py::test_clipping_by_hand",),

@@ -56,7 +56,7 @@ BROAD_WHAT = (
     Draw(0.4, one_of("options.epochs", 2), (flows.STUDIED, flows.PAIRED, flows.NEWER)),
     Draw(0.6, one_of("options.with_next", True), (flows.STUDIED,)),
     Draw(0.5, one_of("judge.model", "PLACE/teacher"), (flows.STUDIED,)),
-    Draw(1, one_of("options.loss", "cispo", "gmpo", "sapo"), (flows.NEWER,)),
+    Draw(1, one_of("options.loss", "topr", "gpg"), (flows.NEWER,)),
     Draw(0.5, one_of("options.uncertain", 0.4), (flows.NEWER,)),
     Draw(0.3, (MORE, WEIGHED), ALL_ROLLOUTS),
     Draw(0.3, (MORE_ROWS,), ("sft",)),

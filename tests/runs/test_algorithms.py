@@ -281,3 +281,50 @@ def test_wrong_options_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         run(make_recipe(algorithm=algorithm, options=options))
+
+
+PRORL: dict[str, Any] = {
+    "group_baseline": True,
+    "dynamic_sampling": True,
+    "max_sampling_rounds": 3,
+    "clip_high": 0.27,
+    "kl_coef": 0.05,
+    "target_kl": 0.5,
+    "kl_horizon": 20,
+    "kl_in": "loss",
+    "kl_estimator": "k2",
+    "correction": "icepop",
+    "stop_properly_penalty_coef": 0.25,
+    "overlong_buffer_tokens": 2,
+}
+
+
+@pytest.mark.slow
+def test_prorl_is_options_of_reinforce_pp(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """ProRL v2, and a KL that steers its weight: what is written, and a run that is killed ends alike."""
+    (tmp_path / "some.py").write_text(
+        "def some(prompts, completions, **columns):\n"
+        "    return [float(i) if int(p.split()[2]) % 2 else 1.0 for i, p in enumerate(prompts)]\n"
+    )
+    keys: dict[str, Any] = {"algorithm": "reinforce_pp", "options": PRORL, "steps": 4, "checkpoint.every": 2}
+    keys |= {"max_staleness": 1, "reward.functions": [f"{tmp_path}/some.py:some"], "data.chat_template": False}
+    recipe = make_recipe(run_dir=str(tmp_path / "whole"), **keys)
+    assert run(recipe).finished
+    rows = logged(recipe)
+    coefs = [row["kl_coef"] for row in rows]
+    assert coefs[0] == 0.05
+    for (coef, row), following in zip(zip(coefs, rows, strict=True), coefs[1:], strict=False):
+        error = min(max(row["objective/kl"] / 0.5 - 1, -0.2), 0.2)
+        assert following == pytest.approx(coef * (1 + error * 12 / 20))
+    for step, row in enumerate(rows, 1):
+        assert row["frac_reward_zero_std"] == 0
+        assert {"actor/correction_weight", "actor/correction_cut", "kl"} <= row.keys()
+        for sample in samples_of(recipe, step):
+            if "scores_of_stopped" in sample:
+                truncated = sample["finish_reason"] == "length"
+                assert sample["scores_of_stopped"] == sample["reward_score"] * (0.25 if truncated else 1)
+    assert any("scores_of_stopped" in sample for sample in samples_of(recipe, 1))
+    killed = make_recipe(run_dir=str(tmp_path / "killed"), **keys)
+    kill_in_step(killed, 3)
+    assert run(killed, resume=True).finished
+    assert result_of(killed.run_dir) == result_of(recipe.run_dir)

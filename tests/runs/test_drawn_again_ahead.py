@@ -15,6 +15,7 @@ from plait.errors import ConfigError
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from plait.runtime.folder.moments import Round
 from tests.cases import slow_but
 from tests.runs.placed_runs import GRPO, where
 from tests.runs.plans import assert_equal_runs
@@ -56,12 +57,15 @@ def check(run_dir: Path, most: int) -> None:
     rows = read_rows(run_dir / "metrics.jsonl")
     assert len(rows) == STEPS
     for row, samples in zip(rows, steps, strict=True):
-        assert row["dynamic/groups_drawn"] == 3 * row["dynamic/rounds"]
         assert len(samples) == 4 * row["dynamic/groups_drawn"]
         assert row["off_policy/dropped"] == 0
     assert max(row["dynamic/rounds"] for row in rows) > 1
-    drawn = Counter(batch for row in last_rows(run_dir) for batch, _ in row.get("rounds", ()))
+    begun = [Round(*begun) for row in last_rows(run_dir) for begun in row.get("rounds", ())]
+    drawn = Counter(one.batch for one in begun)
     assert [drawn[step] + 1 for step in range(STEPS)] == [row["dynamic/rounds"] for row in rows]
+    groups = [3 + sum(one.count or 0 for one in begun if one.batch == step) for step in range(STEPS)]
+    assert groups == [row["dynamic/groups_drawn"] for row in rows]
+    assert {one.count for one in begun} - {3}, "a further round draws what is missing"
 
 
 def last_rows(run_dir: Path) -> list[dict[str, Any]]:

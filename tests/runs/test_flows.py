@@ -317,7 +317,9 @@ def test_dynamic_sampling_draws_until_groups_differ(make_recipe: MakeRecipe, tmp
     run(recipe)
     for step, row in enumerate(logged(recipe), 1):
         assert row["frac_reward_zero_std"] == 0
-        assert row["dynamic/groups_drawn"] == 3 * row["dynamic/rounds"]
+        drawn, refused = row["dynamic/groups_drawn"], row["dynamic/groups_refused"]
+        assert drawn - refused >= 3
+        assert (row["dynamic/rounds"] == 1) == (drawn == 3)
         samples = read_rows(recipe.run_dir / "samples" / f"step-{step:06d}.jsonl")
         assert len(samples) == 4 * row["dynamic/groups_drawn"]
         taught = {sample["uid"].split(".")[0] for sample in samples if "advantages" in sample}

@@ -235,7 +235,7 @@ def test_a_reward_model_that_decides_which_groups_stay_scores_each_sample_once(
     make_recipe: MakeRecipe, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staleness: int
 ) -> None:
     """And a run that is resumed with such a batch open has the scores that its checkpoint keeps."""
-    monkeypatch.setattr("plait.algorithms.grpo.informative", lambda rewards: bool(rewards[0] > rewards[-1]))
+    monkeypatch.setattr("plait.algorithms.groups.informative", lambda rewards: bool(rewards[0] > rewards[-1]))
     keys = {"steps": 5, "max_staleness": staleness, "checkpoint.every": 1, "options": {"dynamic_sampling": True}}
     keys |= {"reward.functions": [], "reward.model": str(tmp_path / "reward_model")}
     save_pretrained(load_scalar(str(tiny_folder), dtype="float32"), tmp_path / "reward_model")

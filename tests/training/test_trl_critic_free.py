@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,6 +139,42 @@ def test_gspo_loss_and_gradients_equal_trl(make_trl, dtype, beta, weigh_kl):  # 
     assert metrics["actor/loss"] == pytest.approx(expected.item(), rel=0, abs=1e-6)
     assert 0.05 < metrics["actor/pg_clipfrac"] < 0.95, "the clip is part of the comparison"
     assert_equal_gradients(trainer, trl.model, 1e-5)
+
+
+OTHER_LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "cispo": ({"epsilon_high": 1.2}, {"loss_type": "cispo", "clip_high": 0.2, "aggregation": "token-mean"}),
+    "sapo": ({}, {"loss_type": "sapo"}),
+    "luspo": (
+        {"importance_sampling_level": "sequence", "epsilon": 0.05, "epsilon_high": 0.05},
+        {"ratio": "sequence-mean", "clip_low": 0.05, "clip_high": 0.05, "aggregation": "seq-mean-token-sum-norm"},
+    ),
+    "vespo": ({}, {"loss_type": "vespo", "aggregation": "token-mean"}),
+}
+"""TRL's `loss_type` → keys there, options here."""
+
+
+@pytest.mark.parametrize("loss_type", OTHER_LOSSES)
+def test_other_losses_and_gradients_equal_trl(make_trl, loss_type):  # noqa: F811
+    """With a KL beside them. LUSPO's sum over tokens is divided by the response limit here. In VESPO's w, to the power
+    of k, the rounding of TRL's head, which works in float32, counts several times for each token of a response."""
+    dtype, rows = torch.float64, batch()
+    rounding = 1e-4 if loss_type == "vespo" else 1e-5
+    theirs, ours = OTHER_LOSSES[loss_type]
+    trl = make_trl(dtype, loss_type=loss_type, beta=0.04, **theirs)
+    trainer = make_trainer(tiny_model(FAMILY, dtype=dtype), temperature=TEMPERATURE, micro_batch_tokens=50)
+    columns = {"advantages": ADVANTAGES, "old_logprobs": OLD, "ref_logprobs": REF}
+    loss = loss_of(grpo, GRPOOptions(kl_coef=0.04, **ours))
+    with ExactFloat64():
+        expected = trl._compute_loss(trl.model, trl_inputs(rows, dtype, old=True, ref=True))
+        expected = expected / (MAX_RESPONSE_TOKENS if loss_type == "luspo" else 1)
+        expected.backward()
+        _, metrics = run_all(train(trainer, rows, columns, loss))
+    assert metrics["actor/loss"] == pytest.approx(expected.item(), rel=rounding, abs=1e-6)
+    if loss_type in ("cispo", "luspo"):
+        assert 0.05 < metrics["actor/pg_clipfrac"] < 0.95, "the clip is part of the comparison"
+    if loss_type == "vespo":
+        assert 0.05 < metrics["actor/vespo_phi"] < 0.95, "the weight is part of the comparison"
+    assert_equal_gradients(trainer, trl.model, rounding)
 
 
 def test_masking_truncated_samples_equals_trl(make_trl):  # noqa: F811

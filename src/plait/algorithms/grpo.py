@@ -1,24 +1,25 @@
 """GRPO: group-relative policy optimisation (Shao et al. 2024, DeepSeekMath, §4.1), and its relatives by options.
 
 Several responses are drawn per prompt; a response's advantage is its reward against those of its siblings, so no
-critic is needed. The loss is PPO's clipped surrogate, with a KL penalty to the reference in the loss or in the reward.
-DAPO, Dr. GRPO and GSPO are settings of the options below; `docs/algorithms.md` lists them.
+critic is needed. The loss is PPO's clipped surrogate, or one of those that take its place, with a KL penalty to the
+reference in the loss or in the reward. DAPO, Dr. GRPO, GSPO and CISPO are settings of the options below;
+`docs/algorithms.md` lists them.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from plait.algorithms.advantages import EPSILON, FloatArray, centred, standardised
+from plait.algorithms.groups import ResponseOptions, generate_groups, kept_in_loss, shaped_scores
 from plait.algorithms.kl import KLPlace
-from plait.algorithms.losses import Aggregation, KLEstimator, Ratio
-from plait.algorithms.options import KLInLossOptions
+from plait.algorithms.losses import Aggregation, KLEstimator
 from plait.algorithms.policy import learnt_beside, policy_logprobs, train_policy
-from plait.dataflow import Given, Prompts, Resample, Role, per_batch, per_group, per_sample
+from plait.dataflow import Given, Prompts, Role, per_batch, per_group
 from plait.dataflow.handles import ColumnHandle, Scores
 
 
@@ -29,13 +30,16 @@ class Objectives(StrEnum):
     NORMALIZE = "normalize_then_sum"
 
 
-class GRPOOptions(KLInLossOptions):
+class GRPOOptions(ResponseOptions):
+    takes_k1_in_loss: ClassVar[bool] = True
+
     kl_estimator: KLEstimator = Field(
         default=KLEstimator.K3, description="k1 (in the loss its gradient averages to 0 unless weighed), k2 or k3"
     )
     kl_in: KLPlace = Field(default=KLPlace.LOSS, description="loss, or reward (subtracted from each sample's score)")
-    clip_high: float = Field(default=0.2, gt=0, description="upper clip of the probability ratio (DAPO: 0.28)")
-    ratio: Ratio = Field(default=Ratio.TOKEN, description="token, sequence-mean (GSPO) or sequence-product")
+    clip_high: float = Field(
+        default=0.2, gt=0, description="upper clip of the probability ratio (DAPO: 0.28), in gmpo of its logarithm"
+    )
     aggregation: Aggregation = Field(
         default=Aggregation.SEQUENCE_MEAN, description="seq-mean-token-mean, token-mean or seq-mean-token-sum-norm"
     )
@@ -49,22 +53,6 @@ class GRPOOptions(KLInLossOptions):
         description="of several rewards: sum_then_normalize, or normalize_then_sum (GDPO: each by itself within the "
         "group, then their weighted sum over the batch)",
     )
-    overlong_buffer_tokens: int = Field(
-        default=0, ge=0, description="within this many tokens of the limit a response is penalised (DAPO); 0: never"
-    )
-    overlong_penalty: float = Field(default=1.0, ge=0, description="penalty of a response that uses the whole limit")
-    mask_truncated: bool = Field(
-        default=False, description="truncated responses count in the group, but are not trained on"
-    )
-    dynamic_sampling: bool = Field(
-        default=False, description="draw prompts until no group of the step has equal scores (DAPO)"
-    )
-    max_sampling_rounds: int = Field(default=10, ge=1, description="draws of dynamic_sampling, the first one included")
-
-    def check_read(self) -> None:
-        super().check_read()
-        self._check_switch("overlong_buffer_tokens", "`options.overlong_buffer_tokens` above 0", "overlong_penalty")
-        self._check_switch("dynamic_sampling", "`options.dynamic_sampling` to true", "max_sampling_rounds")
 
     @field_validator("scale_rewards", mode="before")
     @classmethod
@@ -81,6 +69,7 @@ class GRPOOptions(KLInLossOptions):
         of_the_sum = {
             "scale_rewards": self.scale_rewards is not True,
             "dynamic_sampling": self.dynamic_sampling,
+            "stop_properly_penalty_coef": self.stop_properly_penalty_coef is not None,
             "overlong_buffer_tokens": self.overlong_buffer_tokens > 0,
             "kl_in": self.kl_coef > 0 and self.kl_in is KLPlace.REWARD,
         }
@@ -102,26 +91,12 @@ def grpo(
     examples: Given | None = None,
 ) -> None:
     """The flow. The reference is called only when `kl_coef` > 0, examples are read only when `ptx_coef` > 0."""
-    samples = actor.generate(
-        prompts,
-        resample=Resample(keep=informative, reward=reward, max_rounds=options.max_sampling_rounds)
-        if options.dynamic_sampling
-        else None,
-    )
-    scores = rewards = reward.score(samples)
-    if options.overlong_buffer_tokens > 0:
-        rewards = per_sample(
-            subtract_overlong,
-            rewards,
-            samples.tokens_left,
-            name="shaped_rewards",
-            buffer_tokens=options.overlong_buffer_tokens,
-            penalty=options.overlong_penalty,
-        )
+    samples = generate_groups(actor, prompts, reward, options)
+    scores = reward.score(samples)
+    rewards = shaped_scores(scores, samples, options)
     logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in)
     rewards = logprobs.off_score(rewards)
     advantages = _advantages(scores, rewards, options)
-    keep = samples.finished if options.mask_truncated else None
     train_policy(
         actor,
         samples,
@@ -129,7 +104,7 @@ def grpo(
         logprobs,
         examples=learnt_beside(examples, options),
         ratio=options.ratio,
-        keep=keep,
+        keep=kept_in_loss(samples, options),
         weigh_kl=options.weigh_kl_by_ratio,
     )
 
@@ -164,16 +139,3 @@ def batch_advantages(centred_rewards: FloatArray, rewards: FloatArray) -> FloatA
         rewards: [samples].
     """
     return centred_rewards / (rewards.std(ddof=1) + EPSILON) if len(rewards) > 1 else np.zeros_like(rewards)
-
-
-def informative(scores: FloatArray) -> bool:
-    """Whether a group teaches anything: its scores differ (Yu et al. 2025, DAPO, eq. 11: some right, some wrong)."""
-    return len(scores) > 1 and bool(np.ptp(scores) > 0)
-
-
-def subtract_overlong(reward: float, tokens_left: float, buffer_tokens: int, penalty: float) -> float:
-    """Soft overlong punishment (Yu et al. 2025, DAPO, arXiv 2503.14476, eq. 13).
-
-    Nothing while at least `buffer_tokens` are left below the response limit, then linear, `penalty` at the limit.
-    """
-    return reward - penalty * max(0.0, buffer_tokens - tokens_left) / buffer_tokens

@@ -8,6 +8,7 @@ of k2 is the gradient of KL(π ‖ π_ref), that of k3 the gradient of KL(π_ref
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
 
@@ -25,6 +26,14 @@ KL_COEFS = (1e-30, 1e30)
 class KLPlace(StrEnum):
     LOSS = "loss"
     REWARD = "reward"
+
+
+@dataclass(frozen=True)
+class KLController:
+    """The KL of a response that the weight of the KL steers to, see `adapted_kl_coef`."""
+
+    target: float
+    horizon: int
 
 
 def subtract_kl(

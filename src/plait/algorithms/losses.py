@@ -1,5 +1,4 @@
-"""What losses are made of: the batch that a loss sees, aggregation, ratios, clipping, KL estimators, the policy loss,
-the cross entropy.
+"""What losses are made of: the batch that a loss sees, aggregation, KL estimators, the policy loss, the cross entropy.
 
 Shapes: R response tokens of a micro-batch (or of whatever a loss is given). Tensors come in; torch is not imported.
 """
@@ -12,11 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from plait.algorithms.correction import Corrected, off_policy_kept
+from plait.algorithms.surrogates import CLIPPED, MOST_LOG_RATIO, Ratio, Surrogate
 
 Tensor = Any
 """A torch tensor; this floor does not import torch."""
-MOST_LOG_RATIO = 20.0
-"""Log-ratios of a KL estimate are clamped to ± this."""
 
 
 class Aggregation(StrEnum):
@@ -38,19 +36,6 @@ class KLEstimator(StrEnum):
     K1 = "k1"
     K2 = "k2"
     K3 = "k3"
-
-
-class Ratio(StrEnum):
-    """What the probability ratio ρ of the clipped surrogate is taken over, with l_t = log π − log π_old of token t. A
-    sequence ratio is one number for all tokens of a response; with the aggregation `seq-mean-token-mean` the loss is
-    then a mean over responses, with any other one it weighs them by their length."""
-
-    TOKEN = "token"
-    """exp(l_t) (PPO, GRPO, DAPO)."""
-    SEQUENCE_MEAN = "sequence-mean"
-    """exp(mean_t l_t), the length-normalised ratio of GSPO (Zheng et al. 2025, arXiv 2507.18071, eq. 7)."""
-    SEQUENCE_PRODUCT = "sequence-product"
-    """exp(Σ_t l_t), that of the whole response (RLOO). A KL in the loss is then summed over the response too."""
 
 
 class LossBatch(Protocol):
@@ -164,18 +149,6 @@ def kl_estimate(logprobs_R: Tensor, ref_logprobs_R: Tensor, how: KLEstimator | s
             return exp(-difference_R) - 1 + difference_R
 
 
-def log_ratio(batch: LossBatch, old_logprobs_R: Tensor, how: Ratio | str) -> Tensor:
-    """log ρ [R] of the current to the old policy; for a sequence ratio the same number at all tokens of a response."""
-    token_R = batch.logprobs - old_logprobs_R
-    match Ratio(how):
-        case Ratio.TOKEN:
-            return token_R
-        case Ratio.SEQUENCE_MEAN:
-            return batch.sequence_sum(token_R) / batch.sequence_sum(batch.mask).clamp(min=1)
-        case Ratio.SEQUENCE_PRODUCT:
-            return batch.sequence_sum(token_R)
-
-
 def policy_loss(
     batch: LossBatch,
     advantages: Tensor,
@@ -183,19 +156,16 @@ def policy_loss(
     ref_logprobs: Tensor | None = None,
     kl_coef: Tensor | float = 0.0,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
+    surrogate: Surrogate = CLIPPED,
     aggregation: Aggregation = Aggregation.TOKEN_MEAN,
-    dual_clip: float | None = None,
-    ratio: Ratio = Ratio.TOKEN,
     kl_estimator: KLEstimator = KLEstimator.K3,
     weigh_kl: bool = False,
     entropy_coef: float = 0.0,
     correction: Corrected | None = None,
     off_policy_mask_threshold: float | None = None,
 ) -> Tensor:
-    """Aggregate of the clipped surrogate plus kl_coef · KL to the reference less entropy_coef · entropy; logs what is
-    watched of them.
+    """Aggregate of a surrogate, by default the clipped one, plus kl_coef · KL to the reference less entropy_coef ·
+    entropy; logs what is watched of them.
 
     On the first use of a batch (no old log-probs) ρ is 1 and the gradient is that of −A log π: plain REINFORCE.
 
@@ -204,7 +174,6 @@ def policy_loss(
         old_logprobs: [R], of the policy that the batch began with, or was drawn with; None: the new ones.
         ref_logprobs: [R], of the reference; the metric `kl` needs them even where `kl_coef` is 0.
         kl_coef: weight of the KL in the loss; a scalar tensor where it changes from step to step.
-        dual_clip: see `clipped_surrogate`.
         weigh_kl: multiply the KL by ρ, which is differentiated too: E_old[ρ kl] = E_π[kl] for samples of the old
             policy, whose gradient is that of KL(π ‖ π_ref) with k1 and k3 (DeepSeek-V3.2, arXiv 2512.02556).
         entropy_coef: weight of the entropy [R] of the distributions that tokens are drawn from; 0 costs nothing.
@@ -214,47 +183,23 @@ def policy_loss(
             KL and entropy. None: nothing is left out.
     """
     old_R = batch.logprobs.detach() if old_logprobs is None else old_logprobs
-    loss_R, ratio_R, clipped_R = clipped_surrogate(
-        log_ratio(batch, old_R, ratio), advantages, clip_low, clip_high, dual_clip
-    )
+    loss_R, ratio_R = surrogate.losses(batch, advantages, old_R)
     if correction is not None:
         weights_R = correction.weights(batch, old_R)
         loss_R, ratio_R = loss_R * weights_R, ratio_R * weights_R
     if off_policy_mask_threshold is not None:
         loss_R = loss_R * off_policy_kept(batch, advantages, off_policy_mask_threshold)
     batch.log("actor/pg_loss", loss_R)
-    batch.log("actor/pg_clipfrac", clipped_R)
     batch.log("actor/ppo_kl", kl_estimate(old_R, batch.logprobs.detach(), KLEstimator.K3))
     if ref_logprobs is not None:
         batch.log("kl", kl_estimate(batch.logprobs.detach(), ref_logprobs, KLEstimator.K3))
         if kl_coef > 0:
             kl_R = kl_estimate(batch.logprobs, ref_logprobs, kl_estimator)
-            kl_R = batch.sequence_sum(kl_R) if ratio is Ratio.SEQUENCE_PRODUCT else kl_R
+            kl_R = batch.sequence_sum(kl_R) if surrogate.ratio is Ratio.SEQUENCE_PRODUCT else kl_R
             loss_R = loss_R + kl_coef * (kl_R * ratio_R if weigh_kl else kl_R)
     if entropy_coef > 0:
         loss_R = loss_R - entropy_coef * batch.entropies
     return batch.aggregate(loss_R, aggregation)
-
-
-def clipped_surrogate(
-    log_ratio_R: Tensor, advantages_R: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """PPO's clipped surrogate per token (Schulman et al. 2017, eq. 7), with separate bounds (DAPO, eq. 10).
-
-    Args:
-        dual_clip: c of the dual clip (Ye et al. 2020, arXiv 1912.09729, eq. 5): where A < 0 the loss is at most −c A,
-            so that a token which has become much more likely does not take over the batch.
-
-    Returns:
-        loss [R] = −min(ρ A, clip(ρ, 1−clip_low, 1+clip_high) A), ρ [R], and whether each token is clipped [R] (float),
-        by either clip.
-    """
-    ratio_R = log_ratio_R.clamp(-20.0, 20.0).exp()
-    plain_R = ratio_R * advantages_R
-    gain_R = plain_R.minimum(ratio_R.clamp(1 - clip_low, 1 + clip_high) * advantages_R)
-    if dual_clip is not None:
-        gain_R = gain_R.maximum(dual_clip * advantages_R).where(advantages_R < 0, gain_R)
-    return -gain_R, ratio_R, (gain_R != plain_R).to(plain_R.dtype)
 
 
 def cross_entropy(

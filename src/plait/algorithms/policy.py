@@ -7,20 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from plait.algorithms.kl import KLPlace, adapted_kl_coef, mean_kl, reward_to_go, subtract_kl
-from plait.algorithms.losses import Ratio, cross_entropy, policy_loss
+from plait.algorithms.kl import KLController, KLPlace, adapted_kl_coef, mean_kl, reward_to_go, subtract_kl
+from plait.algorithms.losses import cross_entropy, policy_loss
 from plait.algorithms.options import LogprobSource, PolicyOptions
+from plait.algorithms.surrogates import Ratio
 from plait.dataflow import Generated, Given, Level, Role, Samples, carried, per_batch, per_sample
 from plait.dataflow.handles import ColumnHandle
 from plait.errors import FlowError
-
-
-@dataclass(frozen=True)
-class KLController:
-    """The KL of a response that the weight of the KL steers to, see `adapted_kl_coef`."""
-
-    target: float
-    horizon: int
 
 
 @dataclass(frozen=True)
@@ -70,17 +63,10 @@ class PolicyLogprobs:
 
 
 def policy_logprobs(
-    actor: Role,
-    ref: Role | None,
-    samples: Generated,
-    options: PolicyOptions,
-    kl_in: KLPlace,
-    controller: KLController | None = None,
+    actor: Role, ref: Role | None, samples: Generated, options: PolicyOptions, kl_in: KLPlace
 ) -> PolicyLogprobs:
-    """Ask for the log-probs that a flow needs.
-
-    Args:
-        controller: adapts the weight of the KL, which begins at `kl_coef` and is recorded as the metric `kl_coef`.
+    """Ask for the log-probs that a flow needs. Where the weight of the KL adapts (`target_kl`), it begins at `kl_coef`
+    and is the metric `kl_coef`.
 
     Raises:
         FlowError: `kl_coef` > 0 and nothing fills the role `ref`.
@@ -89,6 +75,7 @@ def policy_logprobs(
         raise FlowError(
             "kl_coef > 0 needs the role `ref`, which nothing fills; set options.kl_coef to 0 or give a reference"
         )
+    controller = options.kl_controller
     ref_logprobs = ref.logprobs(samples) if ref is not None and options.kl_coef > 0 else None
     measured = ref_logprobs is not None and (kl_in is KLPlace.REWARD or controller is not None)
     start = None
@@ -155,11 +142,8 @@ def train_policy(
         samples,
         loss=partial(
             policy_loss,
-            clip_low=options.clip_low,
-            clip_high=options.clip_high,
-            dual_clip=options.dual_clip,
+            surrogate=options.surrogate(ratio),
             aggregation=options.aggregation,
-            ratio=ratio,
             kl_coef=options.kl_coef if in_loss else 0.0,
             kl_estimator=options.kl_estimator,
             weigh_kl=weigh_kl,

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from plait.algorithms.advantages import FloatArray, scaled, token_mean, whitened
 from plait.algorithms.critic import Credit, CriticOptions, at_last_token, credited, token_rewards, train_critic
-from plait.algorithms.policy import KLController, PolicyLogprobs, learnt_beside, policy_logprobs, train_policy
+from plait.algorithms.policy import PolicyLogprobs, learnt_beside, policy_logprobs, train_policy
 from plait.dataflow import Generated, Given, Level, Prompts, Role, carried, per_batch, per_sample
 from plait.dataflow.handles import ColumnHandle, Scores
 
@@ -29,12 +29,6 @@ class RewardNorm(StrEnum):
 
 class PPOOptions(CriticOptions):
     kl_coef: float = Field(default=0.05, ge=0, description="weight of the KL to the reference; 0 needs no reference")
-    target_kl: float | None = Field(
-        default=None, gt=0, description="KL of a response in nats that the weight of the KL steers to; null: it stays"
-    )
-    kl_horizon: int = Field(
-        default=10_000, ge=1, description="the weight changes by at most 20 % over this many responses"
-    )
     reward_norm: RewardNorm = Field(
         default=RewardNorm.NONE,
         description="none, std (scores over their running deviation) or mean-std (centred as well)",
@@ -68,20 +62,7 @@ class PPOOptions(CriticOptions):
                 "missing_eos_penalty is taken off the score of a truncated response, which bootstrap_truncated leaves "
                 "out; set `options.missing_eos_penalty` to 0 or `options.bootstrap_truncated` to false"
             )
-        if self.target_kl is not None and self.kl_coef == 0:
-            raise ValueError(
-                "target_kl needs a weight of the KL to begin with; set `options.kl_coef` above 0 or "
-                "`options.target_kl` to null"
-            )
         return self
-
-    def check_read(self) -> None:
-        super().check_read()
-        self._check_switch("target_kl", "`options.target_kl`", "kl_horizon")
-
-    @property
-    def kl_controller(self) -> KLController | None:
-        return None if self.target_kl is None else KLController(self.target_kl, self.kl_horizon)
 
 
 def ppo(
@@ -96,7 +77,7 @@ def ppo(
     """The flow. The reference is called only when `kl_coef` > 0, examples are read only when `ptx_coef` > 0."""
     samples = actor.generate(prompts)
     scores = shaped_scores(reward.score(samples), samples, options)
-    logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in, options.kl_controller)
+    logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in)
     rewards = shaped_rewards(samples, scores, logprobs, critic, options)
     advantages = train_critic(critic, samples, rewards, options)
     train_policy(

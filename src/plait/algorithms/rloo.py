@@ -11,13 +11,14 @@ from __future__ import annotations
 from pydantic import Field
 
 from plait.algorithms.advantages import EPSILON, FloatArray, centred, standardised
-from plait.algorithms.losses import Aggregation, Ratio
-from plait.algorithms.options import KLPlaceOptions
+from plait.algorithms.groups import ResponseOptions, generate_groups, kept_in_loss, shaped_scores
+from plait.algorithms.losses import Aggregation
 from plait.algorithms.policy import learnt_beside, policy_logprobs, train_policy
+from plait.algorithms.surrogates import Ratio
 from plait.dataflow import Given, Prompts, Role, per_batch, per_group
 
 
-class RLOOOptions(KLPlaceOptions):
+class RLOOOptions(ResponseOptions):
     normalize_advantages: bool = Field(default=False, description="standardise advantages over the batch")
     ratio: Ratio = Field(default=Ratio.SEQUENCE_PRODUCT, description="sequence-product, sequence-mean or token")
     aggregation: Aggregation = Field(
@@ -34,8 +35,8 @@ def rloo(
     examples: Given | None = None,
 ) -> None:
     """The flow. The reference is called only when `kl_coef` > 0, examples are read only when `ptx_coef` > 0."""
-    samples = actor.generate(prompts)
-    rewards = reward.score(samples)
+    samples = generate_groups(actor, prompts, reward, options)
+    rewards = shaped_scores(reward.score(samples), samples, options)
     logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in)
     rewards = logprobs.off_score(rewards)
     advantages = per_group(leave_one_out_advantages, rewards, name="advantages", least_samples=2)
@@ -48,6 +49,7 @@ def rloo(
         logprobs,
         examples=learnt_beside(examples, options),
         ratio=options.ratio,
+        keep=kept_in_loss(samples, options),
         weigh_kl=options.weigh_kl_by_ratio,
     )
 

@@ -74,7 +74,7 @@ def safe_rlhf(
     costs = cost.score(samples)
     multiplier = lagrange_multiplier(costs, options)
     scores = shaped_scores(reward.score(samples), samples, options)
-    logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in, options.kl_controller)
+    logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in)
     rewards = shaped_rewards(samples, scores, logprobs, critic, options, kl_share=0.5)
     token_costs = token_rewards(samples, credited(costs, options), logprobs, options, role=cost_critic.name, share=-0.5)
     advantages = per_sample(

@@ -244,11 +244,13 @@ def options() -> Iterator[Option]:
     keys = {key: (default, text) for key, default, text in describe_keys() if key != "options"}
     for key, default, text in describe_keys(options_class(load_flow("grpo"))):
         keys[f"options.{key}"] = default, text
-    common = set(keys)
-    for algorithm in BUILT_IN:  # of those but the default one, what it does not have; what differs among them by name
+    kinds = {name: getattr(options_class(load_flow(name)), "model_fields", {}) for name in BUILT_IN}
+    for algorithm in BUILT_IN:  # of the others what the default one has not, or with other values; by name what differs
         for key, default, text in describe_keys(options_class(load_flow(algorithm))):
             first, said = keys.get(f"options.{key}", (default, ""))
-            if f"options.{key}" not in common and text not in said:
+            common = kinds["grpo"].get(key)
+            is_own = common is None or common.annotation != kinds[algorithm][key].annotation
+            if is_own and text not in said:
                 own = f"{algorithm}: {text}" if default == first else f"{algorithm} ({default}): {text}"
                 keys[f"options.{key}"] = first, f"{said}; {own}" if said else own
     for key, (default, text) in keys.items():

@@ -14,7 +14,8 @@ class Resample:
     """Dynamic sampling: draw further prompts until enough groups are worth training on (DAPO, arXiv 2503.14476, §3.2).
 
     Groups that `keep` refuses are left out of the step; the prompts of the next ones take their places, until the
-    step has its number of groups or `max_rounds` rounds were drawn. What a round draws too many is left out too.
+    step has its number of groups or `max_rounds` rounds were drawn. A further round has as many groups as are likely to
+    yield those that are missing; what it draws too many is left out too.
     """
 
     keep: Callable[[Any], bool]
@@ -22,6 +23,7 @@ class Resample:
     reward: Any
     """The role whose score decides; in a traced graph its name."""
     max_rounds: int = 10
+    """The first one included; in all they draw at most so many times the groups of the step."""
 
 
 class Score(StrEnum):

@@ -37,14 +37,16 @@ BUILT_IN = {
 
 _OF_GRPO = "it is `grpo` with other options (docs/algorithms.md, GRPO's relatives)"
 _OF_DPO = "it is `dpo` with other options (docs/algorithms.md, DPO and its relatives)"
-_NEWER = "it is `examples/newer_losses.py:newer` with `options.loss` (docs/own-algorithm.md)"
+_LOSS = "it is `grpo` with `options.loss_type: {}` (docs/algorithms.md)"
+_NEWER = "it is `examples/newer_losses.py:newer` with `options.loss: {}` (docs/own-algorithm.md)"
 _DEMONSTRATED = "it is `examples/demonstrated.py:demonstrated` with `options.mix: {}` (docs/own-algorithm.md)"
 _ADVANTAGES = "it is `examples/newer_advantages.py:newer` with `options.{}` (docs/own-algorithm.md)"
 _TOLD = "it is `examples/self_distillation.py:{}` (docs/samples-from-samples.md)"
 RELATIVES = {
-    **dict.fromkeys(("dapo", "drgrpo", "gspo", "liteppo"), _OF_GRPO),
+    **dict.fromkeys(("dapo", "drgrpo", "gspo", "liteppo", "luspo"), _OF_GRPO),
     **dict.fromkeys(("rpo", "simpo", "cpo", "orpo", "ipo", "slic", "exo", "nca", "bco", "sppo", "apo"), _OF_DPO),
-    **dict.fromkeys(("cispo", "gmpo", "sapo"), _NEWER),
+    **{name: _LOSS.format(name) for name in ("cispo", "gmpo", "sapo", "vespo")},
+    **{name: _NEWER.format(name) for name in ("topr", "gpg")},
     "maxrl": _ADVANTAGES.format("advantage: maxrl"),
     **dict.fromkeys(("passatk", "passk"), _ADVANTAGES.format("advantage: pass_at_k")),
     **dict.fromkeys(("raft", "rft"), _ADVANTAGES.format("advantage: best")),

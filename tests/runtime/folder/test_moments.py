@@ -8,7 +8,7 @@ import pytest
 
 from plait.errors import DataError, RunError
 from plait.observe.run_log import read_rows
-from plait.runtime.folder.moments import Moment, Moments
+from plait.runtime.folder.moments import Moment, Moments, Round
 from plait.schedule.update_rule import UpdateRule
 
 STANDING = {7: {0: 12, 3: 0}, 9: {1: 5}}
@@ -27,9 +27,9 @@ def test_what_is_kept_is_there_in_the_next_stay(tmp_path: Path) -> None:
 
 def test_rounds_are_kept_beside_where_samples_stand_and_others_are_another_record(tmp_path: Path) -> None:
     path, told = tmp_path / "moments.jsonl", list[str]()
-    rounds = ((4, 18), (3, 21))
+    rounds = (Round(4, 18, 2), Round(3, 21, 5))
     Moments(path, "keep").keep(3, STANDING, rounds)
-    assert read_rows(path)[0]["rounds"] == [[4, 18], [3, 21]]
+    assert read_rows(path)[0]["rounds"] == [[4, 18, 2], [3, 21, 5]]
     again = Moments(path, "keep", told.append)
     assert again.at(3) == Moment("keep", STANDING, rounds)
     again.recompute(3)
@@ -38,6 +38,15 @@ def test_rounds_are_kept_beside_where_samples_stand_and_others_are_another_recor
     again.keep(3, STANDING, rounds[:1])
     assert Moments(path, "keep").at(3) == again.at(3) == Moment("recompute", STANDING, rounds[:1])
     assert len(told) == 1
+
+
+def test_rounds_of_an_older_record_do_not_say_how_large_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "moments.jsonl"
+    path.write_text('{"version": 3, "kv": "keep", "open": [], "rounds": [[4, 18]]}\n')
+    moments = Moments(path, "keep")
+    assert moments.at(3) == Moment("keep", {}, (Round(4, 18, None),))
+    moments.recompute(3)
+    assert Moments(path, "keep").at(3) == Moment("recompute", {}, (Round(4, 18, None),))
 
 
 @pytest.mark.parametrize("row", ['{"version": 3}', '{"version": 3, "kv": "keep", "open": [7]}'])

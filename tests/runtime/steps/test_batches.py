@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from plait.data.records import Prompt
+from plait.runtime.folder.moments import Round
 from plait.runtime.inputs.feed import Feed
 from plait.runtime.steps.batches import Batches
 from tests.runtime.samples import halted_batch, prompt, whole_batch
@@ -36,37 +37,39 @@ def test_a_batch_takes_the_next_prompts_once() -> None:
 def test_what_a_rollout_asks_for_again_comes_before_later_batches() -> None:
     batches = Batches(feed(), per_step=2)
     first = batches.at(0)
-    assert uids(batches.draw(first, None, is_later=False)) == [2, 3]
-    assert first.drawn == 4
-    assert (uids(first.prompts), uids(batches.at(1).prompts)) == ([0, 1], [4, 5])
+    assert uids(batches.draw(first, 3, None, is_later=False)) == [2, 3, 4]
+    assert first.drawn == 5
+    assert (uids(first.prompts), uids(batches.at(1).prompts)) == ([0, 1], [5, 6])
 
 
 def test_rounds_that_began_are_told_when_the_step_has_ended_and_count_for_their_batch_and_later_ones() -> None:
     batches = Batches(feed(), per_step=2)
     states = [batches.at(step) for step in range(3)]
-    assert uids(batches.draw(states[1], None, is_later=True)) == [6, 7]
-    assert uids(batches.draw(states[0], None, is_later=False)) == [8, 9]
-    assert [state.drawn for state in states] == [4, 8, 10], "prompts up to each"
+    assert uids(batches.draw(states[1], 1, None, is_later=True)) == [6]
+    assert uids(batches.draw(states[0], 2, None, is_later=False)) == [7, 8]
+    assert [state.drawn for state in states] == [4, 7, 9], "prompts up to each"
     assert batches.rounds == ()
     batches.end(0)
-    assert batches.rounds == ((1, 6), (0, 8))
+    assert batches.rounds == ((1, 6, 1), (0, 7, 2))
     batches.end(1)
     assert batches.rounds == ()
 
 
 def test_rounds_on_record_have_the_same_prompts_in_whichever_order_they_begin() -> None:
-    record = ((1, 6), (0, 8), (1, 10))
+    """And as many, whatever is asked for now; a round of an older record has as many as the batch began with."""
+    record = (Round(1, 6, 2), Round(0, 8, 2), Round(1, 10, None), Round(1, 12, 3))
     batches = Batches(feed(), per_step=2)
     own, later = batches.at(0), batches.at(1)
     batches.at(2)
-    assert uids(batches.draw(own, record, is_later=False)) == [8, 9]
-    assert uids(batches.draw(later, record, is_later=True)) == [6, 7]
-    assert uids(batches.draw(later, record, is_later=True)) == [10, 11]
-    assert batches.draw(later, record, is_later=True) is None, "its next one began in a later step"
-    assert uids(batches.draw(own, record, is_later=False)) == [12, 13], "more than is on record, behind all of it"
+    assert uids(batches.draw(own, 2, record, is_later=False)) == [8, 9]
+    assert uids(batches.draw(later, 1, record, is_later=True)) == [6, 7]
+    assert uids(batches.draw(later, 1, record, is_later=True)) == [10, 11]
+    assert uids(batches.draw(later, 3, record, is_later=True)) == [12, 13, 14]
+    assert batches.draw(later, 3, record, is_later=True) is None, "its next one began in a later step"
+    assert uids(batches.draw(own, 1, record, is_later=False)) == [15], "more than is on record, behind all of it"
     batches.end(0)
-    assert batches.rounds == (*record, (0, 12))
-    assert uids(batches.at(3).prompts) == [14, 15]
+    assert batches.rounds == (*record, (0, 15, 1))
+    assert uids(batches.at(3).prompts) == [16, 17]
 
 
 def test_batches_of_an_earlier_stay_are_not_drawn_again() -> None:

@@ -58,8 +58,9 @@ def test_of_a_rollout_that_was_halted_it_has_what_ended_then_what_had_begun() ->
 def test_a_rollout_that_has_drawn_again_keeps_the_prompts_of_which_nothing_is_said() -> None:
     state = halted_batch(4, NODE)
     state.growing[NODE].extend([prompt(11), prompt(12)])
+    state.growing[NODE].extend([prompt(13)])
     batch = DrawnBatch.of(state)
-    assert (batch.prompts, batch.further) == ((8, 9), {NODE: (prompt(11), prompt(12))})
+    assert (batch.prompts, batch.further) == ((8, 9), {NODE: ((prompt(11), prompt(12)), (prompt(13),))})
     assert DrawnBatch.of(halted_batch(4, NODE)).further == {}
 
 
@@ -100,7 +101,7 @@ samples = st.builds(
 @given(drawn=st.lists(samples, max_size=5, unique_by=lambda one: one.uid))
 def test_it_is_read_back_as_it_was(drawn: list[Sample]) -> None:
     said, scores = (("a", 0.1, 3),), {6: {"0.1": -0.1}}
-    further = {3: (prompt(7), prompt(2))}
+    further = {3: ((prompt(7), prompt(2)), (prompt(9),))}
     kept = tuple(replace(s, supports=tuple(b"\0" * (t % 3) for t in s.token_ids)) for s in drawn)
     routed = tuple(
         replace(s, experts=Experts(b"\1" * s.prompt.uid, bytes(t % 256 for t in s.token_ids))) for s in drawn[1:]
@@ -132,7 +133,16 @@ def test_checkpoints_from_before_rounds_were_kept_are_read() -> None:
     state.growing[NODE] = PartialRollout(state.prompts, 2)
     state.growing[NODE].extend([prompt(11), prompt(12)])
     tensors, stated = DrawnBatch.of(state).stored()
-    assert stated["rollouts"][str(NODE)].pop("further") == [11, 12]
+    assert stated["rollouts"][str(NODE)].pop("further") == [[11, 12]]
+    assert DrawnBatch.read(tensors, stated, prompt) == DrawnBatch.of(state)
+
+
+def test_rounds_of_an_older_checkpoint_are_as_large_as_the_first() -> None:
+    state = halted_batch(4, NODE)
+    state.growing[NODE].extend([prompt(11), prompt(12)])
+    state.growing[NODE].extend([prompt(13), prompt(14)])
+    tensors, stated = DrawnBatch.of(state).stored()
+    stated["rollouts"][str(NODE)]["further"] = [11, 12, 13, 14]
     assert DrawnBatch.read(tensors, stated, prompt) == DrawnBatch.of(state)
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from plait.errors import RunError
 from plait.file_writes import writing
@@ -21,8 +21,16 @@ from plait.schedule.update_rule import HeldKV, UpdateRule
 Standing = Mapping[int, Mapping[int, int]]
 """Prompt uid → index of each sample of it that has not ended → tokens of its response, replies included."""
 
-Round = tuple[int, int]
-"""A batch drew again (`Resample`): its step, from 0, and the uid of the first of the prompts."""
+
+class Round(NamedTuple):
+    """A batch drew again (`Resample`)."""
+
+    batch: int
+    """Its step, from 0."""
+    uid: int
+    """That of the first of the prompts."""
+    count: int | None
+    """Prompts; None, in older records: as many as the batch began with."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ class Moments:
         rows = read_rows(path) if path.is_file() else ()
         try:
             for row in rows:
-                rounds = tuple((batch, uid) for batch, uid in row.get("rounds", ()))
+                rounds = tuple(_round(*begun) for begun in row.get("rounds", ()))
                 self._put(row["version"], Moment(row["kv"], _standing(row["open"]), rounds))
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(path, f"expected `version`, `kv` and `open` in every row ({error!r})") from None
@@ -150,3 +158,7 @@ class Moments:
 
 def _standing(rows: list[Any]) -> dict[int, dict[int, int]]:
     return {uid: dict(samples) for uid, samples in rows}
+
+
+def _round(batch: int, uid: int, count: int | None = None) -> Round:
+    return Round(batch, uid, count)

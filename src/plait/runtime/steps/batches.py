@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter
 
 from plait.data.records import Prompt
 from plait.runtime.folder.moments import Round, Standing
@@ -67,29 +67,36 @@ class Batches:
             self._open[step] = StepState(step, prompts, self._feed.drawn, self._feed.given(step))
         return self._open[step]
 
-    def draw(self, state: StepState, record: Collection[Round] | None, *, is_later: bool) -> Sequence[Prompt] | None:
-        """The prompts of a further round of a batch, as many as it began with; None: it begins in a later step.
+    def draw(
+        self, state: StepState, count: int, record: Collection[Round] | None, *, is_later: bool
+    ) -> Sequence[Prompt] | None:
+        """The prompts of a further round of a batch; None: it begins in a later step.
 
         Args:
+            count: how many, unless the round is on record.
             record: the rounds of this step in an earlier stay of the run, which are begun again; None: there was none.
             is_later: whether a later step trains on the batch. Otherwise it gets a round more than is on record, where
                 what was drawn is worth less than it was then.
         """
-        count, first = len(state.prompts), self._feed.drawn
+        begins = Round(state.step, self._feed.drawn, count)
         if record is not None:
-            begun = sum(batch == state.step for batch, _ in self._begun)
-            recorded = sorted(uid for batch, uid in record if batch == state.step)
+            begun = sum(earlier.batch == state.step for earlier in self._begun)
+            recorded = sorted((one for one in record if one.batch == state.step), key=attrgetter("uid"))
             if begun >= len(recorded) and is_later:
                 return None
-            behind = max(chain([first], (uid + count for _, uid in record)))
-            first = recorded[begun] if begun < len(recorded) else behind
-        self._begun.append((state.step, first))
+            behind = max(chain([begins.uid], (one.uid + self._count(one) for one in record)))
+            begins = recorded[begun] if begun < len(recorded) else begins._replace(uid=behind)
+        self._begun.append(begins)
+        count = self._count(begins)
         for later in self._open.values():
             later.drawn += count if later.step >= state.step else 0
-        return self._feed.draw(count, first)
+        return self._feed.draw(count, begins.uid)
+
+    def _count(self, begun: Round) -> int:
+        return self._per_step if begun.count is None else begun.count
 
     def end(self, step: int) -> None:
         """The batch has been trained on."""
         del self._open[step]
-        self.rounds, self._begun = tuple(sorted(self._begun, key=itemgetter(1))), []
+        self.rounds, self._begun = tuple(sorted(self._begun, key=attrgetter("uid"))), []
         self.whole = tuple(DrawnBatch.of(state) for state in self._open.values())

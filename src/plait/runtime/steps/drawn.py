@@ -7,7 +7,7 @@ asked for again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -42,8 +42,8 @@ class DrawnBatch:
     """Metrics: name, number, id of the node that said it."""
     model_scores: Mapping[int, Mapping[str, float]]
     """Id of each SCORE node that a rollout asked → sample uid → its score."""
-    further: Mapping[int, tuple[Prompt, ...]] = field(default_factory=dict)
-    """Id of each GENERATE node that has drawn again → the prompts of its further rounds."""
+    further: Mapping[int, tuple[tuple[Prompt, ...], ...]] = field(default_factory=dict)
+    """Id of each GENERATE node that has drawn again → the prompts of each of its further rounds."""
 
     @classmethod
     def of(cls, state: StepState) -> DrawnBatch:
@@ -61,7 +61,7 @@ class DrawnBatch:
             kept,
             tuple((name, value, state.said_by.get(name, -1)) for name, value in state.metrics.items()),
             {node: dict(scores) for node, scores in state.model_scores.items()},
-            {node: more for node, rows in state.growing.items() if (more := rows.prompts[len(state.prompts) :])},
+            {node: tuple(more) for node, rows in state.growing.items() if (more := rows.rounds[1:])},
         )
 
     def stored(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -97,7 +97,8 @@ class DrawnBatch:
                 "reply_errors": {str(place): s.reply_error for place, s in enumerate(samples) if s.reply_error},
             }
             if node in self.further:
-                rollouts[str(node)]["further"] = [prompt.uid for prompt in self.further[node]]
+                rounds = [[prompt.uid for prompt in prompts] for prompts in self.further[node]]
+                rollouts[str(node)]["further"] = rounds
         scores = {str(node): dict(scores_by_sample) for node, scores_by_sample in self.model_scores.items()}
         return tensors, {
             "step": self.step,
@@ -121,7 +122,7 @@ class DrawnBatch:
             RunError: a prompt has other tokens than when its samples were drawn.
         """
         samples: dict[int, tuple[Sample, ...]] = {}
-        further: dict[int, tuple[Prompt, ...]] = {}
+        further: dict[int, tuple[tuple[Prompt, ...], ...]] = {}
         for node, rollout in stated["rollouts"].items():
             name = f"batch-{stated['step']}.{node}"
             flat = [tensors[f"{name}.{what}"].tolist() for what in ("token_ids", "logprobs", "versions")]
@@ -130,8 +131,9 @@ class DrawnBatch:
             drawn_again = dict.fromkeys(
                 s.prompt.uid for s in samples[int(node)] if s.prompt.uid not in stated["prompts"]
             )
-            if uids := rollout.get("further", drawn_again):  # older checkpoints have batches that are whole alone
-                further[int(node)] = tuple(map(prompt_of, uids))
+            rounds = _rounds(rollout.get("further", drawn_again), len(stated["prompts"]))
+            if rounds:  # older checkpoints have batches that are whole alone
+                further[int(node)] = tuple(tuple(map(prompt_of, uids)) for uids in rounds)
         return cls(
             stated["step"],
             stated["drawn"],
@@ -230,6 +232,14 @@ def _with_experts(samples: Sequence[Sample], tensors: Mapping[str, Tensor], name
         sample if prompt < 0 else replace(sample, experts=Experts(parts[prompt], parts[response]))
         for sample, (prompt, response) in zip(samples, places, strict=True)
     )
+
+
+def _rounds(further: Iterable[Any], per_round: int) -> list[tuple[int, ...]]:
+    """Uids of the prompts of each round; older checkpoints have them in one list, and as many in each round."""
+    stated = list(further)
+    if stated and isinstance(stated[0], list):
+        return [tuple(uids) for uids in stated]
+    return [tuple(stated[place : place + per_round]) for place in range(0, len(stated), per_round)]
 
 
 def _samples(flat: Sequence[list[Any]], rollout: Mapping[str, Any], prompt_of: Callable[[int], Prompt]) -> list[Sample]:

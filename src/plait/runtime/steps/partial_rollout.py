@@ -20,10 +20,13 @@ class PartialRollout:
 
     Args:
         count: samples of each prompt.
+        further: the prompts of each further round that has begun.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], count: int) -> None:
+    def __init__(self, prompts: Sequence[Prompt], count: int, further: Sequence[Sequence[Prompt]] = ()) -> None:
         self.prompts = tuple(prompts)
+        self.rounds: list[tuple[Prompt, ...]] = [self.prompts]
+        """Those that it began with, then those of each further round (`extend`)."""
         self.count = count
         self.root_tokens = root_of([prompt.token_ids for prompt in prompts])
         """That all prompts begin with: each forward computes them once."""
@@ -34,10 +37,13 @@ class PartialRollout:
         """Grows when a sample ends, and every HEARD times that the lengths of others are told."""
         self._said: Mapping[Key, int] = {}
         self._times_heard = 0
+        for of_round in further:
+            self.extend(of_round)
 
     def extend(self, prompts: Sequence[Prompt]) -> None:
-        """Ask for samples of further prompts."""
-        self.prompts += tuple(prompts)
+        """Ask for samples of a further round's prompts."""
+        self.rounds.append(tuple(prompts))
+        self.prompts += self.rounds[-1]
         self.root_tokens = root_of([prompt.token_ids for prompt in self.prompts])
         self.groups |= {prompt.uid: [] for prompt in prompts}
 

@@ -1,13 +1,15 @@
 """Dynamic sampling: the groups of a batch, drawn in rounds until enough are worth training on (`Resample`).
 
-A round begins when the rewards of the one before are there. Where rollouts halt with the step, a batch may be in any of
-its rounds then, or wait for rewards; it goes on from there in the next step.
+A round begins when the rewards of the one before are there, and has as many groups as are likely to yield those that
+are missing (`next_round`), which follows from rewards alone. Where rollouts halt with the step, a batch may be in any
+of its rounds then, or wait for rewards; it goes on from there in the next step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -40,8 +42,9 @@ class Rounds:
 
     draws: Callable[[str, Sequence[Prompt]], Work[None]]
     """Draws the samples that the batch lacks, as far as they come in this step; a round has a name and prompts."""
-    more: Callable[[], Sequence[Prompt] | None]
-    """The prompts of the next round; None: it begins in a later step."""
+    more: Callable[[int], Sequence[Prompt] | None]
+    """Asked for so many: the prompts of the next round, as many unless it is on record; None: it begins in a later
+    step."""
     stands: Callable[[], bool]
     """Whether the batch is not to be drawn any further in this step."""
 
@@ -66,14 +69,15 @@ class Resampling:
         assert resample is not None, f"{node.call} draws once"
         kept: Groups = []
         drawn: Groups = []
+        num_judged = 0
         while True:
-            number = len(growing.prompts) // num_wanted
+            number = len(growing.rounds)
             name = node.call if number == 1 else f"{node.call}/r{number}"
-            yield from rounds.draws(name, growing.prompts[-num_wanted:])
+            yield from rounds.draws(name, growing.rounds[-1])
             if growing.num_finished < growing.num_asked:
                 return None
-            while len(drawn) < len(growing.prompts):  # of earlier rounds, too, if the batch was halted since
-                groups = list(growing.groups.values())[len(drawn) : len(drawn) + num_wanted]
+            for prompts in growing.rounds[num_judged:]:  # of earlier rounds, too, if the batch was halted since
+                groups = [growing.groups[prompt.uid] for prompt in prompts]
                 rewarding = self._rewarding.rewards_of(node, resample.reward, groups, state)
                 rewards = yield from _unless(rounds.stands, rewarding)
                 if rewards is None:
@@ -83,12 +87,14 @@ class Resampling:
                     if _stays(resample, scores, f"{noise} {group[0].prompt.uid}"):
                         kept.append(group)
                 drawn += groups
-            if len(kept) >= num_wanted or number == resample.max_rounds:
+            num_judged = number
+            size = next_round(num_wanted, len(kept), len(drawn), resample.max_rounds)
+            if size == 0 or number >= resample.max_rounds:
                 break
-            prompts = rounds.more()
-            if prompts is None:
+            further = rounds.more(size)
+            if further is None:
                 return None
-            growing.extend(prompts)
+            growing.extend(further)
         state.count("dynamic/rounds", number)
         state.count("dynamic/groups_drawn", len(drawn))
         state.count("dynamic/groups_refused", len(drawn) - len(kept))
@@ -111,6 +117,25 @@ class Resampling:
             self._progress.message(
                 f"step {state.step + 1}: {num_kept} of {num_wanted} groups are worth training on after {number} rounds"
             )
+
+
+def next_round(wanted: int, kept: int, drawn: int, max_rounds: int) -> int:
+    """Groups of the next round: as many as are likely to yield those that are missing, ⌈missing / rate⌉ with the share
+    of groups that stayed so far, (kept + 1) / (drawn + 1). One more of each is counted, so that there is a rate where
+    none has stayed.
+
+    Never more than were drawn before, as a rate of few groups is a rough one; and in all at most `max_rounds` times
+    what is wanted.
+
+    Args:
+        wanted: groups that the batch is to have.
+        kept: those that stay, of `drawn`.
+
+    Returns:
+        0 where the batch has enough, or has drawn all that it may.
+    """
+    missing = max(0, wanted - kept)
+    return min(ceil(missing * (drawn + 1) / (kept + 1)), drawn, max(0, max_rounds * wanted - drawn))
 
 
 def _unless(stands: Callable[[], bool], work: Work[Result]) -> Work[Result | None]:

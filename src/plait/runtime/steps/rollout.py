@@ -46,7 +46,7 @@ from plait.schedule.work import Work
 class Draw(Protocol):
     """Gives the prompts of a batch's further rounds: `batches.Batches.draw`."""
 
-    def __call__(self, record: Collection[Round] | None, *, is_later: bool) -> Sequence[Prompt] | None: ...
+    def __call__(self, count: int, record: Collection[Round] | None, *, is_later: bool) -> Sequence[Prompt] | None: ...
 
 
 class Rollout:
@@ -147,8 +147,8 @@ class Rollout:
             groups: dict[int, list[Sample]] = defaultdict(list)
             for sample in drawn.samples[node.id]:
                 groups[sample.prompt.uid].append(sample)
-            prompts = (*state.prompts, *drawn.further.get(node.id, ()))
-            state.growing[node.id] = growing = PartialRollout(prompts, self._count(node))
+            further = drawn.further.get(node.id, ())
+            state.growing[node.id] = growing = PartialRollout(state.prompts, self._count(node), further)
             for sample in drawn.samples[node.id]:
                 if sample.finish_reason is not FinishReason.OPEN:
                     growing.take(sample)
@@ -195,11 +195,11 @@ class Rollout:
             watch = Watch(balance=self._balance(name, engine, state, prompts)) if self.beside is None else None
             return self._round(node, engine, state, growing, watch)
 
-        def more() -> Sequence[Prompt] | None:
+        def more(count: int) -> Sequence[Prompt] | None:
             if stands():
                 return None
             is_later = self.beside is not None and state.step > self.beside.step
-            return draw(None if record is None else record.rounds, is_later=is_later)
+            return draw(count, None if record is None else record.rounds, is_later=is_later)
 
         return (yield from self._resampling.work(node, state, Rounds(draws, more, stands)))
 
