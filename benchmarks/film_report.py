@@ -117,7 +117,7 @@ def policy_kl(folder: Path) -> Estimate | None:
     recipe = load_recipe(folder / "recipe.yaml")
     assert recipe.evaluation.temperature == recipe.sampling.temperature, "greedy answers give no KL"
     rows = read_rows(evaluation_files(folder)[1])
-    prompts = {prompt.uid: prompt for prompt in prepare(recipe).held_out}
+    prompts = {prompt.uid: prompt for one in prepare(recipe).held_out for prompt in one.prompts}
     reference = load_model(recipe.model, dtype=recipe.dtype)
     ratios = []
     for start in range(0, len(rows), SAMPLES_PER_FORWARD):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
-from plait.cost.vllm_memory import longest_sample
 from plait.data.formats import checked_prompt
 from plait.data.lineage import made_of
 from plait.data.records import MADE_UID, Prompt, Sample
@@ -18,6 +17,7 @@ from plait.dataflow.from_samples import title_of_call
 from plait.dataflow.made_rows import samples_of_prompt
 from plait.errors import PlaitError, RunError
 from plait.policy.blocks import BLOCK_TOKENS
+from plait.recipes.checks import longest_sample
 from plait.recipes.engine_checks import abilities
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.inputs.prompt_encoders import AnsweredEncoder, Encodes, PromptEncoders
