@@ -26,7 +26,7 @@ from sides import positive
 
 from plait.data.prompts import prompt_set
 from plait.data.records import Prompt
-from plait.data.sources import open_sources
+from plait.data.several_sources import open_sources
 from plait.generation.engine import Engine
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings

@@ -192,7 +192,7 @@ def test_a_value_that_there_is_elsewhere_or_was_is_answered(key: str, value: obj
         ({"cp_size": 2}, r"`cp_size`; a sample is not divided by its tokens; `--devices N` finds a plan"),
         ({"ep_size": 2}, r"`ep_size`; a mixture's experts are divided with `tp`; `--devices"),
         ({"mlflow": True}, r"`mlflow`; did you mean `trackers`\? They are `tensorboard` and `wandb`"),
-        ({"early_stopping_patience": 3}, r"`early_stopping_patience`.*`evaluation.patience`"),
+        ({"early_stopping_patience": 3}, r"`early_stopping_patience`; did you mean `evaluation.patience`\?"),
         ({"patience": 3}, r"`patience`; did you mean `evaluation.patience`\? With `evaluation.best_by`"),
         ({"stepz": 1}, r"`stepz`; did you mean `steps`\?"),
         ({"optimizer.wd": 1}, r"`optimizer.wd`; did you mean `optimizer.weight_decay`\?"),

@@ -75,10 +75,7 @@ def samples(
         if fault := _fault(row):
             raise damaged(f"{path}:{number}", fault)
     if of_set:
-        names = list(dict.fromkeys(row.get("evaluation_set") or "none" for row in rows))
-        rows = [row for row in rows if row.get("evaluation_set") == of_set]
-        if not rows:
-            raise ConfigError(f"--set: {path} has no evaluation set `{of_set}`; it has {_listed(names)}")
+        rows = _of_set(rows, of_set, path)
     groups = _by_prompt(rows)
     chosen = {of: asked for of, group in groups.items() if (asked := [row for row in group if _is_asked(row, uid)])}
     if uid and not chosen:
@@ -94,6 +91,16 @@ def samples(
             soft_wrap=True,
         )
     return 0
+
+
+def _of_set(rows: list[Row], name: str, path: Path) -> list[Row]:
+    """The items of an evaluation set. Raises ConfigError where there is none of this name."""
+    from plait.errors import ConfigError
+
+    if chosen := [row for row in rows if row.get("evaluation_set") == name]:
+        return chosen
+    names = dict.fromkeys(row.get("evaluation_set") or "none" for row in rows)
+    raise ConfigError(f"--set: {path} has no evaluation set `{name}`; it has {_listed(names)}")
 
 
 def _file(folder: Path, kind: str, step: int | None) -> tuple[int, Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plait.models.shape import ModelShape
 from plait.policy.blocks import BLOCK_TOKENS
-from plait.recipes.checks import longest_sample
+from plait.recipes.length_limits import longest_sample
 from plait.recipes.recipe import Recipe
 
 PROMPT_TOKENS = 512

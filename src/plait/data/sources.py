@@ -7,8 +7,7 @@ reaches the reward. The splits are a function of the data settings alone, never 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,73 +68,7 @@ class Splits:
     """Rows of the training file that were left out because their question is held out."""
 
 
-def open_sources(
-    settings: DataSettings,
-    evaluation_items: int = 0,
-    kind: RowKind = RowKind.PROMPTS,
-    held_elsewhere: Collection[str] = (),
-) -> tuple[Splits, ...]:
-    """`open_splits` of each source, `evaluation_items` held out from each.
-
-    Where there are several, no question that one holds out is trained on from another, and all rows have the columns of
-    all (None where their own source lacks one).
-
-    Args:
-        held_elsewhere: as there.
-
-    Raises:
-        DataError: as there; the source is named where there are several.
-    """
-    if not settings.more:
-        return (open_splits(settings, evaluation_items, kind, held_elsewhere),)
-    opened = []
-    for source in settings.sources:
-        with _named(source):
-            opened.append(open_splits(source, evaluation_items, kind, held_elsewhere))
-    held_out = questions_held_out(opened)
-    names = tuple(dict.fromkeys(name for splits in opened for name in splits.train.columns))
-    return tuple(
-        _beside_others(splits, source.label, held_out, names)
-        for source, splits in zip(settings.sources, opened, strict=True)
-    )
-
-
-def questions_held_out(opened: Iterable[Splits]) -> frozenset[str]:
-    """The questions of all held-out rows."""
-    return frozenset(row.question for splits in opened if splits.evaluation for row in splits.evaluation.rows)
-
-
-def check_there(settings: DataSettings) -> None:
-    """See that the files of all sources are there; nothing of them is read.
-
-    Raises:
-        DataError: one is not.
-    """
-    for source in settings.sources:
-        with _named(source) if settings.more else nullcontext():
-            if source.task is None and not source.source.startswith(movie_reviews.PREFIX):
-                files.check_there(source.source, "data.source")
-
-
-@contextmanager
-def _named(source: DataSettings) -> Iterator[None]:
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"source `{source.label}`: {error}") from None
-
-
-def _beside_others(splits: Splits, label: str, held_out: Collection[str], names: Sequence[str]) -> Splits:
-    def widened(source: Source) -> Source:
-        wide = tuple(replace(row, columns={name: row.columns.get(name) for name in names}) for row in source.rows)
-        return replace(source, rows=wide, label=label)
-
-    kept = _without(splits, label, held_out)
-    evaluation = None if kept.evaluation is None else widened(kept.evaluation)
-    return replace(kept, train=widened(kept.train), evaluation=evaluation)
-
-
-def _without(splits: Splits, name: str, held_out: Collection[str]) -> Splits:
+def without(splits: Splits, name: str, held_out: Collection[str]) -> Splits:
     """The same without training rows of these questions. Raises DataError: none is left."""
     kept = tuple(row for row in splits.train.rows if row.question not in held_out)
     if not kept:
@@ -167,7 +100,7 @@ def open_splits(
     """
     if settings.task is not None:
         splits = _task_splits(settings, settings.task, evaluation_items, kind)
-        return _without(splits, settings.source, held_elsewhere)
+        return without(splits, settings.source, held_elsewhere)
     rows, raw = _given_rows(settings, kind)
     held_out = _hold_out(_ordered(rows, kind), evaluation_items, settings, "evaluation.items")
     questions = {row.question for row in held_out}.union(held_elsewhere)

@@ -14,7 +14,7 @@ from plait.models.files.adapter_folder import adapter_of
 from plait.models.language_model import LanguageModel
 from plait.models.shape import ModelShape
 from plait.observe.loading import loading as say_loading
-from plait.recipes.checks import longest_sample
+from plait.recipes.length_limits import longest_sample
 from plait.recipes.recipe import Recipe
 from plait.schedule.placements import WHOLE
 from plait.vllm.engine import VllmEngine

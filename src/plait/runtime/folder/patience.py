@@ -22,7 +22,7 @@ class Spent:
     """Those since the best."""
     best_by: str
     best: float
-    """Of the metric."""
+    """The best value of the metric."""
     best_step: int
     """0: no evaluation said it."""
 

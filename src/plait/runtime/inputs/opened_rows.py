@@ -12,7 +12,8 @@ from plait.data.formats import RowKind
 from plait.data.movie_reviews import PREFIX
 from plait.data.numbers import check_numbers, names_asked
 from plait.data.settings import DataSettings
-from plait.data.sources import Source, Splits, open_held_out, open_sources
+from plait.data.several_sources import open_sources
+from plait.data.sources import Source, Splits, open_held_out
 from plait.dataflow import LABELLED, MISMATCHED, CallKind, Dataflow
 from plait.errors import ConfigError, DataError
 from plait.models.files.known_shapes import is_shape
@@ -40,7 +41,7 @@ class Opened(NamedTuple):
     given: Mapping[str, tuple[Splits, ...]]
     """By what the flow reads: examples, pairs, labelled responses."""
     held_out: tuple[HeldOutRows, ...]
-    """Of what the flow answers; else of what it reads."""
+    """Items of evaluations: of what the flow answers, or else of what it reads."""
 
 
 def open_rows(flow: Dataflow, recipe: Recipe) -> Opened:

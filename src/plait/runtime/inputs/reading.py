@@ -15,7 +15,8 @@ from plait.data.mixture import Mixed
 from plait.data.prompts import PromptSet, evaluation_prompts, prompt_set
 from plait.data.records import EVALUATION_UID, Prompt
 from plait.data.settings import DataSettings
-from plait.data.sources import Splits, check_there
+from plait.data.several_sources import check_there
+from plait.data.sources import Splits
 from plait.dataflow import LABELLED, MISMATCHED, CallKind, Dataflow
 from plait.dataflow.from_samples import title_of_call
 from plait.dataflow.graph import texts_of
@@ -27,8 +28,8 @@ from plait.models.files.hub import check_model
 from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
 from plait.observe.screen import say
-from plait.recipes.checks import held_out_limit, prompt_limit
 from plait.recipes.evaluation_sets import evaluation_sets
+from plait.recipes.length_limits import held_out_limit, prompt_limit
 from plait.recipes.recipe import Recipe
 from plait.recipes.trust import code_of
 from plait.rewards.loading import check_defined

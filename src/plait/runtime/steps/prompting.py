@@ -17,8 +17,8 @@ from plait.dataflow.from_samples import title_of_call
 from plait.dataflow.made_rows import samples_of_prompt
 from plait.errors import PlaitError, RunError
 from plait.policy.blocks import BLOCK_TOKENS
-from plait.recipes.checks import longest_sample
 from plait.recipes.engine_checks import abilities
+from plait.recipes.length_limits import longest_sample
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.inputs.prompt_encoders import AnsweredEncoder, Encodes, PromptEncoders
 from plait.runtime.steps.sample_functions import SampleFunctions, grades
