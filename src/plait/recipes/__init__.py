@@ -6,7 +6,7 @@
 * `algorithm` finds and traces a flow, `role_models` says which model each role begins as, `generated_ahead` what a step
   does for later batches, `plan_files` which plan is meant.
 * Unknown keys are answered by `other_names` (of other systems), `usual_names` and `renamed_keys` (of earlier versions).
-* What is wrong is found by `checks`, for a subject each: `length_limits`, `flow_checks`, `device_checks`, `engine_checks`,
-  `recurrent_checks`, `reward_checks`, `router_checks`, `staleness_checks`, `token_checks`, `turn_checks`. `trust` says
-  whose code may run.
+* What is wrong is found by `checks`, for a subject each: `length_limits`, `flow_checks`, `device_checks`,
+  `engine_checks`, `recurrent_checks`, `reward_checks`, `router_checks`, `staleness_checks`, `token_checks`,
+  `turn_checks`. `trust` says whose code may run.
 """
