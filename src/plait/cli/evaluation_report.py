@@ -117,8 +117,8 @@ def _rows(before: Evaluation | None, after: Evaluation) -> Iterator[tuple[str, s
         yield _numbers("items without a score, left out", "eval/dropped", before, after, ".0f")
     earlier = before.by_source() if before else {}
     for source, of_source in after.by_source().items():
-        for what, *values in _rows(earlier.get(source), of_source):
-            yield f"{source}: {what}", *values
+        for what, old, new in _rows(earlier.get(source), of_source):
+            yield f"{source}: {what}", old, new
 
 
 def _both(texts: Iterator[str | None]) -> tuple[str, str]:

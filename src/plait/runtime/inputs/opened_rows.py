@@ -56,7 +56,8 @@ def open_rows(flow: Dataflow, recipe: Recipe) -> Opened:
     if not generates and len(names) > 1:
         raise ConfigError(f"the flow `{flow.name}` reads {' and '.join(names)}; one of them is its data")
     sets = evaluation_sets(recipe)
-    own = _of_own_sources(sets, RowKind.PROMPTS if generates else RowKind(names[0]))
+    kinds = [RowKind.PROMPTS] if generates else [RowKind(name) for name in names]
+    own = _of_own_sources(sets, kinds[0])
     items = max((one.items or 0 for one in sets if one.source is None), default=0)
     questions = {row.question for source in own.values() for row in source.rows}
     prompts: tuple[Splits, ...] = ()
