@@ -26,13 +26,14 @@ from sides import positive
 
 from plait.data.prompts import prompt_set
 from plait.data.records import Prompt
-from plait.data.sources import open_sources
+from plait.data.several_sources import open_sources
 from plait.generation.engine import Engine
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
+from plait.recipes.evaluation_sets import evaluation_sets
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 
@@ -87,7 +88,8 @@ def recipe_and_model(options: argparse.Namespace, folder: Path) -> tuple[Recipe,
 
 def first_prompts(recipe: Recipe, model: LanguageModel, count: int, room: int) -> list[Prompt]:
     """Prompts of the recipe that leave room for so many tokens."""
-    (settings,), (splits,) = recipe.data.sources, open_sources(recipe.data, recipe.evaluation.items)
+    held_out = max((one.items or 0 for one in evaluation_sets(recipe) if one.source is None), default=0)
+    (settings,), (splits,) = recipe.data.sources, open_sources(recipe.data, held_out)
     rows = prompt_set(splits.train, model.tokenizer, settings, model.max_positions - room)
     return [rows.prompt(number, number) for number in range(count)]
 

@@ -61,7 +61,7 @@ def stage_table(run: Path) -> Table:
 def accuracy_table(folder: Path) -> Table:
     """Pairs that the final reward model orders rightly, over the held-out pairs of its stage."""
     prepared = prepare(load_recipe(folder / "recipe.yaml"))
-    pairs = prepared.held_out_given["pairs"]
+    pairs = prepared.held_out[0].given["pairs"]
     model = load_scalar(str(folder / "final"), dtype=prepared.recipe.dtype, device="cpu", seed=0)
     scores = list(scores_of(model, [(pair.sample.prompt.token_ids, pair.sample.token_ids) for pair in pairs]))
     margins = [chosen - rejected for chosen, rejected in zip(scores[::2], scores[1::2], strict=True)]
@@ -117,7 +117,7 @@ def policy_kl(folder: Path) -> Estimate | None:
     recipe = load_recipe(folder / "recipe.yaml")
     assert recipe.evaluation.temperature == recipe.sampling.temperature, "greedy answers give no KL"
     rows = read_rows(evaluation_files(folder)[1])
-    prompts = {prompt.uid: prompt for prompt in prepare(recipe).held_out}
+    prompts = {prompt.uid: prompt for one in prepare(recipe).held_out for prompt in one.prompts}
     reference = load_model(recipe.model, dtype=recipe.dtype)
     ratios = []
     for start in range(0, len(rows), SAMPLES_PER_FORWARD):

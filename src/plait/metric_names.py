@@ -21,6 +21,7 @@ RESERVED_GROUPS = ("timing_s", "perf", "training", "eval", "doctor", "off_policy
 
 RESERVED_COLUMNS = (
     "rollout",
+    "evaluation_set",
     "uid",
     "prompt",
     "response",

@@ -7,7 +7,8 @@ import io
 import pytest
 
 from plait.cli.evaluate import opening_facts
-from plait.cli.report import held_out_text, print_answers, print_before_after, print_outcome
+from plait.cli.evaluation_report import held_out_text, print_answers, print_before_after
+from plait.cli.report import print_outcome
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.observe.console import SafeConsole
 from plait.recipes.recipe_file import load_recipe, recipe_of, with_sections
@@ -15,6 +16,7 @@ from plait.rewards.answers import Verdict
 from plait.rewards.evaluation import Evaluation as TaskEvaluation
 from plait.runtime.controller import Outcome
 from plait.runtime.evaluating.evaluation import Evaluation
+from plait.runtime.evaluating.evaluations import Evaluations
 from plait.runtime.prediction.forecast import Beside, Forecast
 
 ROWS = [
@@ -52,6 +54,9 @@ def test_a_narrow_console_gets_a_list(columns: int) -> None:
     ]
 
 
+KEYS = {"model": "m", "data.source": "x.jsonl", "evaluation.items": 2}
+
+
 @pytest.mark.parametrize("columns", [40, 60, 80])
 def test_answers_are_whole_at_any_width(columns: int) -> None:
     rows = [("What is 17 + 25?", "42", "I think that it is \x1b[2J41, [bold]certainly[/].", "42")]
@@ -65,16 +70,13 @@ def test_answers_are_whole_at_any_width(columns: int) -> None:
 def test_items_of_several_sources_are_told_as_what_they_are() -> None:
     """`evaluation.items` is the number of each."""
     tree = {"model": "m", "evaluation": {"items": 8}}
-    one = recipe_of({**tree, "data": {"source": "a.jsonl", "evaluation_source": "held.jsonl"}})
-    two = recipe_of(
-        with_sections(
-            {**tree, "data": [{"source": "a.jsonl", "evaluation_source": "held.jsonl"}, {"source": "b.jsonl"}]}
-        )
-    )
-    assert held_out_text(one, 8) == "8 held-out items"
-    assert held_out_text(two, 16) == "16 held-out items (8 of each source)"
+    of_set = {"items": 8, "sets": "held.jsonl"}
+    one = recipe_of({**tree, "data": {"source": "a.jsonl"}, "evaluation": of_set})
+    two = recipe_of(with_sections({**tree, "data": [{"source": "a.jsonl"}, {"source": "b.jsonl"}]}))
+    assert held_out_text(one, {"": 8}) == "8 held-out items"
+    assert held_out_text(two, {"": 16}) == "16 held-out items (8 of each source)"
     assert {name: opening_facts(one)[name] for name in ("data", "items")} == {"data": "held.jsonl", "items": "8"}
-    facts = {"data": "held.jsonl, b.jsonl", "items": "8 of each of 2 sources"}
+    facts = {"data": "a.jsonl, b.jsonl", "items": "8 of each of 2 sources"}
     assert {name: opening_facts(two)[name] for name in facts} == facts
 
 
@@ -82,7 +84,10 @@ def test_what_a_loss_logged_in_one_evaluation_alone_is_told(tmp_path, capsys) ->
     """A loss of the user's may log a number only where there is something to say."""
     (tmp_path / "run").mkdir()
     keys = {"model": "m", "data.source": "x.jsonl", "algorithm": "sft", "run_dir": str(tmp_path / "run")}
-    before, after = (Evaluation((), (), None, logged=told, num_given=3) for told in ({"nll": 2.0}, {"odd": 0.5}))
+    keys |= {"evaluation.items": 3}
+    before, after = (
+        Evaluations({"": Evaluation((), (), None, logged=told, num_given=3)}) for told in ({"nll": 2.0}, {"odd": 0.5})
+    )
     print_outcome(load_recipe(None, list(keys.items())), Outcome(True, 1, {}, before, after))
     assert ["odd", "-", "0.500"] in [line.split() for line in capsys.readouterr().out.splitlines()]
 
@@ -91,11 +96,9 @@ def test_answers_that_nothing_scores_have_a_length(tmp_path, capsys) -> None:
     """Distillation has no reward, and its table had no line."""
     (tmp_path / "run").mkdir()
     keys = {"model": "m", "data.source": "x.jsonl", "algorithm": "distill", "run_dir": str(tmp_path / "run")}
-    evaluation = dict.fromkeys(("evaluation.items", "evaluation.show"), 0)
-    before, after = (
-        Evaluation((Sample(Prompt(0, "q", (1,)), 0, (5,) * length, (), "", FinishReason.STOP),), (), None)
-        for length in (3, 4)
-    )
+    evaluation = {"evaluation.items": 1, "evaluation.show": 0}
+    answers = ((Sample(Prompt(0, "q", (1,)), 0, (5,) * length, (), "", FinishReason.STOP),) for length in (3, 4))
+    before, after = (Evaluations({"": Evaluation(samples, (), None)}) for samples in answers)
     print_outcome(load_recipe(None, list((keys | evaluation).items())), Outcome(True, 1, {}, before, after))
     assert "mean response length 3.0 4.0" in " ".join(capsys.readouterr().out.split())
 
@@ -104,19 +107,19 @@ def test_parts_of_a_reward_have_lines_where_it_is_a_sum_and_samples_a_command(tm
     """Not the part that is the accuracy once more."""
     run_dir = tmp_path / "my run"
     (run_dir / "samples").mkdir(parents=True)
-    recipe = load_recipe(None, list({"model": "m", "data.source": "x.jsonl", "run_dir": str(run_dir)}.items()))
+    recipe = load_recipe(None, list({**KEYS, "run_dir": str(run_dir)}.items()))
     samples = tuple(Sample(Prompt(i, "q", (1,)), 0, (5,), (), "", FinishReason.STOP) for i in range(2))
     verdicts = TaskEvaluation((Verdict.EXACT, Verdict.WRONG))
     parts = [{"rewards/task": 1.0, "rewards/brief": 0.25}, {"rewards/task": 0.0, "rewards/brief": None}]
     whole = Evaluation(samples, (1.25, 0.0), verdicts, tuple(parts))
-    print_outcome(recipe, Outcome(True, 1, {}, whole, whole))
+    print_outcome(recipe, Outcome(True, 1, {}, Evaluations({"": whole}), Evaluations({"": whole})))
     said = capsys.readouterr().out
     assert "mean rewards/brief 0.250 0.250" in " ".join(said.split())
     assert "rewards/task" not in said
     assert "plait samples" not in said
     (run_dir / "samples/step-000001.jsonl").touch()
     one = Evaluation(samples, (0.25, 0.5), None, ({"rewards/brief": 0.25}, {"rewards/brief": 0.5}))
-    print_outcome(recipe, Outcome(True, 1, {}, one, one))
+    print_outcome(recipe, Outcome(True, 1, {}, Evaluations({"": one}), Evaluations({"": one})))
     said = capsys.readouterr().out
     assert "rewards/brief" not in said
     assert f"samples: `plait samples '{run_dir}'` shows them with their rewards\n" in said
@@ -126,11 +129,13 @@ def test_parts_of_a_reward_have_lines_where_it_is_a_sum_and_samples_a_command(tm
 def test_what_is_the_accuracy_once_more_has_no_line(tmp_path, capsys, rewards: tuple[float, ...], told: bool) -> None:
     """Where a judge has the verdicts, or a task's reward has parts of its own, the reward says something else."""
     (tmp_path / "run").mkdir()
-    keys = {"model": "m", "data.source": "x.jsonl", "run_dir": str(tmp_path / "run")}
+    keys = {**KEYS, "run_dir": str(tmp_path / "run")}
     samples = tuple(Sample(Prompt(i, "q", (1,)), 0, (5,), (), "", FinishReason.STOP) for i in range(2))
     verdicts = TaskEvaluation((Verdict.EXACT, Verdict.WRONG))
     same = Evaluation(samples, rewards, verdicts, further={"task": (1.0, 0.0), "length": (4.0, 5.0)})
-    print_outcome(load_recipe(None, list(keys.items())), Outcome(True, 1, {}, same, same))
+    print_outcome(
+        load_recipe(None, list(keys.items())), Outcome(True, 1, {}, Evaluations({"": same}), Evaluations({"": same}))
+    )
     out = capsys.readouterr().out
     assert ("mean reward" in out, "mean length" in out, "mean task" in out) == (told, True, False)
 

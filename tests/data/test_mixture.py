@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from plait.data.mixture import BLOCK, Mixed, Stream, Turns
 from plait.data.prompts import PromptEncoder, PromptSet
 from plait.data.settings import DataSettings
-from plait.data.sources import open_sources
+from plait.data.several_sources import open_sources
 from plait.errors import ConfigError, DataError
 from plait.recipes.recipe_file import load_recipe
 from tests.data.json_rows import written

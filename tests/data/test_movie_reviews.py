@@ -250,7 +250,6 @@ def test_a_beginning_is_sent_raw_unless_a_message_is_asked_for(reviews):
         (keys("prompts", prompt_words=500), "prompts", "no review is as long"),
         (keys("example"), "examples", r"no set `example` \(did you mean `examples`\?\)"),
         (keys("pairs"), "examples", "examples are needed; give movie_reviews:examples, not `movie_reviews:pairs`"),
-        (keys("pairs").model_copy(update={"evaluation_source": "x"}), "pairs", "`data.evaluation_source` is for files"),
         (keys("pairs").model_copy(update={"prompt_column": "x"}), "pairs", "`data.prompt_column` is for files"),
     ],
 )

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from plait.data import tasks
 from plait.data.settings import DataSettings
-from plait.data.sources import open_splits, read_prompts, read_rows
+from plait.data.sources import open_held_out, open_splits, read_prompts, read_rows
 from plait.errors import DataError
 from tests.data.json_rows import written
 
@@ -212,12 +212,16 @@ def test_file_splits_are_disjoint_distinct_and_blind_to_row_order(tmp_path_facto
 def test_an_evaluation_file_takes_its_questions_out_of_training(tmp_path):
     train = write(tmp_path / "t.jsonl", *({"prompt": str(n)} for n in range(5)))
     held = write(tmp_path / "e.jsonl", *({"prompt": str(n)} for n in (3, 4, 9, 9)))
-    splits = open_splits(DataSettings(source=str(train), evaluation_source=str(held)), 3)
-    assert sorted(row.prompt for row in splits.evaluation.rows) == ["3", "4", "9"]
+    items = open_held_out(DataSettings(source=str(held)), 3)
+    assert sorted(row.prompt for row in items.rows) == ["3", "4", "9"]
+    assert open_held_out(DataSettings(source=str(held)), None).rows == items.rows, "one of each question"
+    (few,) = open_held_out(DataSettings(source=str(held)), 1).rows
+    assert few == items.rows[0], "more items are further ones"
+    splits = open_splits(DataSettings(source=str(train)), 0, held_elsewhere={row.question for row in items.rows})
     assert [row.prompt for row in splits.train.rows] == ["0", "1", "2"]
     assert splits.num_removed == 2
-    with pytest.raises(DataError, match=r"`evaluation\.items` is 0"):
-        open_splits(DataSettings(source=str(train), evaluation_source=str(held)), 0)
+    with pytest.raises(DataError, match=r"`data\.items` asks for 4 questions, .* has 3 distinct ones"):
+        open_held_out(DataSettings(source=str(held)), 4)
 
 
 def test_size_of_a_file(tmp_path):
@@ -291,7 +295,6 @@ def test_more_questions_than_one_chunk_of_the_package(in_process):
         (task("chain_sum", parameters={"max_terms": "x"}), "`data.parameters`: task `chain_sum` refuses"),
         (task("chain_sum", parameters={"max_terms": 2.5}), "`data.parameters`: task `chain_sum` refuses"),
         (task("game_of_life_halting"), "its scorer gives"),
-        (task("chain_sum", evaluation_source="x.jsonl"), "`data.evaluation_source` is for files"),
         (task("chain_sum", prompt_column="q"), "`data.prompt_column` is for files"),
     ],
 )

@@ -113,7 +113,7 @@ def cases() -> Iterator[Case]:
 def _held_out(content: str | bytes) -> Callable[[Place], list[str]]:
     return lambda place: place.recipe(
         data__source=place.folder / "examples.jsonl",
-        data__evaluation_source=Path(place.file("d.jsonl", content)),
+        evaluation__sets=[str(place.file("d.jsonl", content))],
         evaluation__items=1,
     )
 

@@ -17,6 +17,7 @@ from plait.errors import ConfigError, FlowError
 from plait.models.shape import ModelShape
 from plait.recipes import checks
 from plait.recipes.algorithm import BUILT_IN, load_flow, trace_algorithm
+from plait.recipes.length_limits import prompt_limit
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 from plait.recipes.role_models import RoleModel, ToCome
@@ -55,7 +56,7 @@ def loss(batch):
     ],
 )
 def test_a_prompt_has_what_positions_and_pool_leave(keys: dict[str, Any], most: int) -> None:
-    assert checks.prompt_limit(recipe_of(**keys), SHAPE) == most
+    assert prompt_limit(recipe_of(**keys), SHAPE) == most
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_a_prompt_has_what_positions_and_pool_leave(keys: dict[str, Any], most: 
 )
 def test_what_does_not_fit_is_refused_with_both_lengths(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        checks.prompt_limit(recipe_of(**keys), SHAPE)
+        prompt_limit(recipe_of(**keys), SHAPE)
 
 
 def test_keys_and_values_that_are_kept_need_room_for_all_that_run() -> None:

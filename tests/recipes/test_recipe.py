@@ -192,7 +192,8 @@ def test_a_value_that_there_is_elsewhere_or_was_is_answered(key: str, value: obj
         ({"cp_size": 2}, r"`cp_size`; a sample is not divided by its tokens; `--devices N` finds a plan"),
         ({"ep_size": 2}, r"`ep_size`; a mixture's experts are divided with `tp`; `--devices"),
         ({"mlflow": True}, r"`mlflow`; did you mean `trackers`\? They are `tensorboard` and `wandb`"),
-        ({"early_stopping_patience": 3}, r"`early_stopping_patience`; no run ends by itself .* in `best/`"),
+        ({"early_stopping_patience": 3}, r"`early_stopping_patience`; did you mean `evaluation.patience`\?"),
+        ({"patience": 3}, r"`patience`; did you mean `evaluation.patience`\? With `evaluation.best_by`"),
         ({"stepz": 1}, r"`stepz`; did you mean `steps`\?"),
         ({"optimizer.wd": 1}, r"`optimizer.wd`; did you mean `optimizer.weight_decay`\?"),
         ({"critic.lr": 1}, r"`critic.lr`; did you mean `critic.optimizer.learning_rate`\?"),
@@ -296,15 +297,15 @@ def test_a_tilde_is_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
         "sampling": {"draft_model": "~/small"},
         "plan": "~/plan.json",
         "algorithm": "~/flows.py:mine",
-        "data": {"source": "~/a.jsonl", "evaluation_source": "~/b.jsonl", "more": [{"source": "~/c.jsonl"}]},
+        "data": {"source": "~/a.jsonl", "more": [{"source": "~/c.jsonl"}]},
         "reward": {"model": "~/judge", "functions": ["~/r.py:f", "task"]},
-        "evaluation": {"items": 1, "functions": "~/r.py:g"},
+        "evaluation": {"items": 1, "functions": "~/r.py:g", "sets": ["~/b.jsonl", {"source": "~/d.jsonl"}]},
         "run_dir": "~/runs/one",
     }
     recipe = recipe_of(tree)
     assert recipe.algorithm == "/home/me/flows.py:mine"
     assert [source.source for source in recipe.data.sources] == ["/home/me/a.jsonl", "/home/me/c.jsonl"]
-    assert recipe.data.evaluation_source == "/home/me/b.jsonl"
+    assert [one.source for one in recipe.evaluation.sets] == ["/home/me/b.jsonl", "/home/me/d.jsonl"]
     assert recipe.reward.functions == ("/home/me/r.py:f", "task")
     assert recipe.evaluation.functions == ("/home/me/r.py:g",)
     assert (recipe.run_dir, recipe.plan) == (Path("/home/me/runs/one"), "/home/me/plan.json")

@@ -238,7 +238,7 @@ def test_an_evaluation_of_given_samples_has_their_grades(
     (tmp_path / "flow.py").write_text(GRADED)
     recipe = recipe_of("sft", make_recipe, data, steps=1, **{"evaluation.every": 1, "evaluation.items": 8})
     recipe = recipe.model_copy(update={"algorithm": f"{tmp_path}/flow.py:graded"})
-    held_out = [given.sample.text for given in prepare(recipe).held_out_given["examples"]]
+    held_out = [given.sample.text for given in prepare(recipe).held_out[0].given["examples"]]
     read = [len(text) for text in held_out if "e" in text.split()[0]]
     assert 0 < len(read) < len(held_out) == 8
     run(recipe)

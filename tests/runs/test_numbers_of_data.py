@@ -107,7 +107,7 @@ def test_of_given_samples_they_weigh_the_loss(make: Callable[..., Recipe], flow:
 def test_held_out_samples_have_them_too(make: Callable[..., Recipe], tmp_path: Path) -> None:
     held_out = tmp_path / "held_out.jsonl"
     held_out.write_text("".join(f'{{"prompt": "{w}?", "completion": "a fox", "weight": {w}}}\n' for w in (7, 9)))
-    keys = {"data.evaluation_source": str(held_out), "evaluation.items": 2, "steps": 1}
+    keys = {"evaluation.sets": [str(held_out)], "evaluation.items": 2, "steps": 1}
     outcome = run(make("of_examples", "one", **keys))
     assert outcome.before is not None
     assert outcome.before.metrics()["eval/weight"] == 8.0
@@ -116,7 +116,7 @@ def test_held_out_samples_have_them_too(make: Callable[..., Recipe], tmp_path: P
 def test_held_out_prompts_need_none_as_no_flow_reads_them(make: Callable[..., Recipe], tmp_path: Path) -> None:
     held_out = tmp_path / "held_out.jsonl"
     held_out.write_text('{"prompt": "7?"}\n{"prompt": "9?"}\n')
-    keys = {"data.evaluation_source": str(held_out), "evaluation.items": 2, "steps": 1}
+    keys = {"evaluation.sets": [str(held_out)], "evaluation.items": 2, "steps": 1}
     assert run(make("of_prompts", "one", **keys)).after is not None
 
 

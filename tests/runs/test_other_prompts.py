@@ -313,7 +313,7 @@ def test_given_responses_are_learnt_as_behind_what_says_more(
 ) -> None:
     """Context distillation. The loss of the first step, by Transformers; and that of held-out rows."""
     (tmp_path / "held_out.jsonl").write_text(json.dumps(ROWS[8]) + "\n")
-    held_out = {"data.evaluation_source": str(tmp_path / "held_out.jsonl"), "evaluation.items": 1}
+    held_out = {"evaluation.sets": [str(tmp_path / "held_out.jsonl")], "evaluation.items": 1}
     none = {"reward.functions": None, "samples_per_prompt": None, "sampling.max_response_tokens": None}
     recipe = make("given", "one", plan, **held_out, **none, **{"data.shuffle": False}, steps=1)
     outcome = run(recipe)

@@ -48,7 +48,7 @@ def test_pass_at_k_of_a_run(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     again = run(recipe, resume=True)  # nothing is left to do: the evaluations are read back
     assert again.after is not None
     assert again.after.metrics() == metrics
-    assert again.after.per_item == 4
+    assert again.after[""].per_item == 4
 
 
 RANKS = """

@@ -74,7 +74,7 @@ def test_their_weighted_sum_is_the_reward(make_recipe: MakeRecipe, two: dict[str
     assert abs(metrics["rewards/model/mean"] - metrics["rewards/model_2/mean"]) > 1e-3
     assert not {name for name in metrics if name.startswith("reward_2")}
     assert outcome.after is not None
-    assert len(outcome.after.rewards) == 2
+    assert len(outcome.after[""].rewards) == 2
 
 
 def test_samples_that_one_gives_no_number_are_left_out(

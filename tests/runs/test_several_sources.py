@@ -70,7 +70,7 @@ def test_a_run_over_two_sources_goes_on_on_two_devices(two_sources: MakeRecipe, 
     assert outcome.finished
     assert_equal_runs(tmp_path / "resumed", tmp_path / "straight")
     assert outcome.after is not None
-    assert outcome.after.by_source().keys() == {"sums", "words"}
+    assert outcome.after[""].by_source().keys() == {"sums", "words"}
 
 
 def test_pairs_of_two_sources(two_sources: MakeRecipe, tmp_path: Path) -> None:

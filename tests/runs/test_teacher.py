@@ -85,7 +85,7 @@ def test_a_reference_reads_held_out_pairs_too(make_recipe: MakeRecipe, tmp_path:
     given |= {"sampling.max_response_tokens": 256, "reference.model": str(short)}
     given |= {"data.source": str(tmp_path / "pairs.jsonl")}
     prepare(make_recipe(**given))
-    held_out = {"data.evaluation_source": str(tmp_path / "held.jsonl"), "evaluation.items": 2}
+    held_out = {"evaluation.sets": [str(tmp_path / "held.jsonl")], "evaluation.items": 2}
     with pytest.raises(ConfigError, match=r"positions end at 24, but .* prompts; lower `data.max_example_tokens`, or"):
         prepare(make_recipe(**given, **held_out))
 

@@ -22,6 +22,7 @@ from plait.recipes.recipe_file import load_recipe
 from plait.runtime import api
 from plait.runtime.controller import Outcome
 from plait.runtime.evaluating.evaluation import Evaluation
+from plait.runtime.evaluating.evaluations import Evaluations
 from plait.runtime.inputs.keys_from_python import overrides_of, path_of
 
 
@@ -58,7 +59,9 @@ def test_what_a_notebook_shows_of_an_outcome() -> None:
         "  last step: reward -0.505, actor/loss 0.25, kl 0.0125",
         "  (4 metrics of the last step are in `metrics`)",
     ]
-    before, after = (Evaluation((), (), None, logged={"actor/loss": loss}, num_given=2) for loss in (0.5, 0.25))
+    before, after = (
+        Evaluations({"": Evaluation((), (), None, logged={"actor/loss": loss}, num_given=2)}) for loss in (0.5, 0.25)
+    )
     shown = repr(Outcome(True, 3, metrics, before, after, steps=3)).splitlines()
     assert shown[1:3] == ["  finished after step 3 of 3", "  before: eval/actor/loss 0.5"]
     assert shown[4] == "  after: eval/actor/loss 0.25"
@@ -152,11 +155,16 @@ def test_keys_may_be_paths_and_data_several_sources(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(api, "run", lambda recipe, **_: asked.append(recipe))
     sources = [{"source": Path("a.jsonl"), "weight": 2}, {"source": "b.jsonl", "weight": 1}]
     plait.train(model=Path("folder/model"), data=sources, reward=sevens)
-    plait.train(model="m", data={"source": Path("a.jsonl"), "evaluation_source": Path("e.jsonl")}, reward=sevens)
+    plait.train(
+        model="m",
+        data={"source": Path("a.jsonl"), "size": 3},
+        reward=sevens,
+        evaluation={"items": 2, "sets": [Path("e.jsonl")]},
+    )
     several, one = asked
     assert several.model == "folder/model"
     assert [(source.source, source.weight) for source in several.data.sources] == [("a.jsonl", 2), ("b.jsonl", 1)]
-    assert (one.data.source, one.data.evaluation_source) == ("a.jsonl", "e.jsonl")
+    assert (one.data.source, one.evaluation.sets[0].source) == ("a.jsonl", "e.jsonl")
 
 
 def test_numbers_and_arrays_of_numpy_are_those_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +204,6 @@ class Dataset:
         ({"prompt": ["2 + 3?"], "answer": ["5"]}, "dict of columns"),
         ({"messages": ([{"role": "user", "content": "2 + 3?"}],)}, "dict of columns"),
         ({"source": Dataset()}, "Dataset"),
-        ({"source": "d.jsonl", "evaluation_source": [{"prompt": "2 + 3?"}]}, "list"),
         ([{"source": "d.jsonl"}, {"source": Dataset()}], "Dataset"),
     ],
 )
@@ -206,6 +213,21 @@ def test_rows_are_no_source(data: Any, kind: str) -> None:
     )
     with pytest.raises(ConfigError, match=said):
         plait.train(model="m", data=data, reward=sevens)
+
+
+@pytest.mark.parametrize(
+    ("sets", "kind"),
+    [
+        (Dataset(), "Dataset"),
+        ({"own": Dataset(), "other": Dataset()}, "Dataset"),
+        (["a.jsonl", {"source": Dataset()}], "Dataset"),
+        ([{"source": "a.jsonl"}, {"prompt": ["2 + 3?"]}], "dict of columns"),
+    ],
+)
+def test_rows_are_no_evaluation_set(sets: Any, kind: str) -> None:
+    said = rf"^`evaluation.sets` says where rows are, and does not hold them: found a {kind}; write what "
+    with pytest.raises(ConfigError, match=said):
+        plait.train(model="m", data={"source": "d.jsonl"}, reward=sevens, evaluation={"items": 1, "sets": sets})
 
 
 def test_a_model_in_memory_is_no_name() -> None:

@@ -5,8 +5,9 @@ Each command lives in a module of its own and is imported when it is called, so 
 * `app` lists the commands: `train` (`train_stages`, `opening`, `dry_run`), `evaluate`, `generate` (`generate_options`,
   `kept`), `samples`, `doctor`, `export`, `plan` (also `plait simulate`: `plan_options`), `schedule`
   (`workload_options`), `profile`, `trace`, `completion`.
-* What they print: `report` at the end of a run, `plan_report`, `plan_text`, `plan_variants`, `plan_following`,
-  `placement_text`, `ranks_text`, `schedule_report`, `staleness_report`, `trace_text`; `help` and `usage` of options.
+* What they print: `report` at the end of a run, `evaluation_report` of what it was measured on, `plan_report`,
+  `plan_text`, `plan_variants`, `plan_following`, `placement_text`, `ranks_text`, `schedule_report`, `staleness_report`,
+  `trace_text`; `help` and `usage` of options.
 * `output_files` are checked before work, `leaving` ends the process.
 """
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from plait.cli.evaluation_report import held_out_text
 from plait.cli.ranks_text import ranks_text
-from plait.cli.report import held_out_text
 from plait.cli.staleness_report import staleness_text
 from plait.cost.device_memory import memory_of_plan
 from plait.cost.estimate import Arithmetic, human_bytes
@@ -26,8 +26,9 @@ from plait.recipes.plan_files import plan_file, ranks_of
 from plait.recipes.recipe import Recipe
 from plait.recipes.turn_checks import said_of_made, said_of_rounds
 from plait.runtime.folder.claim import claim
-from plait.runtime.folder.progressed import has_all_steps
+from plait.runtime.folder.progressed import last_step
 from plait.runtime.folder.stored_recipe import as_begun, check_left
+from plait.runtime.inputs.held_out import num_items
 from plait.runtime.inputs.prepared import Outline, Prepared
 from plait.runtime.prediction.choosing import auto_plan
 from plait.runtime.prediction.disk_room import KeptFiles, check_disk
@@ -68,8 +69,8 @@ def dry_run(recipe: Recipe, *, resume: bool = False, nodes: int = 1) -> int:
         kept = kept_for(recipe, machines.count, directory.files if resume else None)
         prepared = prepare(recipe, kept=kept, machines=machines)
         if resume:
-            is_over = partial(has_all_steps, directory.files.checkpoints, prepared.recipe.steps)
-            check_left(directory.files.recipe, prepared.recipe, is_over)
+            of_run = partial(last_step, directory.path, recipe.evaluation, prepared.recipe.steps)
+            check_left(directory.files.recipe, prepared.recipe, lambda: of_run() is not None)
         check_disk(prepared, directory.files, resume=resume)
         with ExitStack() as stack:
             open_pools(prepared, stack)
@@ -261,5 +262,5 @@ def _data_text(prepared: Prepared) -> str:
     dropped = f", {data.num_dropped} left out" if data.num_dropped else ""
     return (
         f"{len(data):,} training {rows_of(prepared.flow).noun}{dropped} ({epochs:.2f} epochs), longest "
-        f"{data.longest_tokens} tokens; {held_out_text(recipe, prepared.num_held_out)}"
+        f"{data.longest_tokens} tokens; {held_out_text(recipe, num_items(prepared.held_out))}"
     )

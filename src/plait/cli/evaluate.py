@@ -18,12 +18,19 @@ from plait.errors import ConfigError
 from plait.observe.screen import say
 
 if TYPE_CHECKING:
+    from plait.data.settings import DataSettings
+    from plait.recipes.evaluation_sets import EvaluationSet
     from plait.recipes.recipe import Recipe
+    from plait.runtime.evaluating.evaluation import Evaluation
 
 FLAGS = {"--json": "print the figures as JSON", **train.TRUST}
 
 _EVALUATION = tuple(
-    f"--evaluation.{name}" for name in ("items", "temperature", "samples_per_prompt", "pass_at", "functions", "answer")
+    f"--evaluation.{name}"
+    for name in (
+        *("items", "sets", "temperature", "top_p", "top_k", "min_p", "max_response_tokens"),
+        *("samples_per_prompt", "pass_at", "functions", "answer"),
+    )
 )
 _KEYS = ("--model", *_EVALUATION, "--seed", "--dtype", "--device", "--devices", "--threads")
 _SAMPLING = (
@@ -47,15 +54,16 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
     """
     path, overrides, flags = train.read_recipe("eval", tokens, FLAGS)
 
+    from plait.recipes.evaluation_sets import evaluation_sets
     from plait.recipes.trust import user_recipe
 
     recipe = without_training(user_recipe(path, overrides, trust_run_code="--trust-run-code" in flags))
     recipe = with_reference(recipe, path, overrides)
-    if recipe.evaluation.items == 0:
+    if not evaluation_sets(recipe):
         raise ConfigError("`evaluation.items` is 0: set how many held-out items to answer (--evaluation.items 100)")
     train.check_inputs(train.check_flow(recipe.letting_be(), trains=False), recipe)
     with opening(title_of("eval", path), opening_facts(recipe)):
-        from plait.cli.report import held_out_text, how_answered, told_parts
+        from plait.cli.evaluation_report import set_text
         from plait.runtime.api import evaluate_model
 
         result = evaluate_model(recipe)
@@ -63,12 +71,22 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
     if "--json" in flags:
         say(json.dumps({"items": result.num_items, **metrics}, allow_nan=False))
         return 0
+    for place, of_set in enumerate(evaluation_sets(recipe)):
+        of_items = result[of_set.label]
+        say(f"{chr(10) if place else ''}{set_text(recipe, of_set, of_items)}, model {recipe.model}")
+        _say_of_set(of_items)
+    return 0
+
+
+def _say_of_set(result: Evaluation) -> None:
+    """The figures of a set."""
+    from plait.cli.evaluation_report import told_parts
+
+    metrics = {name: value if math.isfinite(value) else None for name, value in result.metrics().items()}
     if not result.samples:
-        say(f"{held_out_text(recipe, result.num_items)}, model {recipe.model}")
         for name, value in metrics.items():
             say(f"{name.removeprefix('eval/'):30}  {_figure(value)}")
-        return 0
-    say(f"{held_out_text(recipe, result.num_items)}, {how_answered(recipe, result)}, model {recipe.model}")
+        return
     if result.task is not None:
         say(f"exact accuracy                  {result.task.exact or '-'}")
         say(f"well-formed answers             {result.task.well_formed or '-'}")
@@ -87,22 +105,32 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
     for source, of_source in result.by_source().items():
         value = of_source.task.exact if of_source.task is not None else _figure(metrics.get(f"eval/{source}/reward"))
         say(f"{f'{source}, {of_source.num_items} items':30}  {value}")
-    return 0
 
 
 def opening_facts(recipe: Recipe) -> dict[str, str]:
     """What will be measured, in the words of the recipe."""
     from plait.data.settings import in_short
+    from plait.recipes.evaluation_sets import evaluation_sets
 
-    sources = recipe.data.sources
+    sets = evaluation_sets(recipe)
     several = [f"{recipe.devices} processes"] if recipe.devices > 1 else []
-    of_each = f" of each of {len(sources)} sources" if len(sources) > 1 else ""
     return {
         "model": recipe.model,
-        "data": in_short([source.evaluation_source or source.source for source in sources]),
-        "items": f"{recipe.evaluation.items}{of_each}",
+        "data": in_short([source.source for one in sets for source in _sources_of(one, recipe)]),
+        "items": ", ".join(_items_text(one, recipe) for one in sets),
         "device": ", ".join([recipe.device, *several, recipe.dtype.value]),
     }
+
+
+def _sources_of(of_set: EvaluationSet, recipe: Recipe) -> tuple[DataSettings, ...]:
+    return recipe.data.sources if of_set.source is None else (of_set.source,)
+
+
+def _items_text(of_set: EvaluationSet, recipe: Recipe) -> str:
+    """How many items a set has, in words."""
+    count = len(_sources_of(of_set, recipe))
+    of_each = f" of each of {count} sources" if count > 1 else ""
+    return f"{of_set.label} {of_set.items or 'all'}{of_each}".lstrip()
 
 
 def _figure(value: float | None) -> str:

@@ -7,7 +7,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from plait.cli.app import Place, Whole
 from plait.json_text import kind_of
@@ -37,6 +39,7 @@ def samples(
     evaluation: bool = False,
     prompts: Whole = 3,
     uid: str = "",
+    of_set: Annotated[str, Parameter(name="--set")] = "",
     whole: bool = False,
 ) -> int:
     """Show what the model said in a step of a run, and which rewards it got.
@@ -55,6 +58,8 @@ def samples(
         How many prompts are shown, from the first.
     uid
         Show the samples of this prompt (7) or this sample (7.2) alone.
+    of_set
+        Show the items of this one of several evaluation sets alone.
     whole
         Show long texts whole, and with their line ends.
     """
@@ -69,6 +74,8 @@ def samples(
     for number, row in enumerate(rows, start=1):
         if fault := _fault(row):
             raise damaged(f"{path}:{number}", fault)
+    if of_set:
+        rows = _of_set(rows, of_set, path)
     groups = _by_prompt(rows)
     chosen = {of: asked for of, group in groups.items() if (asked := [row for row in group if _is_asked(row, uid)])}
     if uid and not chosen:
@@ -84,6 +91,16 @@ def samples(
             soft_wrap=True,
         )
     return 0
+
+
+def _of_set(rows: list[Row], name: str, path: Path) -> list[Row]:
+    """The items of an evaluation set. Raises ConfigError where there is none of this name."""
+    from plait.errors import ConfigError
+
+    if chosen := [row for row in rows if row.get("evaluation_set") == name]:
+        return chosen
+    names = dict.fromkeys(row.get("evaluation_set") or "none" for row in rows)
+    raise ConfigError(f"--set: {path} has no evaluation set `{name}`; it has {_listed(names)}")
 
 
 def _file(folder: Path, kind: str, step: int | None) -> tuple[int, Path]:
@@ -193,7 +210,8 @@ def _print_group(console: SafeConsole, group: list[Row], *, whole: bool) -> None
     from rich.text import Text
 
     first = group[0]
-    title = f"prompt {first['uid'].rpartition('.')[0]}" + (f" of {first['rollout']}" if "rollout" in first else "")
+    of = first.get("rollout") or first.get("evaluation_set")
+    title = f"prompt {first['uid'].rpartition('.')[0]}" + (f" of {of}" if of else "")
     console.print()
     console.print(Text("  ").join([Text(title, "bold"), *map(Text, _of_data(first))]), soft_wrap=True)
     _print_text(console, first["prompt"], "  ", whole=whole, last=True)

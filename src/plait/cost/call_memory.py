@@ -47,6 +47,7 @@ from plait.layout.shards import gathered_elements, stage_bounds
 from plait.models.lora_settings import NO_LORA
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.recipes.engine_checks import abilities, max_draft_tokens
+from plait.recipes.evaluation_sets import draws_filtered
 from plait.recipes.role_models import RoleModel, is_balanced
 from plait.schedule.placements import RolePlacement
 from plait.schedule.plan import Mode
@@ -89,7 +90,7 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
                 graphs = graph_bytes(facts.shapes[draft], recipe.dtype, pool.running, contexts, DRAFT_MODEL_TOKENS)
                 rows_by_use[model.role, "decode"].append((f"draft model: {GRAPHS}", graphs))
         if recipe.device == "cuda":
-            tokens, filters = recipe.sampling.max_prefill_tokens, recipe.sampling.filters
+            tokens, filters = recipe.sampling.max_prefill_tokens, draws_filtered(recipe)
             drawing = pool.running if pool.draws else 0
             step = LargestStep.of(tokens, drawing, most_new_tokens, filters=filters)
             of_stages = step_bytes(shape, recipe.dtype, step, instance.parallelism)

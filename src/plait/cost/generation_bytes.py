@@ -122,7 +122,7 @@ class GenerationBytes:
         workload = self._workload
         if workload.device == "cpu" or workload.elsewhere:
             return (0,) * layout.parallelism.pp
-        new_tokens, filters = workload.most_new_tokens, workload.sampling.filters
+        new_tokens, filters = workload.most_new_tokens, workload.filters or workload.sampling.filters
         step = LargestStep.of(workload.max_prefill_tokens, running, new_tokens, filters=filters)
         return step_bytes(shape, workload.dtype, step, layout.parallelism)
 

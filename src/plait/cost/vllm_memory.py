@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from plait.models.shape import ModelShape
 from plait.policy.blocks import BLOCK_TOKENS
-from plait.recipes.checks import prompt_limit
+from plait.recipes.length_limits import longest_sample
 from plait.recipes.recipe import Recipe
 
 PROMPT_TOKENS = 512
 """The length that is expected of prompts where the recipe sets no limit. Longer ones fit, too."""
 VLLM_BLOCK_TOKENS = {"cpu": 128, "cuda": 32}
 """Tokens of a block of vLLM, on a GPU at most; the last one of a sample is half empty."""
-
-
-def longest_sample(recipe: Recipe, shape: ModelShape) -> int:
-    """Tokens of a prompt with its response, at most.
-
-    Raises:
-        ConfigError: they do not fit the model, or its keys and values.
-    """
-    return prompt_limit(recipe, shape) + recipe.sampling.max_response_tokens
 
 
 def pool_tokens_of_vllm(recipe: Recipe, shape: ModelShape) -> int:

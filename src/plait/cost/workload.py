@@ -19,6 +19,7 @@ from plait.generation.settings import SamplingSettings
 from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
 from plait.recipes.engine_checks import drafts_whole, max_draft_tokens
+from plait.recipes.evaluation_sets import draws_filtered
 from plait.recipes.generated_ahead import scores_ahead
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import frozen_adapters, is_balanced, optimizer_of, role_models
@@ -55,7 +56,8 @@ class Workload:
     drafts:      tokens that are drafted; draft_model: the shape of the model that drafts, None: none does;
                  drafts_whole: whether only instances of one device draft; most_new_tokens: of a sample in a step, with
                  what is drafted
-    sampling:    what chooses tokens, and whether samples keep which experts their tokens went to
+    sampling:    what chooses tokens, and whether samples keep which experts their tokens went to; filters: whether
+                 top-k, top-p or min-p chooses tokens, in an evaluation at least
     batches:     of samples that are there at a time
     engine_bytes: by the role, of its engine on each rank where it generates: known texts, a draft model, and what may
                  come to it where its weights are widened; all that another engine takes
@@ -93,6 +95,7 @@ class Workload:
     drafts_whole: bool = False
     most_new_tokens: int = 1
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    filters: bool = False
     batches: int = 1
     engine_bytes: Mapping[str, EngineBytes] = field(default_factory=dict)
     elsewhere: bool = False
@@ -143,6 +146,7 @@ class Workload:
             drafts_whole=drafts_whole(recipe),
             most_new_tokens=1 + max_draft_tokens(recipe),
             sampling=recipe.sampling,
+            filters=draws_filtered(recipe),
             batches=1 + recipe.max_staleness,
             gathers=recipe.fusion_rule.may_fuse,
             scores_ahead=scores_ahead(flow, recipe),

@@ -28,6 +28,13 @@ def in_short(names: Sequence[str]) -> str:
     return ", ".join(shown) + (f" and {rest:,} more" if rest else "")
 
 
+def label_of(source: str) -> str:
+    """A source in names of metrics: of `data/sums.jsonl` it is `sums`, of `reasoning_gym:chain_sum` the task."""
+    last = PurePath(source).name
+    stem = re.sub(r"\.(jsonl|json|csv|tsv|parquet)(\.gz)?$", "", last.removeprefix(TASK_PREFIX))
+    return re.sub(r"[^\w.-]", "_", stem)
+
+
 class OverlongPrompts(StrEnum):
     FAIL = "fail"
     DROP = "drop"
@@ -53,9 +60,6 @@ class DataSettings(Settings):
     )
     size: int | None = Field(
         default=None, ge=1, description=f"training rows; by default all of a source, {DEFAULT_TASK_SIZE} of a task"
-    )
-    evaluation_source: str | None = Field(
-        default=None, description="source of held-out rows; by default they are held out of `source`"
     )
     seed: Seed = Field(default=0, description="draws a task's questions and the held-out rows of a file")
     shuffle: bool = Field(default=True, description="a new order in every epoch; false: the order of the source")
@@ -93,7 +97,7 @@ class DataSettings(Settings):
         default=(), description="further sources, each with keys of its own; `data` as a list says the same"
     )
 
-    _paths = path_key("source", "evaluation_source")
+    _paths = path_key("source")
 
     @model_validator(mode="after")
     def _check_sources(self) -> Self:
@@ -146,10 +150,8 @@ class DataSettings(Settings):
 
     @property
     def label(self) -> str:
-        """The source in names of metrics: of `data/sums.jsonl` it is `sums`, of `reasoning_gym:chain_sum` the task."""
-        last = PurePath(self.source).name
-        stem = re.sub(r"\.(jsonl|json|csv|tsv|parquet)(\.gz)?$", "", last.removeprefix(TASK_PREFIX))
-        return self.name or re.sub(r"[^\w.-]", "_", stem)
+        """The source in names of metrics: `name`, or as `label_of`."""
+        return self.name or label_of(self.source)
 
     @property
     def task(self) -> str | None:

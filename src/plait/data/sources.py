@@ -7,8 +7,7 @@ reaches the reward. The splits are a function of the data settings alone, never 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,119 +68,46 @@ class Splits:
     """Rows of the training file that were left out because their question is held out."""
 
 
-def open_sources(
-    settings: DataSettings,
-    evaluation_items: int = 0,
-    kind: RowKind = RowKind.PROMPTS,
-    held_elsewhere: Collection[str] = (),
-) -> tuple[Splits, ...]:
-    """`open_splits` of each source, `evaluation_items` held out from each.
-
-    Where there are several, no question that one holds out is trained on from another, and all rows have the columns of
-    all (None where their own source lacks one).
-
-    Args:
-        held_elsewhere: questions that other data of the run hold out; they are not trained on.
-
-    Raises:
-        DataError: as there; the source is named where there are several.
-    """
-    if not settings.more:
-        return (_without(open_splits(settings, evaluation_items, kind), settings.source, held_elsewhere),)
-    opened = []
-    for source in settings.sources:
-        with _named(source):
-            opened.append(open_splits(source, evaluation_items, kind))
-    held_out = questions_held_out(opened).union(held_elsewhere)
-    names = tuple(dict.fromkeys(name for splits in opened for name in splits.train.columns))
-    return tuple(
-        _beside_others(splits, source.label, held_out, names)
-        for source, splits in zip(settings.sources, opened, strict=True)
-    )
-
-
-def questions_held_out(opened: Iterable[Splits]) -> frozenset[str]:
-    """The questions of all held-out rows."""
-    return frozenset(row.question for splits in opened if splits.evaluation for row in splits.evaluation.rows)
-
-
-def check_there(settings: DataSettings) -> None:
-    """See that the files of all sources are there; nothing of them is read.
-
-    Raises:
-        DataError: one is not.
-    """
-    for source in settings.sources:
-        with _named(source) if settings.more else nullcontext():
-            if source.task is None and not source.source.startswith(movie_reviews.PREFIX):
-                files.check_there(source.source, "data.source")
-            if source.evaluation_source is not None:
-                files.check_there(source.evaluation_source, "data.evaluation_source")
-
-
-@contextmanager
-def _named(source: DataSettings) -> Iterator[None]:
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"source `{source.label}`: {error}") from None
-
-
-def _beside_others(splits: Splits, label: str, held_out: Collection[str], names: Sequence[str]) -> Splits:
-    def widened(source: Source) -> Source:
-        wide = tuple(replace(row, columns={name: row.columns.get(name) for name in names}) for row in source.rows)
-        return replace(source, rows=wide, label=label)
-
-    kept = _without(splits, label, held_out)
-    evaluation = None if kept.evaluation is None else widened(kept.evaluation)
-    return replace(kept, train=widened(kept.train), evaluation=evaluation)
-
-
-def _without(splits: Splits, name: str, held_out: Collection[str]) -> Splits:
+def without(splits: Splits, name: str, held_out: Collection[str]) -> Splits:
     """The same without training rows of these questions. Raises DataError: none is left."""
     kept = tuple(row for row in splits.train.rows if row.question not in held_out)
     if not kept:
-        raise DataError(f"source `{name}`: every row is held out, here or in another source; lower `evaluation.items`")
+        raise DataError(
+            f"source `{name}`: every row is held out, here, in another source or in one of `evaluation.sets`; lower "
+            "`evaluation.items`, or the `items` of the set"
+        )
     removed = splits.num_removed + len(splits.train) - len(kept)
     return replace(splits, train=replace(splits.train, rows=kept), num_removed=removed)
 
 
-def open_splits(settings: DataSettings, evaluation_items: int = 0, kind: RowKind = RowKind.PROMPTS) -> Splits:
+def open_splits(
+    settings: DataSettings,
+    evaluation_items: int = 0,
+    kind: RowKind = RowKind.PROMPTS,
+    held_elsewhere: Collection[str] = (),
+) -> Splits:
     """Read or draw the training rows and `evaluation_items` held-out ones, disjoint by the text of the question.
 
     The question is the prompt; of rows that are learnt whole, all of the text; where all examples or pairs have the
     same prompt, their completions. Held-out questions are distinct, and depend neither on `data.size` nor on the seed
     of a run.
 
+    Args:
+        held_elsewhere: questions that other data of the run hold out; they are not trained on.
+
     Raises:
         DataError: the source is missing, malformed, empty or too small; the message names the key to change.
     """
     if settings.task is not None:
-        if kind is not RowKind.PROMPTS:
-            raise DataError(f"`data.source`: a reasoning_gym task has prompts, but {kind.noun} are needed; give a file")
-        return _task_splits(settings, settings.task, evaluation_items)
-    if settings.source.startswith(movie_reviews.PREFIX):
-        rows, raw = _reviews(settings, kind), True
-    else:
-        if settings.parameters:
-            raise DataError(
-                "`data.parameters` belongs to a reasoning_gym task or the film reviews, but `data.source` is a file; "
-                "remove it"
-            )
-        rows, raw = read_rows(settings.source, kind, settings.prompt_column, key="data.source"), False
-    if settings.evaluation_source is not None:
-        if evaluation_items == 0:
-            raise DataError("`data.evaluation_source` is set, but `evaluation.items` is 0; set how many items to take")
-        pool = read_rows(settings.evaluation_source, kind, settings.prompt_column, key="data.evaluation_source")
-        held_out = _hold_out(_ordered(pool, kind), evaluation_items, settings.seed, settings.evaluation_source)
-        check_one_format([*rows, *pool], kind)
-    else:
-        held_out = _hold_out(_ordered(rows, kind), evaluation_items, settings.seed, settings.source)
-    questions = {row.question for row in held_out}
+        splits = _task_splits(settings, settings.task, evaluation_items, kind)
+        return without(splits, settings.source, held_elsewhere)
+    rows, raw = _given_rows(settings, kind)
+    held_out = _hold_out(_ordered(rows, kind), evaluation_items, settings, "evaluation.items")
+    questions = {row.question for row in held_out}.union(held_elsewhere)
     train = [row for row in rows if row.question not in questions]
     if not train:
         raise DataError(
-            f"`{settings.source}`: no row is left to train on after {len(held_out)} held-out questions; "
+            f"`{settings.source}`: no row is left to train on after {len(questions)} held-out questions; "
             "lower `evaluation.items` or give more rows in `data.source`"
         )
     if settings.size is not None and settings.size > len(train):
@@ -189,8 +115,45 @@ def open_splits(settings: DataSettings, evaluation_items: int = 0, kind: RowKind
             f"`data.size` asks for {settings.size} training {kind.noun}, but `{settings.source}` has {len(train)} "
             "beside the held-out ones; lower `data.size`"
         )
-    evaluation = Source(settings.evaluation_source or settings.source, tuple(held_out), kind, raw) if held_out else None
+    evaluation = Source(settings.source, tuple(held_out), kind, raw) if held_out else None
     return Splits(Source(settings.source, tuple(train[: settings.size]), kind, raw), evaluation, len(rows) - len(train))
+
+
+def open_held_out(settings: DataSettings, items: int | None, kind: RowKind = RowKind.PROMPTS) -> Source:
+    """Read or draw rows of a source that has nothing but held-out ones: `items` of distinct questions, chosen as
+    `open_splits` chooses those that it holds out; None: one of each question.
+
+    Raises:
+        DataError: as there; all of a task are asked for, which has no end.
+    """
+    if settings.task is None:
+        rows, raw = _given_rows(settings, kind)
+        return Source(settings.source, tuple(_hold_out(_ordered(rows, kind), items, settings, "data.items")), kind, raw)
+    from plait.data import tasks
+
+    _check_task(settings, kind)
+    if items is None:
+        raise DataError(f"`data.items` is all, but the task `{settings.task}` has no end; give a number")
+    rows, _ = tasks.draw_in_child(settings.task, settings.parameters, settings.seed, items, 0)
+    if len(rows) < items:
+        raise DataError(
+            f"task `{settings.task}` gave {len(rows)} distinct questions, fewer than {items} items; lower `data.items` "
+            "or widen `data.parameters`"
+        )
+    return Source(settings.source, tuple(rows))
+
+
+def _given_rows(settings: DataSettings, kind: RowKind) -> tuple[list[Row], bool]:
+    """All rows of a source that is no task, and whether they are beginnings of texts (`Source.raw`). Raises
+    DataError."""
+    if settings.source.startswith(movie_reviews.PREFIX):
+        return _reviews(settings, kind), True
+    if settings.parameters:
+        raise DataError(
+            "`data.parameters` belongs to a reasoning_gym task or the film reviews, but `data.source` is a file; "
+            "remove it"
+        )
+    return read_rows(settings.source, kind, settings.prompt_column, key="data.source"), False
 
 
 def _reviews(settings: DataSettings, kind: RowKind) -> list[Row]:
@@ -204,10 +167,6 @@ def _reviews(settings: DataSettings, kind: RowKind) -> list[Row]:
     if name != wanted:
         raise DataError(
             f"`data.source`: {kind.noun} are needed; give {movie_reviews.PREFIX}{wanted}, not `{settings.source}`"
-        )
-    if settings.evaluation_source is not None:
-        raise DataError(
-            "`data.evaluation_source` is for files; the film reviews hold out reviews of their own, remove it"
         )
     if settings.prompt_column != "prompt":
         raise DataError("`data.prompt_column` is for files; the film reviews name their columns themselves, remove it")
@@ -257,27 +216,36 @@ def _digest(text: str, key: bytes = b"") -> bytes:
     return hashlib.blake2b(text.encode(), key=key, digest_size=16).digest()
 
 
-def _hold_out(rows: Sequence[Row], items: int, seed: int, name: str) -> list[Row]:
-    """One row of each of `items` distinct questions, those whose keyed hash is least: no row's place matters."""
+def _hold_out(rows: Sequence[Row], items: int | None, settings: DataSettings, asks: str) -> list[Row]:
+    """One row of each of `items` distinct questions (None: of all), those whose keyed hash is least: no row's place
+    matters.
+
+    Args:
+        asks: the key that says how many.
+    """
     if items == 0:
         return []
     unique = {row.question: row for row in reversed(rows)}
-    if len(unique) < items:
+    if items is not None and len(unique) < items:
         raise DataError(
-            f"`evaluation.items` asks for {items} questions, `{name}` has {len(unique)} distinct ones; lower it"
+            f"`{asks}` asks for {items} questions, `{settings.source}` has {len(unique)} distinct ones; lower it"
         )
-    key = seed.to_bytes(8, "little")
+    key = settings.seed.to_bytes(8, "little")
     ranked = sorted(unique, key=lambda text: _digest(text, key))
     return [unique[text] for text in ranked[:items]]
 
 
-def _task_splits(settings: DataSettings, name: str, evaluation_items: int) -> Splits:
-    from plait.data import tasks
-
-    if settings.evaluation_source is not None:
-        raise DataError("`data.evaluation_source` is for files; a task holds out questions of its own, remove it")
+def _check_task(settings: DataSettings, kind: RowKind) -> None:
+    if kind is not RowKind.PROMPTS:
+        raise DataError(f"`data.source`: a reasoning_gym task has prompts, but {kind.noun} are needed; give a file")
     if settings.prompt_column != "prompt":
         raise DataError("`data.prompt_column` is for files; a task names its columns itself, remove it")
+
+
+def _task_splits(settings: DataSettings, name: str, evaluation_items: int, kind: RowKind) -> Splits:
+    from plait.data import tasks
+
+    _check_task(settings, kind)
     wanted = settings.size or DEFAULT_TASK_SIZE
     held_out, train = tasks.draw_in_child(name, settings.parameters, settings.seed, evaluation_items, wanted)
     num_questions = len(held_out) + len(train)

@@ -12,6 +12,7 @@ from plait.models.files.hub import classes_of, is_classifier
 from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
+from plait.recipes.length_limits import prompt_limit
 from plait.recipes.recipe import Recipe, check_read
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome, reward_of
 from plait.settings import Settings
@@ -26,31 +27,6 @@ _CALLS = {
     "cost": {"score", "train"},
 }
 """What each role can be asked."""
-
-
-def prompt_limit(recipe: Recipe, shape: ModelShape) -> int:
-    """Most tokens that a prompt may have: `data.max_prompt_tokens`, within what positions and KV pool leave.
-
-    Raises:
-        ConfigError: prompt and response together do not fit the model, or the pool of keys and values.
-    """
-    pool = recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS
-    most_prompt, response = recipe.data.max_prompt_tokens, recipe.sampling.max_response_tokens
-    asked = f"`sampling.max_response_tokens` ({response}) and a prompt of one token"
-    if most_prompt is not None:
-        asked = f"`data.max_prompt_tokens` ({most_prompt}) + `sampling.max_response_tokens` ({response})"
-    if pool < shape.max_positions and pool - response < (most_prompt or 1):
-        raise ConfigError(
-            f"{asked} exceed the {pool} tokens of the KV pool (`sampling.kv_tokens` in blocks of {BLOCK_TOKENS}); "
-            "raise it, or ask for fewer"
-        )
-    room = min(pool, shape.max_positions) - response
-    if room < 1 or (most_prompt is not None and most_prompt > room):
-        raise ConfigError(
-            f"{asked} exceed the {shape.max_positions} positions of `{recipe.model}`; lower "
-            f"{'one of them' if most_prompt else '`sampling.max_response_tokens`'}"
-        )
-    return most_prompt or room
 
 
 def check_sampling(flow: Dataflow, recipe: Recipe) -> None:

@@ -12,6 +12,7 @@ from plait.generation.refused import LAYERS_ROUND
 from plait.generation.settings import MAX_DRAFT_TOKENS, SamplingSettings
 from plait.models.mixer_shape import KEEPS_STATE
 from plait.models.shape import ModelShape
+from plait.recipes.evaluation_sets import evaluation_sets
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import optimizer_of
 from plait.schedule.plan import POOL, Plan
@@ -31,6 +32,8 @@ class Abilities:
     """It computes with models in parts and on several devices."""
     keeps_support: bool
     """It says what top-k, top-p and min-p left of the vocabulary for each token, over which a trainer renormalises."""
+    min_p: bool
+    """It draws by min-p."""
     keeps_experts: bool
     """It says which experts of a mixture each token went to."""
     own_cache: bool
@@ -53,6 +56,7 @@ ABILITIES = {
         moves=True,
         parts=True,
         keeps_support=True,
+        min_p=True,
         keeps_experts=True,
         own_cache=False,
         program=None,
@@ -64,6 +68,7 @@ ABILITIES = {
         moves=False,
         parts=False,
         keeps_support=False,
+        min_p=False,
         keeps_experts=False,
         own_cache=True,
         program="vLLM",
@@ -214,6 +219,12 @@ def check_engine(recipe: Recipe) -> None:
             raise ConfigError(
                 f"`{key}` is {value}, but `sampling.engine` is {engine}, which {why}; set `{key}` to {remedy}, or "
                 "`sampling.engine` to plait"
+            )
+    for one in evaluation_sets(recipe):
+        if one.answering.min_p and not can.min_p:
+            raise ConfigError(
+                f"`{one.section}.min_p` is {one.answering.min_p:g}, but `sampling.engine` is {engine}, which does not "
+                f"draw by it; set it to 0, or `sampling.engine` to plait"
             )
     if drafts is not None and (why := no_drafts(recipe)) is not None:
         raise ConfigError(

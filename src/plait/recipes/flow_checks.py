@@ -11,6 +11,7 @@ from plait.recipes.algorithm import traced_flow
 from plait.recipes.checks import check_calls, check_sampling, check_trained_steps, check_unused
 from plait.recipes.device_checks import check_served
 from plait.recipes.engine_checks import check_engine, check_engine_calls
+from plait.recipes.evaluation_sets import evaluation_sets
 from plait.recipes.recipe import Recipe
 from plait.recipes.reward_checks import check_evaluation, check_rewards
 from plait.recipes.role_models import ToCome
@@ -66,7 +67,7 @@ def said_of_ungraded(flow: Dataflow, recipe: Recipe) -> Iterator[str]:
     reads in texts alone."""
     grades = [node.call for node in flow.of_kind(CallKind.GRADE) if node.rows == flow.main_rows.id]
     says_nothing = "score" not in flow.call_kinds("reward") and not recipe.evaluation.functions
-    if grades and says_nothing and recipe.evaluation.items and flow.main_rows.kind is CallKind.GENERATE:
+    if grades and says_nothing and evaluation_sets(recipe) and flow.main_rows.kind is CallKind.GENERATE:
         yield (
             f"evaluations tell how long answers are, and not how good: `{grades[0]}` is read in training steps alone; "
             "name functions that score held-out answers in `evaluation.functions`, or set `evaluation.items` to 0"
@@ -77,7 +78,9 @@ def _check_mismatched(flow: Dataflow, recipe: Recipe) -> None:
     """Raises ConfigError where a batch has no other completion for a prompt."""
     if all(node.call != MISMATCHED for node in flow.nodes):
         return
-    for key, count in (("prompts_per_step", recipe.prompts_per_step), ("evaluation.items", recipe.evaluation.items)):
+    asked = [("prompts_per_step", recipe.prompts_per_step)]
+    asked += [(f"{one.section}.items", one.items) for one in evaluation_sets(recipe) if one.items is not None]
+    for key, count in asked:
         if count == 1:
             raise ConfigError(
                 f"`{key}` is 1, but the flow `{flow.name}` estimates the KL to the reference from completions of "

@@ -249,6 +249,7 @@ def _meant(key: str, value: Any, names: Sequence[str]) -> str:
     if found := difflib.get_close_matches(key.removeprefix(around), same, n=1, cutoff=0) or short:
         return f"; did you mean `{around}{found[0]}`?"
     elsewhere = [name for name in names if name.rpartition(".")[2] == leaf]
+    elsewhere = [name for name in elsewhere if not name.startswith("evaluation.")] or elsewhere  # as those of training
     if section and len(elsewhere) == 1:
         return f"; did you mean `{elsewhere[0]}`?"
     return (section and nearest(leaf, inside, around)) or nearest(leaf if section else key, names)

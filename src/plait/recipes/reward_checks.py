@@ -9,6 +9,7 @@ from plait.dataflow import CallKind, Dataflow
 from plait.dataflow.graph import scores_alone, scores_by_turn, scores_decoupled
 from plait.dataflow.unfit import nearest
 from plait.errors import ConfigError, FlowError
+from plait.recipes.evaluation_sets import evaluation_sets
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import LEARNT, REWARD_ROLES, reward_of, reward_settings, scoring_models
 from plait.rewards.functions import TASK, WELL_FORMED, RewardFunction
@@ -19,8 +20,8 @@ from plait.settings import Settings
 LIMITS = ("timeout_s", "workers", "max_concurrency", "memory_gb", "on_error")
 """Keys of a reward that hold for the functions of evaluations, too."""
 
-OF_ANSWERS = ("temperature", "samples_per_prompt", "pass_at", "functions")
-"""Keys of evaluations that are about what a model answers."""
+OF_SETS = ("temperature", "top_p", "top_k", "min_p", "max_response_tokens", "samples_per_prompt", "pass_at")
+"""Keys of evaluations, and of their sets, that are about what a model answers."""
 
 
 def check_rewards(flow: Dataflow, recipe: Recipe, *, has_task: bool) -> None:
@@ -63,20 +64,41 @@ def check_evaluation(flow: Dataflow, recipe: Recipe) -> None:
         _refuse_set("reward", recipe.reward, {key: why for key in RewardSettings.model_fields if key not in LIMITS})
     if recipe.lets_be("evaluation"):
         return
-    unread: dict[str, str] = {} if generates else dict.fromkeys(OF_ANSWERS, f"the flow `{flow.name}` generates nothing")
+    silent = {} if generates else dict.fromkeys(OF_SETS, f"the flow `{flow.name}` generates nothing")
+    unread = dict(silent)
+    if not generates:
+        unread["functions"] = f"the flow `{flow.name}` generates nothing"
     if not of_task:
         unread["answer"] = "neither `task` nor `well_formed` is among `evaluation.functions`"
     _refuse_set("evaluation", settings, unread)
+    for place, own in enumerate(settings.sets):
+        _refuse_set(f"evaluation.sets.{place}", own, silent)
+    _check_task_sets(flow, recipe)
     if scores and TASK in of_task & _names_of(recipe.reward):
         raise ConfigError(
             "`evaluation.functions` names `task`, but so does the reward, which evaluations take the accuracy from; "
             "remove it, or take `task` out of `reward.functions`"
         )
-    if settings.pass_at and not scores and TASK not in of_task:
+    if any(one.answering.pass_at for one in evaluation_sets(recipe)) and not scores and TASK not in of_task:
         raise ConfigError(
             f"`evaluation.pass_at` is set, but the flow `{flow.name}` has no reward, and nothing says which answers "
             "are right; add `task` (the scorer of a reasoning_gym task) to `evaluation.functions`, or remove it"
         )
+
+
+def _check_task_sets(flow: Dataflow, recipe: Recipe) -> None:
+    """Raises ConfigError where answers are scored by the scorer of a task, and the items of a set are no task's."""
+    scoring = {"evaluation.functions": {TASK, WELL_FORMED} & set(recipe.evaluation.functions)}
+    if "score" in flow.call_kinds("reward"):
+        scoring["reward.functions"] = {TASK, WELL_FORMED} & _names_of(recipe.reward)
+    for one in evaluation_sets(recipe):
+        for key, names in scoring.items():
+            if names and one.source is not None and one.source.task is None:
+                raise ConfigError(
+                    f"`{one.section}.source` is `{one.source.source}` and no reasoning_gym:TASK, but `{key}` has "
+                    f"`{min(names)}`, which scores answers to tasks alone; give a task, or name a function of yours "
+                    "that scores both"
+                )
 
 
 def check_parts(flow: Dataflow, recipe: Recipe, functions: Mapping[str, Sequence[RewardFunction]]) -> None:

@@ -10,10 +10,7 @@ _PLACED = (
 _WHOLE = "{}; `--devices N` finds a plan, with `dp`, `tp` and `pp` of each call (docs/plans.md)"
 _DEVICES = "; did you mean `devices`? `--devices N` runs on N devices, by a plan that is found for them (docs/plans.md)"
 _TRACKERS = "; did you mean `trackers`? They are `tensorboard` and `wandb`; `metrics.jsonl` is always written"
-_TO_THE_END = (
-    "; no run ends by itself before its last step: Ctrl-C saves and ends it, and the weights of the best evaluation "
-    "are in `best/` (`evaluation.every`)"
-)
+_PATIENCE = "; did you mean `evaluation.patience`? With `evaluation.best_by` it ends a run that gets no better"
 _MEANT = {
     _PLACED.format("dp"): "dp dp_size data_parallel",
     _PLACED.format("tp"): "tp tp_size tensor_parallel",
@@ -24,7 +21,7 @@ _MEANT = {
     ): "ep ep_size expert_parallel expert_model_parallel_size",
     _DEVICES: "gpus n_gpus num_gpus ngpus num_devices n_devices world_size nproc nproc_per_node gpus_per_node",
     _TRACKERS: "logger loggers tensorboard mlflow comet swanlab trackio",
-    _TO_THE_END: "early_stopping early_stopping_patience early_stop patience",
+    _PATIENCE: "early_stopping early_stopping_patience early_stop patience",
 }
 """What to say → the names that it answers."""
 _SAID = {name: said for said, names in _MEANT.items() for name in names.split()}

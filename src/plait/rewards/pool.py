@@ -77,11 +77,24 @@ class RewardPool:
         Raises:
             ConfigError: a function needs a column that is not among `columns`.
         """
-        while (signatures := self._workers.signatures) is None:
+        while self._workers.signatures is None:
             self._pump(_TICK_S)
-        for function, signature in zip(self.functions, signatures, strict=True):
-            if columns is not None and (problem := missing_arguments(function, signature, columns)):
-                raise ConfigError(problem)
+        if columns is not None:
+            self.check_columns(columns)
+
+    def check_columns(self, columns: Sequence[str], title: str = "") -> None:
+        """Check that data have every column that the loaded functions need.
+
+        Args:
+            title: which data, where they are not those of training.
+
+        Raises:
+            ConfigError: a function needs a column that is not among `columns`.
+        """
+        assert self._workers.signatures is not None, "the pool has not started"
+        for function, signature in zip(self.functions, self._workers.signatures, strict=True):
+            if problem := missing_arguments(function, signature, columns):
+                raise ConfigError(f"{title}: {problem}" if title else problem)
 
     def close(self) -> None:
         """Kill the workers and what they started; wait until they are gone. Harmless when done before."""

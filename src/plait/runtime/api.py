@@ -20,7 +20,7 @@ from plait.recipes.stages import stage_names
 from plait.recipes.trust import user_recipe
 from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
-from plait.runtime.evaluating.evaluation import Evaluation
+from plait.runtime.evaluating.evaluations import Evaluations
 from plait.runtime.folder.claim import claim
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import Origin
@@ -175,7 +175,7 @@ def _run_claimed(
     return outcome
 
 
-def evaluate_model(recipe: Recipe) -> Evaluation:
+def evaluate_model(recipe: Recipe) -> Evaluations:
     """Measure the held-out items with the untrained model: answers to prompts, or losses of examples or pairs.
 
     Raises:

@@ -10,7 +10,7 @@ from signal import Signals
 
 from plait.errors import RESUME, RunError
 from plait.runtime.evaluating.answering import EvaluationStopped
-from plait.runtime.evaluating.evaluation import Evaluation
+from plait.runtime.evaluating.evaluations import Evaluations
 from plait.runtime.finished_step import finish_metrics
 from plait.runtime.session import Session
 from plait.runtime.stopping import Stop, saying_how_to_resume, stop_signals
@@ -22,14 +22,15 @@ class Outcome:
     """How a run ended. A notebook shows it in a few lines; `metrics`, `before` and `after` have all numbers."""
 
     finished: bool
-    """False if the run was stopped before its last step was done and evaluated."""
+    """False if the run was stopped before its last step was done and evaluated; that may be an earlier one than the
+    recipe's, see `ended_early`."""
     step: int
     """Steps that are done."""
     metrics: dict[str, float]
     """Those of the last step."""
-    before: Evaluation | None = None
+    before: Evaluations | None = None
     """The evaluation of the weights before the first step."""
-    after: Evaluation | None = None
+    after: Evaluations | None = None
     """The evaluation of the weights after the last step."""
     doctor: str = ""
     """What the numerics doctor sums up; empty where all was well."""
@@ -37,6 +38,8 @@ class Outcome:
     """Steps of the whole run."""
     asked_to_stop: bool = False
     """Whether a signal asked for it, even if nothing was left to stop: later stages of the recipe do not begin then."""
+    ended_early: str = ""
+    """Why the run has finished before the last of its steps, in words (`evaluation.patience`); empty: it has not."""
 
     def __repr__(self) -> str:
         main = {name: value for name, value in self.metrics.items() if "/" not in name or name.endswith("/loss")}
@@ -50,8 +53,9 @@ class Outcome:
 
 
 def train(session: Session, stopped_by: Sequence[Signals] = STOP_SIGNALS) -> Outcome:
-    """Run steps until as many are done as the recipe says, then evaluate and write the final weights. A signal asks to
-    stop: the step under way is finished and saved first. `Session.done` counts the steps.
+    """Run steps until as many are done as the recipe says, or its evaluations get no better; then evaluate and write
+    the final weights. A signal asks to stop: the step under way is finished and saved first. `Session.done` counts the
+    steps.
 
     Args:
         stopped_by: the signals that ask to stop.
@@ -68,21 +72,25 @@ def train(session: Session, stopped_by: Sequence[Signals] = STOP_SIGNALS) -> Out
         metrics, before, after = records.last_metrics(), records.evaluation(0), None
         if before is None and done.step == 0:
             before = evaluate(session, stop, "leaving the evaluation before the first step")
-        while done.step < recipe.steps and not stop.asked:
+        while not session.is_over and not stop.asked:
             stop.doing = f"finishing step {done.step + 1}, then saving"
             metrics = run_step(session)  # generate → score → advantages → train
-            if is_due(recipe.checkpoint.every, done.step) or stop.asked or done.step == recipe.steps:
+            if is_due(recipe.checkpoint.every, done.step) or stop.asked or session.is_over:
                 session.save()
-        if done.step == recipe.steps:
+        if session.is_over:
             after = records.evaluation(done.step)
             if after is None:
                 after = evaluate(session, stop, f"leaving the last evaluation, which {RESUME} makes up for")
-        finished = done.step == recipe.steps and (after is not None or not session.prepared.num_held_out)
+        finished = session.is_over and (after is not None or not session.prepared.num_held_out)
+        early = session.ended_early
+        if finished and early is not None:
+            tell_user(early.text)
         if finished:
             stop.doing = "writing the final weights"
             session.export_final()
     summary = session.doctor.summary() if session.doctor is not None else ""
-    return Outcome(finished, done.step, metrics, before, after, summary, recipe.steps, stop.asked)
+    early_text = "" if early is None else early.text
+    return Outcome(finished, done.step, metrics, before, after, summary, recipe.steps, stop.asked, early_text)
 
 
 def run_step(session: Session) -> dict[str, float]:
@@ -110,7 +118,7 @@ def run_step(session: Session) -> dict[str, float]:
     return metrics
 
 
-def evaluate(session: Session, stop: Stop, doing: str) -> Evaluation | None:
+def evaluate(session: Session, stop: Stop, doing: str) -> Evaluations | None:
     """Evaluate, and record the result; None if there is nothing to evaluate on, or a stop was asked for meanwhile.
 
     Args:

@@ -14,9 +14,6 @@ from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts
 from plait.cost.placement import device_bytes_if_here, num_devices, resolve_plan
 from plait.cost.spent_memory import LONG
-from plait.data.examples import ExampleSet
-from plait.data.mixture import Mixed
-from plait.data.prompts import PromptSet
 from plait.data.records import FinishReason, Sample
 from plait.data.replies import ReplyEncoder
 from plait.dataflow import CallKind, Dataflow
@@ -106,7 +103,6 @@ def prepare(
         data.train_set,
         data.given,
         data.held_out,
-        data.held_out_given,
         data.tools,
         machines.alike,
     )
@@ -174,7 +170,7 @@ def _longest_of(flow: Dataflow, lengths: SampleLengths, data: RunData) -> dict[s
     for node in flow.of_kind(CallKind.GENERATE):
         if node.prompts is not None:  # functions write its prompts, which are looked at when they are there
             longest[node.call] = 1 + node.generation.limit(lengths.responses.longest)
-    for call, items in data.held_out_given.items():
+    for call, items in (pair for held_out in data.held_out for pair in held_out.given.items()):
         of_items = [len(given.sample.prompt.token_ids) + len(given.sample.token_ids) for given in items]
         longest[call] = max(longest[call], *of_items)
     return longest
@@ -235,14 +231,17 @@ def outline(
     return Outline(recipe, dataflow, models, shapes, functions, eval_functions)
 
 
-def _ids_of(
-    train_set: Mixed[PromptSet] | None, given: Mapping[str, Mixed[ExampleSet]]
-) -> Iterator[tuple[str, Sequence[int]]]:
-    """(place, token ids) of all that is read; nothing is encoded before it is asked for."""
-    for prompts in () if train_set is None else train_set.sets:
+def _ids_of(data: RunData) -> Iterator[tuple[str, Sequence[int]]]:
+    """(place, token ids) of all that is read; nothing that is trained on is encoded before it is asked for."""
+    for held_out in data.held_out:
+        for prompt in held_out.prompts:
+            yield held_out.title, prompt.token_ids
+        for of_item in (given for items in held_out.given.values() for given in items):
+            yield held_out.title, (*of_item.sample.prompt.token_ids, *of_item.sample.token_ids)
+    for prompts in () if data.train_set is None else data.train_set.sets:
         for index, row in enumerate(prompts.kept):
             yield prompts.source[row].place, prompts.prompt(index, index).token_ids
-    for examples in (sets for mixed in given.values() for sets in mixed.sets):
+    for examples in (sets for mixed in data.given.values() for sets in mixed.sets):
         for index, row in enumerate(examples.kept):
             for sample, _ in examples.given(index, index):
                 yield examples.source[row].place, (*sample.prompt.token_ids, *sample.token_ids)
@@ -251,7 +250,7 @@ def _ids_of(
 def _check_texts(data: RunData, recipe: Recipe, tokenizer: Any, vocabulary: int) -> None:
     """Raises ModelError where the data have tokens that the model lacks; DataError where its chat template has no place
     for a reply, as far as the first prompt of a source tells."""
-    check_ids(tokenizer, vocabulary, _ids_of(data.train_set, data.given), recipe.model)
+    check_ids(tokenizer, vocabulary, _ids_of(data), recipe.model)
     if (replier := recipe.turns.replier) is not None and data.train_set is not None:
         encoder = ReplyEncoder(tokenizer, vocabulary, replier)
         role = "user" if data.tools is None else "tool"

@@ -17,8 +17,10 @@ from plait.observe.run_log import RunLog, damaged, numbers_of, read_rows, read_s
 from plait.observe.trace import TraceWriter
 from plait.observe.trackers import Trackers
 from plait.recipes.keys import nearest
-from plait.runtime.evaluating.evaluation import Evaluation, data_columns, told_of_turns
+from plait.runtime.evaluating.evaluation import data_columns, told_of_turns
+from plait.runtime.evaluating.evaluations import Evaluations, in_set
 from plait.runtime.folder.directory import RunDirectory
+from plait.runtime.folder.patience import value_by
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.step import StepState, by_model, reward_calls
 from plait.schedule.timeline import Span, trace_events
@@ -78,7 +80,7 @@ class Records:
         """Actions of a step, or of what was done between two."""
         self._trace.append(trace_events(spans))
 
-    def write_evaluation(self, step: int, evaluation: Evaluation) -> None:
+    def write_evaluation(self, step: int, evaluation: Evaluations) -> None:
         """An evaluation's row, which says that it is whole: its items and what follows from it are written before."""
         if step not in self._evaluated:  # else only its items were gone: it is of the same weights
             self._evaluations.append({"step": step, **evaluation.metrics()})
@@ -87,10 +89,10 @@ class Records:
             self._track(step, self._late | evaluation.metrics())
             self._late = {}
 
-    def write_evaluation_samples(self, step: int, evaluation: Evaluation) -> None:
+    def write_evaluation_samples(self, step: int, evaluation: Evaluations) -> None:
         write_rows(self._directory.files.evaluation_samples(step), evaluation.rows())
 
-    def evaluation(self, step: int) -> Evaluation | None:
+    def evaluation(self, step: int) -> Evaluations | None:
         """The evaluation of the weights after `step`, as it was written; None if it or its items are gone.
 
         Raises:
@@ -102,28 +104,17 @@ class Records:
         if row is None or not path.exists():
             return None
         items = read_rows(path)
-        if self._prepared.held_out_given:
-            measured = {name.removeprefix("eval/"): value for name, value in numbers_of(row, log).items()}
-            return Evaluation((), (), None, logged=measured, num_given=self._prepared.num_held_out)
-        settings, prompts = self._prepared.recipe.evaluation, self._prepared.held_out
-        answers = settings.samples_per_prompt, settings.pass_at
-        if len(items) != len(prompts) * settings.samples_per_prompt:
-            return None
         try:
-            evaluated = Evaluation.from_rows(items, prompts, {}, *answers)
+            return Evaluations.from_rows(items, self._prepared.held_out, numbers_of(row, log))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise damaged(path, repr(error)) from error
-        own = evaluated.metrics()
-        logged = {name.removeprefix("eval/"): value for name, value in numbers_of(row, log).items() if name not in own}
-        return Evaluation.from_rows(items, prompts, logged, *answers)
 
     def value(self, metrics: Mapping[str, float]) -> float:
         """What evaluations are compared by, higher is better: `evaluation.best_by`, else as of `value_of`."""
         best_by = self._prepared.recipe.evaluation.best_by
         if best_by is None:
-            return value_of(metrics)
-        name = best_by.removeprefix("-")
-        return metrics.get(name, math.nan) if name == best_by else -metrics.get(name, math.nan)
+            return value_of(metrics, next((one.label for one in self._prepared.held_out), ""))
+        return value_by(best_by, metrics)
 
     def check_best_by(self, *newest: Mapping[str, float]) -> None:
         """Raises RunError where there are evaluations, those written or `newest`, and none of them has the metric of
@@ -165,12 +156,15 @@ class Records:
             self._tracked = step
 
 
-def value_of(metrics: Mapping[str, float]) -> float:
+def value_of(metrics: Mapping[str, float], label: str) -> float:
     """What evaluations are compared by unless a recipe says it: accuracy where there is one, else the mean reward; of
-    given samples the loss, negated."""
-    if "eval/accuracy" in metrics or "eval/reward" in metrics:
-        return metrics.get("eval/accuracy", metrics.get("eval/reward", math.nan))
-    return -next((value for name, value in metrics.items() if name.endswith("/loss")), math.nan)
+    given samples the loss, negated. Of the set of this label, the first."""
+    for name in (in_set(label, "eval/accuracy"), in_set(label, "eval/reward")):
+        if name in metrics:
+            return metrics[name]
+    begin = in_set(label, "eval/")
+    losses = (value for name, value in metrics.items() if name.startswith(begin) and name.endswith("/loss"))
+    return -next(losses, math.nan)
 
 
 def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:

@@ -17,12 +17,13 @@ from plait.file_writes import why_not_written, writing
 from plait.output import write_file
 from plait.recipes.role_models import main_role, trained_roles
 from plait.runtime.evaluating.engine_gate import check_engines
-from plait.runtime.evaluating.evaluation import Evaluation
+from plait.runtime.evaluating.evaluations import Evaluations
 from plait.runtime.evaluating.measure import measure
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.export import marker_of, write_weights
 from plait.runtime.folder.history import FINISHED, STOPPED, History, Origin
 from plait.runtime.folder.moments import Moments
+from plait.runtime.folder.patience import Spent, spent_patience
 from plait.runtime.folder.progressed import Progressed, check_not_gone, check_steps, resumed_from
 from plait.runtime.folder.stored_recipe import changed_keys, check_left, recipe_text
 from plait.runtime.health.doctor import RunDoctor
@@ -65,7 +66,7 @@ class Session:
         self.directory = directory
         self.saved: int | None = None
         """Step of the newest checkpoint."""
-        self._save_failed = self._is_over = False
+        self._save_failed = self._has_final = False
         self._stack = contextlib.ExitStack()
         self._resume = resume
 
@@ -80,7 +81,7 @@ class Session:
         self._stack.close()
 
     def _note_end(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
-        ended = f"{kind.__name__}: {error}" if kind is not None else FINISHED if self._is_over else STOPPED
+        ended = f"{kind.__name__}: {error}" if kind is not None else FINISHED if self._has_final else STOPPED
         self.history.end(ended, self.done.step)
 
     def _open(self, stack: contextlib.ExitStack) -> None:
@@ -97,7 +98,7 @@ class Session:
         self.done.threads = torch.get_num_threads()
         self.progress = stack.enter_context(self._leading.progress())
         if self._resume:
-            check_left(self.directory.files.recipe, recipe, lambda: self.done.step == recipe.steps)
+            check_left(self.directory.files.recipe, recipe, lambda: self.is_over)
             self.progress.message(resumed_from(checkpoint, self.store, self.history.saved_step, recipe.steps))
         self.recorder = Recorder(offset_s=self.done.clock_s)
         output = self.directory.files.reward_output
@@ -140,6 +141,18 @@ class Session:
             self.moments = Moments.opened(path, recipe.update_rule, self.done.policy_version, tell)
             rollout.run_on(self.moments)
             undo.pop_all()
+
+    @property
+    def ended_early(self) -> Spent | None:
+        """Why no further step is done, where some are left; as its evaluations say."""
+        if self.done.step == self.recipe.steps:
+            return None
+        return spent_patience(self.directory.files.evaluations, self.recipe.evaluation, self.done.step)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no step is left to do."""
+        return self.done.step == self.recipe.steps or self.ended_early is not None
 
     def begin_step(self) -> StepState:
         """The batch of the next step, its samples drawn before or not, with the carried values."""
@@ -192,7 +205,7 @@ class Session:
             if model.changes and (engine := self.roles[model.role].engine) is not None:
                 engine.update_weights(self.done.policy_version)
 
-    def evaluate(self, stop: Callable[[], bool] = lambda: False) -> Evaluation:
+    def evaluate(self, stop: Callable[[], bool] = lambda: False) -> Evaluations:
         """See `measure`. All ranks are asked now what they recorded of it: a next step, which asks, may not come."""
         self.executor.settle()
         measured = measure(
@@ -201,7 +214,7 @@ class Session:
         self.recorder.extend(self.workers.spans())
         return measured
 
-    def record_evaluation(self, evaluation: Evaluation) -> None:
+    def record_evaluation(self, evaluation: Evaluations) -> None:
         """Write an evaluation of the weights as they are; the best one's are kept in `best/`, unless there is but one.
 
         Raises:
@@ -270,7 +283,7 @@ class Session:
     def export_final(self) -> None:
         """With which a run is over. Raises RunError when the disk is full."""
         self._export("the final weights", self.directory.files.final)
-        self._is_over = True
+        self._has_final = True
 
     def _export(self, what: str, folder: Path) -> None:
         role = main_role(self.prepared.models).role
@@ -298,7 +311,7 @@ class Session:
         """Remove what the interrupted run wrote after its last checkpoint; store keys that have changed."""
         self.store.discard_after(self.done.step)
         offsets = checkpoint.stated("offsets", dict) if checkpoint else {}
-        self.directory.rollback_to(offsets, self.done.step, is_over=self.done.step == self.recipe.steps)
+        self.directory.rollback_to(offsets, self.done.step, is_over=self.is_over)
         recipe = self.directory.files.recipe
         if changed_keys(recipe, self.recipe):
             with writing(recipe):

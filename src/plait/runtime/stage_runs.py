@@ -29,8 +29,8 @@ from plait.runtime.api import run
 from plait.runtime.controller import Outcome
 from plait.runtime.folder.claim import claim
 from plait.runtime.folder.export import export_whole
-from plait.runtime.folder.progressed import has_all_steps
-from plait.runtime.folder.run_files import CHECKPOINTS, METRICS, RECIPE, RunFiles
+from plait.runtime.folder.progressed import last_step
+from plait.runtime.folder.run_files import METRICS, RECIPE, RunFiles
 from plait.runtime.folder.stored_recipe import as_begun, check_left
 from plait.runtime.inputs.prepared import NOTHING_KEPT, Kept, Prepared
 from plait.runtime.prediction.kept_plans import kept_for
@@ -221,7 +221,7 @@ def _check_sources(stages: Stages, name: str, steps: Mapping[str, int]) -> None:
         path = recipe.run_dir / METRICS
         rows = read_steps(path) if path.is_file() else []
         done = rows[-1]["step"] if rows else 0
-        if done < steps[source]:
+        if done < steps[source] and not _is_done(recipe, steps[source]):
             raise ConfigError(
                 f"it has begun with what `{source}` ended with after {done} steps, and `{source}` would now be trained "
                 f"to step {steps[source]}; leave `steps` of `{source}` as they were, or begin again in another "
@@ -235,7 +235,8 @@ def _is_done_anyway(recipe: Recipe) -> bool:
 
 
 def _is_done(recipe: Recipe, steps: int) -> bool:
-    """Whether a stage has as many steps as it is to have, and its final weights are of the last one."""
+    """Whether a stage has as many steps as it is to have, or has ended early, and its final weights are of the last
+    one."""
     # A run that was made to go on has not replaced the final weights of its fewer steps yet.
-    is_whole = marked(final_folder(recipe)).get("step") == steps
-    return is_whole and has_all_steps(recipe.run_dir / CHECKPOINTS, steps)
+    last = last_step(recipe.run_dir, recipe.evaluation, steps)
+    return last is not None and marked(final_folder(recipe)).get("step") == last

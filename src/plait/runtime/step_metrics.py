@@ -15,6 +15,8 @@ from plait.observe.progress import Watched
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, main_role
 from plait.rewards.scores import GroupScores
 from plait.runtime.evaluating.evaluation import logged_means
+from plait.runtime.evaluating.evaluations import in_set
+from plait.runtime.inputs.held_out import HeldOut
 from plait.runtime.steps.grading import exact_mean, grade_metrics, is_baseline, prefix_of
 from plait.runtime.steps.step import StepState, by_model, reward_calls
 
@@ -149,12 +151,12 @@ def by_function(groups: Sequence[GroupScores]) -> dict[str, list[float]]:
     return {name: [score for group in groups for score in group.scores[name]] for name in names}
 
 
-def watched(flow: Dataflow, models: Sequence[RoleModel]) -> Iterator[Watched]:
+def watched(flow: Dataflow, models: Sequence[RoleModel], held_out: Sequence[HeldOut] = ()) -> Iterator[Watched]:
     """The few numbers of a step that a person watches, what matters most first. A step shows those that it has.
 
     Of the samples that train: what rewards and functions over texts say of them, and the loss where they are given or
     nothing says anything. Then the loss on given samples beside them, what losses log of pairs and of a reference, the
-    same of held-out items in a step that evaluates, lengths and the pace.
+    same of held-out items (of the first set) in a step that evaluates, lengths and the pace.
     """
     role = main_role(models).role
     accuracies = ("rewards/accuracies", f"{role}/accuracy", f"{role}/mean_token_accuracy")
@@ -169,9 +171,11 @@ def watched(flow: Dataflow, models: Sequence[RoleModel]) -> Iterator[Watched]:
     yield from learnt
     yield Watched("margin", ("rewards/margins", f"{role}/margin"), ".4f")
     yield Watched("kl", ("kl",), ".4f")
+    label = held_out[0].label if held_out else ""
     for each in learnt:
         of_task = ("accuracy",) if each.metrics == accuracies else ()
-        yield Watched(f"eval {each.title}", tuple(f"eval/{name}" for name in (*of_task, *each.metrics)), each.form)
+        names = tuple(in_set(label, f"eval/{name}") for name in (*of_task, *each.metrics))
+        yield Watched(f"eval {label and f'{label} '}{each.title}", names, each.form)
     yield Watched("length", ("response_length/mean",), ".1f")
     yield Watched("tok/s", ("perf/throughput",), ",.0f")
 

@@ -8,12 +8,13 @@ import torch
 
 from plait.cost.estimate import model_shape
 from plait.cost.generation_memory import kv_bytes_per_token
-from plait.cost.vllm_memory import longest_sample, pool_tokens_of_vllm
+from plait.cost.vllm_memory import pool_tokens_of_vllm
 from plait.models.files import hub
 from plait.models.files.adapter_folder import adapter_of
 from plait.models.language_model import LanguageModel
 from plait.models.shape import ModelShape
 from plait.observe.loading import loading as say_loading
+from plait.recipes.length_limits import longest_sample
 from plait.recipes.recipe import Recipe
 from plait.schedule.placements import WHOLE
 from plait.vllm.engine import VllmEngine

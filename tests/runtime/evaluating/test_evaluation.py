@@ -124,7 +124,7 @@ def test_items_on_which_the_reward_fails_are_dropped_and_said(
     )
     assert re.search(said, capsys.readouterr().err)
     assert outcome.before is not None
-    assert sum(math.isnan(reward) for reward in outcome.before.rewards) == 1
+    assert sum(math.isnan(reward) for reward in outcome.before[""].rewards) == 1
 
 
 def test_what_reward_functions_log(make_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_each_part_of_a_reward_is_measured_before_its_weight(
     written(tmp_path / "rows.jsonl", rows[6:])
     written(tmp_path / "held.jsonl", rows[:6])
     functions = [f"{tmp_path}/reward.py:count_sevens", f"{tmp_path}/one.py:of_one"]
-    data = {"data.source": str(tmp_path / "rows.jsonl"), "data.evaluation_source": str(tmp_path / "held.jsonl")}
+    data = {"data.source": str(tmp_path / "rows.jsonl"), "evaluation.sets": [str(tmp_path / "held.jsonl")]}
     reward = {"reward.functions": functions, "reward.weights": [1.0, 0.5]}
     recipe = make_recipe(steps=1, **{"evaluation.items": 6}, **data, **reward)
     outcome = run(recipe)
@@ -347,7 +347,7 @@ def test_an_evaluation_without_a_reward_says_none(make_recipe: MakeRecipe, tmp_p
     )
     outcome = run(recipe)
     assert outcome.after is not None
-    assert outcome.after.rewards == ()
+    assert outcome.after[""].rewards == ()
     assert outcome.after.metrics().keys() == {"eval/response_length"}
     assert {row["reward"] for row in read_rows(recipe.run_dir / "samples/eval-000001.jsonl")} == {None}
     again = run(recipe, resume=True)
@@ -386,7 +386,7 @@ def test_functions_of_evaluations_say_the_accuracy_where_nothing_rewards(
     verdicts = [item["verdict"] for item in items]
     assert metrics["eval/accuracy"] == verdicts.count("exact") / 6
     assert metrics["eval/well_formed"] == 1 - verdicts.count("malformed") / 6
-    assert outcome.after.rewards == ()
+    assert outcome.after[""].rewards == ()
     print_outcome(recipe, outcome)
     table = capsys.readouterr().out
     assert "exact accuracy" in table

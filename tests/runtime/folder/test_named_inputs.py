@@ -24,17 +24,17 @@ def test_what_is_there_is_found_under_its_key(tmp_path: Path, monkeypatch: pytes
             "critic": {"model": "smollm2-135m-instruct"},
             "data": {
                 "source": f"{tmp_path}/a.jsonl",
-                "evaluation_source": f"{tmp_path}/held.jsonl",
                 "more": [{"source": "reasoning_gym:chain_sum"}, {"source": f"{tmp_path}/b.jsonl"}],
             },
+            "evaluation": {"items": 2, "sets": ["reasoning_gym:chain_sum", {"source": f"{tmp_path}/held.jsonl"}]},
             "pretraining": {"source": f"{tmp_path}/pre.jsonl"},
         }
     )
     assert named_inputs(recipe) == {
         "model": tmp_path / "model",
         "data.source": tmp_path / "a.jsonl",
-        "data.evaluation_source": tmp_path / "held.jsonl",
         "data.more[1].source": tmp_path / "b.jsonl",
+        "evaluation.sets.1.source": tmp_path / "held.jsonl",
         "pretraining.source": tmp_path / "pre.jsonl",
     }
 

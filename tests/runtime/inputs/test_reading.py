@@ -59,12 +59,12 @@ def test_held_out_items_that_are_left_out_are_said(
     limits = {"data.max_prompt_tokens": 80, "data.overlong_prompts": "drop", "algorithm": algorithm}
     if algorithm == "sft":
         limits |= {"reward.functions": [], "options": {}, "sampling": {}, "samples_per_prompt": 8}
-    sources = {"data.source": str(train), "data.evaluation_source": str(held), "evaluation.items": 3}
+    sources = {"data.source": str(train), "evaluation.sets": [str(held)], "evaluation.items": 3}
     prepared = prepare(make_recipe(**sources, **limits, prompts_per_step=1))
     assert capsys.readouterr().err.splitlines() == [
         f"{held}: 1 of 3 held-out items are left out (`data.overlong_prompts: drop`)"
     ]
-    assert len(prepared.held_out) + sum(map(len, prepared.held_out_given.values())) == 2
+    assert prepared.num_held_out == 2
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "sft"])
@@ -125,7 +125,10 @@ def test_a_column_that_the_prompt_template_names_is_said_to_stay(
         ),
         ({"data.source": "hf:nobody/knows"}, None),
         ({"data.source": "movie_reviews:prompts"}, None),
-        ({"data.evaluation_source": "held.jsonl"}, "`data.evaluation_source`: `held.jsonl` does not exist"),
+        (
+            {"evaluation.items": 1, "evaluation.sets": ["movie_reviews:prompts", "held.jsonl"]},
+            "evaluation set `held`: `evaluation.sets.1.source`: `held.jsonl` does not exist",
+        ),
         (
             {"data": [{"source": "movie_reviews:prompts"}, {"source": "b.jsonl", "name": "other"}]},
             "source `other`: `data.source`: `b.jsonl` does not exist",
@@ -202,12 +205,12 @@ def test_rows_beside_prompts_have_no_question_that_is_held_out(
     keys |= {"data.source": source, "pretraining.source": source, "evaluation.items": 3}
     prepared = prepare(make_recipe(**keys))
     (examples,) = prepared.given["examples"].sets
-    held_out = {prompt.columns["prompt"] for prompt in prepared.held_out}
+    held_out = {prompt.columns["prompt"] for prompt in prepared.held_out[0].prompts}
     assert len(held_out) == 3
     learnt = {examples.source[row].columns["prompt"] for row in examples.kept}
     assert learnt == {row["prompt"] for row in rows} - held_out
-    keys |= {"pretraining.source": two, "data.evaluation_source": two, "evaluation.items": 2}
-    with pytest.raises(DataError, match="every row is held out, here or in another source; lower"):
+    keys |= {"pretraining.source": two, "evaluation.sets": [two], "evaluation.items": 2}
+    with pytest.raises(DataError, match="no row is left to train on after 2 held-out questions"):
         prepare(make_recipe(**keys))
 
 

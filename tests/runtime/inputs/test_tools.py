@@ -9,12 +9,17 @@ import pytest
 from plait.data.formats import Row
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.replies import ReplyEncoder
+from plait.data.settings import DataSettings
 from plait.data.sources import Source, Splits
 from plait.errors import ConfigError, DataError
+from plait.recipes.evaluation_sets import Answering, EvaluationSet
 from plait.rewards.tool_calls import CallForm
+from plait.runtime.inputs.opened_rows import HeldOutRows, Opened
 from plait.runtime.inputs.tools import call_form, with_tools
 from tests.data.test_examples import with_template_of
 
+DATA = DataSettings(source="x")
+EVALUATED = EvaluationSet("", "evaluation", None, None, Answering())
 RESPONSE = "<tool_response>\n42\n</tool_response>"
 OF_QWEN = f"\n<|im_start|>user\n{RESPONSE}<|im_end|>\n<|im_start|>assistant\n"
 OF_LLAMA = '<|start_header_id|>ipython<|end_header_id|>\n\n"42"<|eot_id|>'
@@ -76,12 +81,15 @@ def test_markers_that_are_lost_as_special_tokens_are_refused() -> None:
 
 
 def test_rows_with_tools_of_their_own_are_refused() -> None:
-    def splits(*tools: object) -> Splits:
+    def opened(*tools: object) -> Opened:
         rows = tuple(Row({"prompt": "a", "tools": one}, f"x:{n}") for n, one in enumerate(tools, 1))
-        return Splits(Source("x", rows), None, 0)
+        source = Source("x", rows)
+        held_out = HeldOutRows(EVALUATED, ((DATA, source),))
+        return Opened((Splits(source, None, 0),), {}, (held_out,))
 
     schema = {"type": "function", "function": {"name": "add"}}
-    told = with_tools(splits(None, []), [schema])
-    assert [row.columns["tools"] for row in told.train.rows] == [[schema], [schema]]
+    told = with_tools(opened(None, []), [schema])
+    for source in (told.prompts[0].train, told.held_out[0].parts[0][1]):
+        assert [row.columns["tools"] for row in source.rows] == [[schema], [schema]]
     with pytest.raises(DataError, match=r"x:2: the row has a column `tools`, but `turns\.tools` says"):
-        with_tools(splits(None, [schema]), [schema])
+        with_tools(opened(None, [schema]), [schema])

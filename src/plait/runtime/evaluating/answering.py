@@ -9,16 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plait.data.records import Prompt, Sample
+from plait.data.records import Sample
 from plait.dataflow import CallKind
 from plait.engines import GenerationEngine
 from plait.generation.request import Request
-from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.metric_names import with_logged
+from plait.recipes.recipe import Recipe
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import NONE, GroupScores
 from plait.runtime.evaluating.evaluation import Evaluation, logged_means, task_of
+from plait.runtime.evaluating.evaluations import Evaluations
+from plait.runtime.inputs.held_out import HeldOut
 from plait.runtime.steps.between_steps import BetweenSteps
 from plait.runtime.steps.engine_loop import engine_loop
 from plait.runtime.steps.function_reports import FunctionReports
@@ -31,22 +33,6 @@ CALL = "evaluate"
 
 class EvaluationStopped(Exception):
     """An evaluation was left between two items because a stop was asked for."""
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """What is asked of a model."""
-
-    prompts: Sequence[Prompt]
-    sampling: SamplingSettings
-    temperature: float
-    """0 answers greedily. Above it the draws are those of `seed`, the same in every evaluation, from the whole
-    vocabulary."""
-    seed: int
-    per_item: int
-    """Answers to each prompt."""
-    pass_at: tuple[int, ...]
-    """Numbers k of pass@k that are asked for."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +57,18 @@ class Scorers:
 
 def answer(
     actor: ModelRole,
-    held_out: HeldOut,
+    held_out: Sequence[HeldOut],
+    recipe: Recipe,
     scorers: Scorers,
     between_steps: BetweenSteps,
     *,
     stop: Callable[[], bool],
-) -> Evaluation:
-    """Answer every prompt and score the answers.
+) -> Evaluations:
+    """Answer every prompt of all sets, together, and score the answers.
 
     Args:
         actor: has an engine.
+        recipe: says where responses stop, and the seed of what is drawn.
         stop: asked between items; when it says True the evaluation is left, and its engine and the pools keep
             their work.
 
@@ -89,17 +77,30 @@ def answer(
         EvaluationStopped: `stop` said so.
     """
     assert actor.engine is not None, "who answers generates"
-    whole = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    sampling = held_out.sampling.sampling(temperature=held_out.temperature, **whole)
-    for prompt in held_out.prompts:
-        actor.engine.add(Request(prompt, held_out.per_item, sampling, NoiseKey(held_out.seed)))
-    between_steps.progress.phase(
-        CALL, len(held_out.prompts) * held_out.per_item, "items" if held_out.per_item == 1 else "answers"
-    )
-    scored = _FunctionScores(scorers.pools(), held_out.per_item, between_steps)
+    per_item: dict[int, int] = {}
+    for one in held_out:
+        sampling = one.answering.sampling(recipe.sampling)
+        for prompt in one.prompts:
+            per_item[prompt.uid] = one.answering.samples_per_prompt
+            actor.engine.add(Request(prompt, per_item[prompt.uid], sampling, NoiseKey(recipe.seed)))
+    count = sum(per_item.values())
+    between_steps.progress.phase(CALL, count, "items" if count == len(per_item) else "answers")
+    scored = _FunctionScores(scorers.pools(), per_item, between_steps)
     ranks = actor.trainer.mesh(CallKind.GENERATE, begins=True)
     samples = between_steps.run(CALL, _answered(actor.engine, scored, stop), ranks, actor.trainer.role)
-    answers = tuple(samples[prompt.uid, index] for prompt in held_out.prompts for index in range(held_out.per_item))
+    return Evaluations({one.label: _evaluation(one, samples, scored, scorers, between_steps) for one in held_out})
+
+
+def _evaluation(
+    held_out: HeldOut,
+    samples: Mapping[tuple[int, int], Sample],
+    scored: _FunctionScores,
+    scorers: Scorers,
+    between_steps: BetweenSteps,
+) -> Evaluation:
+    """What a set measures, of whose answers all functions have said what they give; models score them now."""
+    per_item = held_out.answering.samples_per_prompt
+    answers = tuple(samples[prompt.uid, index] for prompt in held_out.prompts for index in range(per_item))
     of_functions = scored.of(answers)
     totals, of_models = dict[str, tuple[float, ...]](), dict[str, tuple[float, ...]]()
     for name, role in (("reward", scorers.reward), ("cost", scorers.cost)):
@@ -111,10 +112,10 @@ def answer(
     measured = Evaluation(
         samples=answers,
         rewards=totals.get("reward", ()),
-        task=task_of([logged.get("verdict") for logged in extras], held_out.per_item),
+        task=task_of([logged.get("verdict") for logged in extras], per_item),
         extras=extras,
-        per_item=held_out.per_item,
-        pass_at=held_out.pass_at,
+        per_item=per_item,
+        pass_at=held_out.answering.pass_at,
     )
     taken = {name.removeprefix("eval/") for name in measured.metrics()}
     further = _further(totals.get("cost"), of_functions.get("eval_functions", ()), taken)
@@ -140,7 +141,10 @@ class _Scored(NamedTuple):
 class _FunctionScores:
     """What the functions of some pools say of answers. They get all answers to a prompt together, as in training."""
 
-    def __init__(self, pools: Mapping[str, RewardPool], per_item: int, between_steps: BetweenSteps) -> None:
+    def __init__(
+        self, pools: Mapping[str, RewardPool], per_item: Mapping[int, int], between_steps: BetweenSteps
+    ) -> None:
+        """`per_item`: uid of each prompt → how many answers it gets."""
         self._pools = pools
         self._per_item = per_item
         self._report = FunctionReports(between_steps.recorder, between_steps.progress.message)
@@ -157,7 +161,7 @@ class _FunctionScores:
     def submit(self, sample: Sample) -> None:
         answers = self._unscored.setdefault(sample.prompt.uid, [])
         answers.append(sample)
-        if len(answers) < self._per_item:
+        if len(answers) < self._per_item[sample.prompt.uid]:
             return
         del self._unscored[sample.prompt.uid]
         for pool in self._pools.values():

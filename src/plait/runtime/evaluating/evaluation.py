@@ -27,7 +27,7 @@ _JSON = json.JSONEncoder(ensure_ascii=False, default=str)
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model answered, item by item, in the order of the held-out prompts."""
+    """What a model answered to a set, item by item, in the order of the held-out prompts."""
 
     samples: tuple[Sample, ...]
     """`per_item` of each, in a row."""

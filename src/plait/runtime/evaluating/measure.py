@@ -10,9 +10,11 @@ from plait.data.records import Prompt
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.metric_names import with_logged
 from plait.rewards.pool import RewardPool
-from plait.runtime.evaluating.answering import HeldOut, Scorers, answer
+from plait.runtime.evaluating.answering import Scorers, answer
 from plait.runtime.evaluating.evaluation import Evaluation
+from plait.runtime.evaluating.evaluations import Evaluations
 from plait.runtime.folder.moments import Round
+from plait.runtime.inputs.held_out import HeldOut
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.between_steps import BetweenSteps
 from plait.runtime.steps.calls import Calls
@@ -32,8 +34,9 @@ def measure(
     between_steps: BetweenSteps,
     *,
     stop: Callable[[], bool] = lambda: False,
-) -> Evaluation:
-    """An evaluation: answers to held-out prompts (`answering.answer`), or the losses of held-out examples or pairs.
+) -> Evaluations:
+    """An evaluation of all sets: answers to held-out prompts (`answering.answer`), or the losses of held-out examples
+    or pairs.
 
     Args:
         calls: of the flow.
@@ -42,25 +45,22 @@ def measure(
         RunError: a reward function failed and its policy is to stop.
         EvaluationStopped: `stop` said so.
     """
-    recipe = prepared.recipe
-    if not prepared.held_out:
+    held_out = prepared.held_out
+    if not any(one.prompts for one in held_out):
         losses_of = partial(evaluate_given, prepared.flow, calls, between_steps)
-        logged = dict(losses_of(StepState(0, given=prepared.held_out_given)))
-        for source, held_out_given in _by_source(prepared.held_out_given).items():
-            measured = losses_of(StepState(0, given=held_out_given))
-            logged |= {f"{source}/{name}": value for name, value in measured.items()}
-        return Evaluation((), (), None, logged=logged, num_given=prepared.num_held_out)
+        return Evaluations({one.label: _measured(one, losses_of) for one in held_out})
     actor, rewards = models_of(roles)["actor"], rewards_of(roles)
-    held_out = HeldOut(
-        prepared.held_out,
-        recipe.sampling,
-        temperature=recipe.evaluation.temperature,
-        seed=recipe.seed,
-        per_item=recipe.evaluation.samples_per_prompt,
-        pass_at=recipe.evaluation.pass_at,
-    )
     scorers = Scorers(rewards.get("reward"), rewards.get("cost"), eval_functions)
-    return answer(actor, held_out, scorers, between_steps, stop=stop)
+    return answer(actor, held_out, prepared.recipe, scorers, between_steps, stop=stop)
+
+
+def _measured(held_out: HeldOut, losses_of: Callable[[StepState], dict[str, float]]) -> Evaluation:
+    """The losses of a set of examples or pairs; and where the data have several sources, of each as `SOURCE/…`."""
+    logged = dict(losses_of(StepState(0, given=held_out.given)))
+    for source, of_source in _by_source(held_out.given).items():
+        measured = losses_of(StepState(0, given=of_source))
+        logged |= {f"{source}/{name}": value for name, value in measured.items()}
+    return Evaluation((), (), None, logged=logged, num_given=held_out.num_items)
 
 
 def evaluate_given(flow: Dataflow, calls: Calls, between_steps: BetweenSteps, state: StepState) -> dict[str, float]:

@@ -19,6 +19,7 @@ RESUMABLE_KEYS = frozenset(
         "epochs",
         "evaluation.every",
         "evaluation.best_by",
+        "evaluation.patience",
         "evaluation.show",
         "checkpoint.every",
         "checkpoint.keep_last",

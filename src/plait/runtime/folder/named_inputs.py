@@ -15,6 +15,7 @@ from plait.data.settings import DataSettings
 from plait.models.files.adapter_folder import adapter_of
 from plait.models.files.hub import MODEL_FILES
 from plait.paths import at_home
+from plait.recipes.evaluation_sets import evaluation_sets
 from plait.recipes.recipe import Recipe
 
 _SAMPLED_BYTES, _BLOCKS, _BLOCK_BYTES = 1 << 20, 64, 1 << 12
@@ -124,5 +125,6 @@ def _sources(recipe: Recipe) -> Iterator[tuple[str, str]]:
         for place, source in enumerate(section.sources if section is not None else ()):
             key = name if place == 0 else f"{name}.more[{place - 1}]"
             yield f"{key}.source", source.source
-            if source.evaluation_source is not None:
-                yield f"{key}.evaluation_source", source.evaluation_source
+    for one in evaluation_sets(recipe):
+        if one.source is not None:
+            yield f"{one.section}.source", one.source.source

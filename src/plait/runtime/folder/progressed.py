@@ -8,6 +8,9 @@ from typing import Any
 
 from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.errors import ConfigError, RunError
+from plait.recipes.evaluation_settings import EvaluationSettings
+from plait.runtime.folder.patience import spent_patience
+from plait.runtime.folder.run_files import RunFiles
 
 
 @dataclass
@@ -36,9 +39,18 @@ class Progressed:
         return cls(**stated)
 
 
-def has_all_steps(checkpoints: Path, steps: int) -> bool:
-    """Whether the newest checkpoint of a run, whole or not, is of its last step."""
-    return CheckpointStore(checkpoints, keep_last=1).steps()[-1:] == [steps]
+def last_step(folder: Path, settings: EvaluationSettings, steps: int) -> int | None:
+    """The step of the newest checkpoint of a run, whole or not, if that is its last one: of `steps`, or where its
+    patience with its evaluations was spent; None: steps are left.
+
+    Raises:
+        DataError: the log of its evaluations is damaged.
+    """
+    files = RunFiles(folder)
+    newest = next(reversed(CheckpointStore(files.checkpoints, keep_last=1).steps()), None)
+    if newest is None or newest == steps:
+        return newest
+    return None if spent_patience(files.evaluations, settings, newest) is None else newest
 
 
 def has_checkpoint(checkpoints: Path) -> bool:

@@ -157,5 +157,6 @@ def check_left(old: Path, recipe: Recipe, is_done: Callable[[], bool]) -> None:
     if steered and is_done():
         raise ConfigError(
             f"key `run_dir`: the run in `{recipe.run_dir}` has done all of its steps, and would do none with other "
-            f"values of {', '.join(steered)}; give the recipe as it was (see {old}), or more `steps`"
+            f"values of {', '.join(steered)}; give the recipe as it was (see {old}), or more `steps` (where it has "
+            "ended early, more `evaluation.patience`)"
         )

@@ -25,6 +25,12 @@ def overrides_of(keys: Mapping[str, Any], algorithm: Any, reward: Any) -> list[t
     """
     for name in ("data", "pretraining"):
         _refuse_rows(name, keys.get(name))
+    evaluation = keys.get("evaluation")
+    sets = evaluation.get("sets") if isinstance(evaluation, Mapping) else None
+    if isinstance(sets, Mapping) and "source" not in sets:  # as `eval_dataset` of TRL names them
+        sets = list(sets.values())
+    for each in sets if isinstance(sets, list | tuple) else [sets]:
+        _refuse_rows("evaluation.sets", each)
     said = [pair for name, value in keys.items() for pair in flattened(name, value, replaces=algorithm is not None)]
     if algorithm is not None:
         said.append(("algorithm", _path(algorithm)))
@@ -116,16 +122,16 @@ def _as_said(value: Any) -> Any:
 
 def _refuse_rows(name: str, value: Any) -> None:
     """See that a key says where rows are; one that holds them, or an object that does, is a ConfigError."""
-    keys, columns = ("source", "evaluation_source"), {"prompt", "messages", "text", "chosen"}
+    columns = {"prompt", "messages", "text", "chosen"}
     several = isinstance(value, list | tuple) and any(isinstance(item, Mapping) and "source" in item for item in value)
     for section in value if several else [value]:
-        for found in map(section.get, keys) if isinstance(section, Mapping) else [section]:
-            rows = isinstance(found, list | tuple) and any(isinstance(item, Mapping) for item in found)
-            held = isinstance(section, Mapping) and any(isinstance(section.get(key), list | tuple) for key in columns)
-            if rows or held or not isinstance(found, list | tuple | str | int | float | PathLike | Mapping | None):
-                kind = "dict of columns" if held else type(found).__name__
-                raise ConfigError(
-                    f"`{name}` says where rows are, and does not hold them: found a {kind}; write what a program has "
-                    "made first, by `save_to_disk(FOLDER)` of `datasets` or as JSONL, and give "
-                    f"`{name}={{'source': FOLDER}}` (docs/data.md)"
-                )
+        found = section.get("source") if isinstance(section, Mapping) else section
+        rows = isinstance(found, list | tuple) and any(isinstance(item, Mapping) for item in found)
+        held = isinstance(section, Mapping) and any(isinstance(section.get(key), list | tuple) for key in columns)
+        if rows or held or not isinstance(found, list | tuple | str | int | float | PathLike | Mapping | None):
+            kind = "dict of columns" if held else type(found).__name__
+            raise ConfigError(
+                f"`{name}` says where rows are, and does not hold them: found a {kind}; write what a program has "
+                "made first, by `save_to_disk(FOLDER)` of `datasets` or as JSONL, and give "
+                f"`{name}={{'source': FOLDER}}` (docs/data.md)"
+            )

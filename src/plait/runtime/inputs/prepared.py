@@ -8,10 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from plait.cost.lengths import Lengths, SampleLengths
-from plait.data.examples import ExampleSet, Given
+from plait.data.examples import ExampleSet
 from plait.data.mixture import Mixed, Stream
 from plait.data.prompts import PromptSet
-from plait.data.records import Prompt
 from plait.dataflow import CallKind, Dataflow
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
@@ -19,6 +18,7 @@ from plait.recipes.role_models import RoleModel
 from plait.rewards.functions import RewardFunction
 from plait.rewards.tool_calls import Tools
 from plait.runtime.inputs.feed import Feed
+from plait.runtime.inputs.held_out import HeldOut
 from plait.runtime.inputs.text_lengths import lengths_in, longest_given
 from plait.schedule.plan import Plan
 from plait.schedule.schedule import Schedule
@@ -100,9 +100,8 @@ class Prepared:
     """None for a flow that does not generate."""
     given: Mapping[str, Mixed[ExampleSet]]
     """`examples` and `pairs`, where the flow reads them."""
-    held_out: tuple[Prompt, ...]
-    held_out_given: Mapping[str, tuple[Given, ...]]
-    """Examples or pairs of a flow that does not generate."""
+    held_out: tuple[HeldOut, ...]
+    """What evaluations are made on, set by set; empty where nothing is evaluated."""
     tools: Tools | None
     """What the model is told of `turns.tools`; None: there are none."""
     devices_alike: bool
@@ -115,9 +114,8 @@ class Prepared:
 
     @property
     def num_held_out(self) -> int:
-        """Items of an evaluation: prompts, examples, or pairs."""
-        samples = next(iter(self.held_out_given.values()), ())
-        return len(self.held_out) or len({given.sample.prompt.uid for given in samples})
+        """Items of an evaluation, of all sets: prompts, examples, or pairs."""
+        return sum(held_out.num_items for held_out in self.held_out)
 
     @property
     def asks_for_more(self) -> bool:

@@ -4,7 +4,7 @@ held out."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -15,7 +15,8 @@ from plait.data.mixture import Mixed
 from plait.data.prompts import PromptSet, evaluation_prompts, prompt_set
 from plait.data.records import EVALUATION_UID, Prompt
 from plait.data.settings import DataSettings
-from plait.data.sources import Splits, check_there
+from plait.data.several_sources import check_there
+from plait.data.sources import Splits
 from plait.dataflow import LABELLED, MISMATCHED, CallKind, Dataflow
 from plait.dataflow.from_samples import title_of_call
 from plait.dataflow.graph import texts_of
@@ -27,12 +28,14 @@ from plait.models.files.hub import check_model
 from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
 from plait.observe.screen import say
-from plait.recipes.checks import prompt_limit
+from plait.recipes.evaluation_sets import evaluation_sets
+from plait.recipes.length_limits import held_out_limit, prompt_limit
 from plait.recipes.recipe import Recipe
 from plait.recipes.trust import code_of
 from plait.rewards.loading import check_defined
 from plait.rewards.tool_calls import Tools
-from plait.runtime.inputs.opened_rows import in_keys_of, in_section, open_rows, settings_of
+from plait.runtime.inputs.held_out import HeldOut
+from plait.runtime.inputs.opened_rows import HeldOutRows, in_keys_of, in_section, open_rows, settings_of
 from plait.runtime.inputs.tools import tools_of, with_tools
 
 
@@ -42,8 +45,7 @@ class RunData(NamedTuple):
     columns: tuple[str, ...]
     train_set: Mixed[PromptSet] | None
     given: dict[str, Mixed[ExampleSet]]
-    held_out: tuple[Prompt, ...]
-    held_out_given: dict[str, tuple[Given, ...]]
+    held_out: tuple[HeldOut, ...]
     tools: Tools | None
 
 
@@ -55,25 +57,29 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
         DataError: a source or one of its rows cannot be used.
     """
     opened = open_rows(dataflow, recipe)
-    train_set, held_out, columns, tools = None, (), (), None
+    train_set, columns, tools = None, (), None
     if opened.prompts:
-        tools = tools_of(recipe.turns.tools, tokenizer)
-        prompts = opened.prompts if tools is None else [with_tools(splits, tools.schemas) for splits in opened.prompts]
-        train_set, held_out, columns = _prompts(recipe, prompts, tokenizer, prompt_limit(recipe, shape))
+        if (tools := tools_of(recipe.turns.tools, tokenizer)) is not None:
+            opened = with_tools(opened, tools.schemas)
+        train_set, columns = _prompts(recipe, opened.prompts, tokenizer, prompt_limit(recipe, shape))
         _check_told(train_set, tools)
     given: dict[str, Mixed[ExampleSet]] = {}
-    held_out_given: dict[str, tuple[Given, ...]] = {}
     for name, splits in opened.given.items():
         settings = settings_of(name, dataflow, recipe)
         with in_keys_of(dataflow):
-            given[name], items = _given(settings, splits, tokenizer, shape.max_positions)
+            given[name] = _given(settings, splits, tokenizer, shape.max_positions)
         if name == LABELLED and isinstance(dataflow.options, KTOOptions):
             _say_of_labels(given[name], settings.title, dataflow.options)
-        if items:
-            held_out_given[name] = items
-            if name == LABELLED:
-                held_out_given[MISMATCHED] = tuple(mismatched(items, most_tokens(given[name])))
-    data = RunData(columns, train_set, given, held_out, held_out_given, tools)
+    held_out: list[HeldOut] = []
+    first_uid = EVALUATION_UID
+    for rows in opened.held_out:
+        with rows.of.in_keys():
+            if opened.prompts:
+                held_out.append(_held_out_prompts(recipe, rows, tokenizer, shape, first_uid))
+            else:
+                held_out.append(_held_out_given(rows, given, tokenizer, shape.max_positions, first_uid))
+        first_uid += held_out[-1].num_items
+    data = RunData(columns, train_set, given, tuple(held_out), tools)
     if trains or not opened.prompts:
         _check_written(dataflow, data)
     if trains:
@@ -100,7 +106,8 @@ def _check_written(flow: Dataflow, data: RunData) -> None:
         name = LABELLED if made_by.call == MISMATCHED else made_by.call
         sets = prompts if made_by.kind is CallKind.GENERATE else data.given[name].sets
         columns = [(rows.source.name, rows.source.columns) for rows in sets]
-        columns += [("held-out rows", tuple(one.sample.prompt.columns)) for one in data.held_out_given.get(name, ())]
+        for held_out in data.held_out:
+            columns += [(held_out.title, tuple(one.sample.prompt.columns)) for one in held_out.given.get(name, ())]
         for (source, found), wanted in product(columns, of_data(node.fn, (*node.inputs, *texts_of(node)))):
             if wanted not in found:
                 others = [column for column in found if column != "prompt"]
@@ -125,38 +132,60 @@ def _say_of_repeats(data: RunData, per_step: int) -> None:
 
 def _prompts(
     recipe: Recipe, opened: Sequence[Splits], tokenizer: Any, limit: int
-) -> tuple[Mixed[PromptSet], tuple[Prompt, ...], tuple[str, ...]]:
-    """(training prompts, held-out ones, columns of the data)."""
+) -> tuple[Mixed[PromptSet], tuple[str, ...]]:
+    """(training prompts, columns of the data)."""
     sets: list[PromptSet] = []
-    held_out: list[Prompt] = []
     columns: tuple[str, ...] = ()
     for settings, splits in zip(recipe.data.sources, opened, strict=True):
         sets.append(prompt_set(splits.train, tokenizer, settings, limit))
         _say_of(sets[-1], settings)
         columns = splits.train.columns
-        if splits.evaluation is not None:
-            items = prompt_set(splits.evaluation, tokenizer, settings, limit)
-            _say_of_held_out(items)
-            held_out += evaluation_prompts(items, EVALUATION_UID + len(held_out))
-    return _mixed(recipe.data, sets), tuple(held_out), columns
+    return _mixed(recipe.data, sets), columns
 
 
-def _given(
-    data: DataSettings, opened: Sequence[Splits], tokenizer: Any, positions: int
-) -> tuple[Mixed[ExampleSet], tuple[Given, ...]]:
-    """(training examples, pairs or labelled responses, held-out ones)."""
+def _given(data: DataSettings, opened: Sequence[Splits], tokenizer: Any, positions: int) -> Mixed[ExampleSet]:
+    """Training examples, pairs or labelled responses."""
     sets: list[ExampleSet] = []
-    held_out: list[Given] = []
-    num_items = 0
     for settings, splits in zip(data.sources, opened, strict=True):
         sets.append(example_set(splits.train, tokenizer, settings, positions))
         _say_of(sets[-1], settings)
-        if splits.evaluation is not None:
-            items = example_set(splits.evaluation, tokenizer, settings, positions)
-            _say_of_held_out(items)
-            held_out += evaluation_samples(items, EVALUATION_UID + num_items)
-            num_items += len(items)
-    return _mixed(data, sets), tuple(held_out)
+    return _mixed(data, sets)
+
+
+def _held_out_prompts(recipe: Recipe, rows: HeldOutRows, tokenizer: Any, shape: ModelShape, first_uid: int) -> HeldOut:
+    """A set of prompts; uids from `first_uid` on."""
+    limit, prompts = held_out_limit(recipe, shape, rows.of), list[Prompt]()
+    for settings, source in rows.parts:
+        if rows.of.source is not None and source.conversational:  # what `data` says of texts alone is not about them
+            of_texts = {"prompt_template": None, "examples": ()}
+            settings = settings.model_copy(
+                update={key: no for key, no in of_texts.items() if getattr(settings, key) == getattr(recipe.data, key)}
+            )
+        items = prompt_set(source, tokenizer, settings, limit)
+        _say_of_held_out(items)
+        prompts += evaluation_prompts(items, first_uid + len(prompts))
+    return HeldOut(rows.of.label, rows.of.answering, prompts=tuple(prompts))
+
+
+def _held_out_given(
+    rows: HeldOutRows, given: Mapping[str, Mixed[ExampleSet]], tokenizer: Any, positions: int, first_uid: int
+) -> HeldOut:
+    """A set of examples, pairs or labelled responses; uids from `first_uid` on.
+
+    Args:
+        given: what the flow trains on, which is all of one kind.
+    """
+    ((name, trained),) = given.items()
+    samples, count = list[Given](), 0
+    for settings, source in rows.parts:
+        items = example_set(source, tokenizer, settings, positions)
+        _say_of_held_out(items)
+        samples += evaluation_samples(items, first_uid + count)
+        count += len(items)
+    of_calls = {name: tuple(samples)}
+    if name == LABELLED:
+        of_calls[MISMATCHED] = tuple(mismatched(samples, most_tokens(trained)))
+    return HeldOut(rows.of.label, rows.of.answering, given=of_calls)
 
 
 def _say_of(rows: PromptSet | ExampleSet, settings: DataSettings) -> None:
@@ -225,3 +254,7 @@ def check_files(recipe: Recipe) -> None:
         if settings is not None:
             with in_section(section):
                 check_there(settings)
+    for one in evaluation_sets(recipe):
+        if one.source is not None:
+            with one.in_keys():
+                check_there(one.source)

@@ -11,10 +11,11 @@ from typing import Any
 
 from plait.data.chat import EndingTokenizer, render, shared_prefix
 from plait.data.formats import Row
-from plait.data.sources import Source, Splits
+from plait.data.sources import Source
 from plait.errors import ConfigError, DataError
 from plait.rewards.tool_calls import CallForm, Schema, ToolCall, Tools, calls_in
 from plait.rewards.tools import KEY
+from plait.runtime.inputs.opened_rows import Opened
 from plait.runtime.inputs.tool_schemas import described
 
 _NAME, _ARGUMENTS = "look_up", {"what": "seven seas", "count": 7}
@@ -50,8 +51,8 @@ def tools_of(paths: tuple[str, ...], tokenizer: EndingTokenizer) -> Tools | None
     return Tools(described(paths), call_form(tokenizer)) if paths else None
 
 
-def with_tools(splits: Splits, tools: Sequence[Schema]) -> Splits:
-    """The same rows, of which each has these tools for its chat template.
+def with_tools(opened: Opened, tools: Sequence[Schema]) -> Opened:
+    """The same rows, of which those that are asked have these tools for their chat template.
 
     Raises:
         DataError: a row has tools already.
@@ -66,8 +67,12 @@ def with_tools(splits: Splits, tools: Sequence[Schema]) -> Splits:
         rows = tuple(replace(row, columns={**row.columns, "tools": list(tools)}) for row in source.rows)
         return replace(source, rows=rows)
 
-    return replace(
-        splits, train=told(splits.train), evaluation=None if splits.evaluation is None else told(splits.evaluation)
+    return opened._replace(
+        prompts=tuple(replace(splits, train=told(splits.train)) for splits in opened.prompts),
+        held_out=tuple(
+            held_out._replace(parts=tuple((settings, told(source)) for settings, source in held_out.parts))
+            for held_out in opened.held_out
+        ),
     )
 
 

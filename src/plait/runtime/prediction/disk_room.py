@@ -12,7 +12,7 @@ from plait.errors import ConfigError
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel, main_role
-from plait.runtime.folder.progressed import has_all_steps
+from plait.runtime.folder.progressed import last_step
 from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.inputs.prepared import Prepared
 from plait.training.memory import BYTES, parameter_bytes
@@ -64,7 +64,8 @@ def check_disk(prepared: Prepared, files: RunFiles, *, resume: bool) -> None:
     Raises:
         ConfigError: it has not; names the keys.
     """
-    if resume and has_all_steps(files.checkpoints, prepared.recipe.steps):
+    recipe = prepared.recipe
+    if resume and last_step(files.path, recipe.evaluation, recipe.steps) is not None:
         return
     kept, room = KeptFiles.of(prepared), os.statvfs(files.path)
     free = room.f_bavail * room.f_frsize

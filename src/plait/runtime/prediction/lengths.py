@@ -17,7 +17,7 @@ from plait.models.files.known_shapes import is_shape
 from plait.observe.run_log import damaged, read_rows
 from plait.paths import at_home
 from plait.policy.packing import root_of
-from plait.recipes.checks import prompt_limit
+from plait.recipes.length_limits import prompt_limit
 from plait.runtime.folder.run_files import newest_samples
 from plait.runtime.prediction.predictable import Predictable
 

@@ -25,6 +25,7 @@ from plait.models.shape import ModelShape
 from plait.observe.loading import loading
 from plait.observe.screen import say
 from plait.recipes.engine_checks import said_of_idle_keys
+from plait.recipes.evaluation_sets import evaluation_sets
 from plait.recipes.flow_checks import said_of_ungraded, said_of_unread_options
 from plait.recipes.generated_ahead import scores_ahead
 from plait.recipes.recipe import Recipe
@@ -105,8 +106,13 @@ def _said_of_fusion(run: Outline, plan: Plan) -> Iterator[str]:
 
 def held_positions(recipe: Recipe, shape: ModelShape) -> int:
     """Tokens of a sample that keys and values are to have room for: on a CPU those of the model, as memory is taken as
-    it is written; on a GPU, where it is taken at once, no more than samples of the recipe have."""
+    it is written; on a GPU, where it is taken at once, no more than samples of the recipe have, those of evaluations
+    among them."""
     most, prompt = shape.max_positions, recipe.data.max_prompt_tokens
     if recipe.device == "cpu" or prompt is None:
         return most
-    return min(most, prompt + recipe.sampling.max_response_tokens)
+    evaluated = (
+        ((one.source or recipe.data).max_prompt_tokens or most) + one.answering.max_response_tokens
+        for one in evaluation_sets(recipe)
+    )
+    return min(most, max((prompt + recipe.sampling.max_response_tokens, *evaluated)))

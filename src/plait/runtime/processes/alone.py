@@ -26,7 +26,7 @@ class Alone:
 
     def progress(self) -> Progress:
         of = self._prepared
-        return Progress(of.recipe.steps, watched=tuple(watched(of.flow, of.models)))
+        return Progress(of.recipe.steps, watched=tuple(watched(of.flow, of.models, of.held_out)))
 
     def workers(self, recorder: Recorder, *, loads: bool = False) -> Workers:
         of, waits = self._prepared, lambda what: nullcontext()

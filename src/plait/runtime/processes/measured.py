@@ -8,7 +8,7 @@ from functools import partial
 
 from plait.observe.progress import ProgressSink
 from plait.recipes.recipe import Recipe
-from plait.runtime.evaluating.evaluation import Evaluation
+from plait.runtime.evaluating.evaluations import Evaluations
 from plait.runtime.evaluating.measure import measure
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.calls import Calls
@@ -26,7 +26,7 @@ def for_measuring(recipe: Recipe) -> Recipe:
 
 def of_asked(prepared: Prepared) -> Prepared:
     """With the models that are asked, none of which is trained."""
-    answers = bool(prepared.held_out)
+    answers = any(one.prompts for one in prepared.held_out)
     models = tuple(
         replace(model, trained=False)
         for model in prepared.models
@@ -35,7 +35,7 @@ def of_asked(prepared: Prepared) -> Prepared:
     return replace(prepared, models=models)
 
 
-def measured(prepared: Prepared, leading: Leading, progress: AbstractContextManager[ProgressSink]) -> Evaluation:
+def measured(prepared: Prepared, leading: Leading, progress: AbstractContextManager[ProgressSink]) -> Evaluations:
     """Answers to held-out prompts, or losses of held-out examples or pairs.
 
     Args:

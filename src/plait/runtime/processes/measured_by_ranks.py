@@ -7,7 +7,7 @@ from plait.launch.failures import WorkerError
 from plait.launch.local import LocalNode
 from plait.observe.loading import loading
 from plait.observe.progress import Progress
-from plait.runtime.evaluating.evaluation import Evaluation
+from plait.runtime.evaluating.evaluations import Evaluations
 from plait.runtime.folder.history import Origin
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.processes.launching import RUN_S, as_alone, launcher_shown
@@ -18,8 +18,8 @@ from plait.temporary_folder import TemporaryFolder
 from plait.workers.ranks import LEADER
 
 
-def measured_by_ranks(prepared: Prepared) -> Evaluation:
-    """What `measured` gives, in short (`Evaluation.in_short`), by a process for each device of this machine.
+def measured_by_ranks(prepared: Prepared) -> Evaluations:
+    """What `measured` gives, in short (`Evaluations.in_short`), by a process for each device of this machine.
 
     Args:
         prepared: as of `of_asked`.

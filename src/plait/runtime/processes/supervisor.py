@@ -67,7 +67,7 @@ def supervise(
     folder = RunFiles(path).workers
     status = folder / STATUS
     with worker_output(directory, resume=resume):
-        progress = Progress(recipe.steps, watched=tuple(watched(prepared.flow, prepared.models)))
+        progress = Progress(recipe.steps, watched=tuple(watched(prepared.flow, prepared.models, prepared.held_out)))
         with launcher_shown(prepared, threads, status, places, progress, output_dir=folder) as launcher:
             if note := spread(plan):
                 progress.message(note)

@@ -17,7 +17,7 @@ from plait.recipes.algorithm import traced_flow
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.runtime.controller import Outcome, train
-from plait.runtime.evaluating.evaluation import Evaluation
+from plait.runtime.evaluating.evaluations import Evaluations
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import Origin
 from plait.runtime.inputs.prepared import Kept
@@ -104,7 +104,7 @@ class Worker:
         FollowerLoop(rank_state, self._transport, self._status).serve()
         return None
 
-    def measure(self) -> Evaluation:
+    def measure(self) -> Evaluations:
         """What the leader does in place of `run` where nothing is trained. Figures alone: rows stay here."""
         self._status.tick()
         with self._status.doing("prepare"):

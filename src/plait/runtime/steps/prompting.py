@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
-from plait.cost.vllm_memory import longest_sample
 from plait.data.formats import checked_prompt
 from plait.data.lineage import made_of
 from plait.data.records import MADE_UID, Prompt, Sample
@@ -19,6 +18,7 @@ from plait.dataflow.made_rows import samples_of_prompt
 from plait.errors import PlaitError, RunError
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.recipes.engine_checks import abilities
+from plait.recipes.length_limits import longest_sample
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.inputs.prompt_encoders import AnsweredEncoder, Encodes, PromptEncoders
 from plait.runtime.steps.sample_functions import SampleFunctions, grades

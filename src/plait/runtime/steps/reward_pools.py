@@ -52,6 +52,9 @@ def open_pools(prepared: Prepared, stack: contextlib.ExitStack, output: Path | N
         loading(title)
         pool = RewardPool(functions, settings, seed=recipe.seed, output=output)
         stack.enter_context(pool).start(columns=prepared.columns or None)
+        for held_out in prepared.held_out:
+            if held_out.prompts:
+                pool.check_columns(held_out.columns, held_out.title)
         return pool
 
     rewards: dict[str, RewardPool] = {}
