@@ -48,7 +48,8 @@ from plait.dataflow import CallKind
 from plait.layout.mesh import Layout
 from plait.planner.search import search
 from plait.policy.early_scores import SPLITS
-from plait.policy.threshold import Outcome, Rollout, outcome, spread, tune
+from plait.policy.threshold import Outcome, Rollout, outcome
+from plait.policy.tuning import spread, tune
 from plait.policy.unfinished import finish_times
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.prepare import outline
