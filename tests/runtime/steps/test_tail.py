@@ -281,12 +281,13 @@ def test_moves_that_took_long_are_not_made_again(tmp_path: Path) -> None:
 def test_as_many_are_kept_as_gain_most_and_a_resumed_run_keeps_as_many(tmp_path: Path) -> None:
     """Four instances with a long sample each, which slow each other down. They are gathered in two, though one has room;
     a run that is resumed does the same, whatever it measures; and one whose file is older, as that did: in the least."""
-    lengths = {(place, k): 100 if k == 0 else 10 for place, k in product(range(4), range(8))}
+    lengths = {(uid, 0): 100 if uid < 4 else 10 for uid in range(32)}
     size, times = RolloutSize(32, 4, MAX_BATCH), FusionTimes(0.02, 0.01, 0.0, 0.0, 0.0)
-    truth = Seen(0.01, 0.005, 0.2, 0.0, 3.0)
+    truth = Seen(0.01, 0.005, 0.25, 0.0, 3.0)
 
     def kept_by(file: Path, seen: Seen) -> tuple[list[int], list[dict[str, Any]]]:
         known = Experience(file, [[*lengths.values()]] * 4)
+        known.keep((0, "actor.generate"), {"seen": None, "move_s": 0.001}, 0.001)
         gate = FusionGate(known, times)
         gate.learn(timeline_of(seen), [*lengths.values()], 4)
         choice, instances = gate.deciding(0, "actor.generate", size), Instances(truth, lengths, 4)
@@ -299,7 +300,7 @@ def test_as_many_are_kept_as_gain_most_and_a_resumed_run_keeps_as_many(tmp_path:
             running = instances.running
         tail.end()
         assert sum(running) == 0
-        return [len({instances.where[place, 0] for place in range(4)})], known.decisions.rows
+        return [len({instances.where[uid, 0] for uid in range(4)})], known.decisions.rows
 
     places, rows = kept_by(tmp_path / "fusion.jsonl", truth)
     assert (places, rows[-1]["kept"], rows[-1]["moved"]) == ([2], 2, 2)
