@@ -109,8 +109,8 @@ def test_an_order_that_is_yet_to_be_found_takes_what_the_best_one_does(stages, c
 
 def test_a_stated_order_takes_as_long_as_it_does() -> None:
     """Two stages, two micro-batches each; forwards of 1 and 2 s, backwards of 2 and 4 s. The work of both is 18 s, and
-    the first stage of each role is on a rank of its own. By 1F1B, the critic behind the actor, the actor's last rank has
-    done its share after 7 s, the other after 9 s. There the critic begins with two forwards until 11 s; the other one's
+    the first stage of each role is on a rank of its own. By 1F1B, the critic behind the actor, the actor's last rank
+    has done its share after 7 s, the other after 9 s. There the critic begins with two forwards until 11 s; the other one's
     4 actions of it end at 21 s, and the last backward at 25 s."""
     open_plan, costs = setting((2, 2), (2, 2), (1, 2))
     assert trained_s(open_plan, costs) == pytest.approx(18)

@@ -173,8 +173,8 @@ class Place:
 
     @cached_property
     def ways(self) -> Floats:
-        """[ranks] of a training, the share of its pipeline's filling and draining that a micro-batch needs to the rank's
-        stage and back: 0 at the first, 1 at the last. Stages of a plan are cut to take about as long."""
+        """[ranks] of a training, the share of its pipeline's filling and draining that a micro-batch needs to the stage
+        of a rank and back: 0 at the first, 1 at the last. Stages of a plan are cut to take about as long."""
         ways = np.zeros(len(self.parts))
         p = self.placements[0]
         ways[_at(p)] = _stages(len(p.ranks), p.tp, p.pp) / max(1, p.pp - 1)

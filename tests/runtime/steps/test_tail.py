@@ -279,8 +279,9 @@ def test_moves_that_took_long_are_not_made_again(tmp_path: Path) -> None:
 
 
 def test_as_many_are_kept_as_gain_most_and_a_resumed_run_keeps_as_many(tmp_path: Path) -> None:
-    """Four instances with a long sample each, which slow each other down. They are gathered in two, though one has room;
-    a run that is resumed does the same, whatever it measures; and one whose file is older, as that did: in the least."""
+    """Four instances with a long sample each, which slow each other down. They are gathered in two, though one has
+    room; a run that is resumed does the same, whatever it measures; and one whose file is older, as that did: in the
+    least."""
     lengths = {(uid, 0): 100 if uid < 4 else 10 for uid in range(32)}
     size, times = RolloutSize(32, 4, MAX_BATCH), FusionTimes(0.02, 0.01, 0.0, 0.0, 0.0)
     truth = Seen(0.01, 0.005, 0.25, 0.0, 3.0)
