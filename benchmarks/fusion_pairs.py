@@ -278,8 +278,8 @@ def trainings_of(
 
 
 def kept_table() -> str:
-    """What it saves to tune how many instances are kept, beside keeping as few as hold the samples: a share of generation
-    and scoring, in the settings of `streaming_table`; and the threshold and the number that are best."""
+    """What it saves to tune how many instances are kept, beside keeping as few as hold the samples, as a share of
+    generation and scoring, in the settings of `streaming_table`; and the threshold and the number that are best."""
     lines = [
         f"| seconds of a decode step, instances x samples | {' | '.join(map(str, RATIOS))} |",
         "|---|" + "---|" * len(RATIOS),

@@ -134,8 +134,8 @@ FOUR = replace(TWO, instances=4)
 def test_as_many_are_kept_as_gain_most_by_hand() -> None:
     """Four instances with a sample of 4 steps each, of 1 + 0.5 n s, and 30 s of scoring wait. As they are: 6 s, then
     34 s of work on four: 14.5 s. In one: 12 s, in which three score all that waits, then 4 s on four: 13 s. In two:
-    8 s, in which two score 16 s, then 18 s on four: 12.5 s. In three: 8 s, in which one scores, and two more in the last
-    2 s: 12 s of work, then 22 s on four: 13.5 s."""
+    8 s, in which two score 16 s, then 18 s on four: 12.5 s. In three: 8 s, in which one scores, and two more in the
+    last 2 s: 12 s of work, then 22 s on four: 13.5 s."""
     seen = replace(SEEN, each_s=0.5, score_s=1.0, move_s=0.0, step_s=0.0)
     left = Remaining([[0], [1], [2], [3]], [[3], [3], [3], [3]], 30.0)
     assert gains_s(seen, [3, 7], left, FOUR) == pytest.approx({1: 1.5, 2: 2.0, 3: 1.0})

@@ -102,16 +102,16 @@ def test_an_order_that_is_yet_to_be_found_takes_what_the_best_one_does(stages, c
     plan, costs = setting(stages, counts, forward_s)
     places = places_of(plan, Places(StepGraph.of(flow(), MODELS), costs, plan.num_ranks))
     trained = [(place, place.costs) for place in places if place.placements[0].mode == "train"]
-    assert taken_together_s(trained, None) == pytest.approx(best)
+    assert taken_together_s(trained, {}) == pytest.approx(best)
     work_s = sum(3 * count * forward for count, forward in zip(counts, forward_s, strict=True))
-    assert taken_together_s(trained, 1.5) == pytest.approx(1.5 * work_s)
+    assert taken_together_s(trained, {FUSED: 1.5}) == pytest.approx(1.5 * work_s)
 
 
 def test_a_stated_order_takes_as_long_as_it_does() -> None:
     """Two stages, two micro-batches each; forwards of 1 and 2 s, backwards of 2 and 4 s. The work of both is 18 s, and
     the first stage of each role is on a rank of its own. By 1F1B, the critic behind the actor, the actor's last rank
-    has done its share after 7 s, the other after 9 s. There the critic begins with two forwards until 11 s; the other one's
-    4 actions of it end at 21 s, and the last backward at 25 s."""
+    has done its share after 7 s, the other after 9 s. There the critic begins with two forwards until 11 s; its four
+    actions on the other one end at 21 s, and the last backward at 25 s."""
     open_plan, costs = setting((2, 2), (2, 2), (1, 2))
     assert trained_s(open_plan, costs) == pytest.approx(18)
     workload = fused_workload((2, 2), (2, 2), (1.0, 2.0), models=("actor", "critic"))

@@ -3,7 +3,7 @@ inside a stage)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -24,7 +24,7 @@ def idle_s(cost: CallCost) -> float:
     return sum(cost.terms.get(name, 0.0) for name in IDLE)
 
 
-def taken_together_s(trained: Sequence[tuple[Place, Sequence[CallCost]]], share: float | None) -> float:
+def taken_together_s(trained: Sequence[tuple[Place, Sequence[CallCost]]], orders: Mapping[str, float]) -> float:
     """Seconds in which roles train together.
 
     By a schedule that is known, as long as that takes. Else as long as RLHFuse's bound (paper notes A5), which searches
@@ -34,7 +34,7 @@ def taken_together_s(trained: Sequence[tuple[Place, Sequence[CallCost]]], share:
 
     Args:
         trained: of each role, where it trains, and its calls.
-        share: as of `shares_of`; None: the schedule is not known.
+        orders: as of `shares_of`, of schedules that are known.
     """
     busy_s, steps_s, alone_s, ways = 0.0, 0.0, 0.0, []
     for place, costs in trained:
@@ -42,6 +42,7 @@ def taken_together_s(trained: Sequence[tuple[Place, Sequence[CallCost]]], share:
         busy_s, alone_s = busy_s + work_s, max(alone_s, work_s + empty_s)
         steps_s += sum(cost.terms.get(name, 0.0) for cost in costs for name in STEP_TERMS)
         ways.append(empty_s * place.ways)
+    share = orders.get(trained[0][0].placements[0].schedule)
     if share is not None:
         return max(steps_s + share * (busy_s - steps_s), alone_s)
     return max(busy_s + float(np.minimum.reduce(ways).max()), alone_s)

@@ -152,16 +152,14 @@ class StepProgram:
         if self.units:
             for number in numbers:
                 yield from self._room(step, number, self.places[self.graph.calls[number].slot].mask, slots)
-        now, first = self.clock.now_s, self.places[next(iter(slots))]
-        trained = [(self.places[slot], [self._cost(number) for number in of_role]) for slot, of_role in slots.items()]
-        taken_s = taken_together_s(trained, self.orders.get(first.placements[0].schedule))
+        costs = {slot: [self._cost(number) for number in of_role] for slot, of_role in slots.items()}
+        taken_s = taken_together_s([(self.places[slot], of_role) for slot, of_role in costs.items()], self.orders)
         for slot, of_role in slots.items():
-            role, mask, start = self.graph.slots[slot].role, self.places[slot].mask, now
+            role, mask, start = self.graph.slots[slot].role, self.places[slot].mask, self.clock.now_s
             self._stale |= {copies for copies in self.copies if copies.role == role}
-            each_s = [self._cost(number).seconds for number in of_role]
-            for number, seconds in zip(of_role, each_s, strict=True):
-                cost, end = self._cost(number), start + taken_s * seconds / sum(each_s)
-                call = self.graph.calls[number].call
+            whole_s = sum(cost.seconds for cost in costs[slot])
+            for number, cost in zip(of_role, costs[slot], strict=True):
+                call, end = self.graph.calls[number].call, start + taken_s * cost.seconds / whole_s
                 self.actions.append(Action(call, KIND["train"], role, mask, start, end, step, number, cost.bytes))
                 start = end
         yield from self._waiting(KIND["train"], taken_s)
@@ -287,9 +285,8 @@ class StepProgram:
         yield from self.clock.spend(_DONE[kind], seconds)
 
     def end_step(self) -> None:
-        self._generated.clear()
-        self._streaming.clear()
-        self._spare.clear()
+        for known in (self._generated, self._streaming, self._spare):
+            known.clear()
 
 
 def _streamed(now: float, seconds: float, chunks: int, begun: float, first: float, ended: float) -> float:
