@@ -104,7 +104,7 @@ class ByExperience:
 
     def gathers(self, left: Remaining) -> int:
         if self._before is not None:
-            kept = self._before.get("kept", left.kept)  # before it was chosen, it was the least that there may be
+            kept = self._before.get("kept") or left.kept  # rows of earlier versions say nothing: it was the least
         else:
             assert self._seen is not None, "a threshold of nothing"
             kept = best_kept(self._seen, self._lengths, left, self._size)
