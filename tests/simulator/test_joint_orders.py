@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -41,10 +42,12 @@ PUBLISHED = (
 )
 
 
+@dataclass(frozen=True)
 class Pipelines(StandIn):
     """Stages alike, whose forward takes what `work` says, and a backward twice as long. A mini-batch of each role."""
 
-    counts: dict[str, int]
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Training call → micro-batches of a copy."""
 
     def call(self, call, mode, layout: Layout, **options) -> CallCost:
         found = super().call(call, mode, layout, **options)
@@ -85,8 +88,8 @@ def setting(stages, counts, forward_s, schedules: tuple[Schedule, ...] = ()) -> 
         ),
     )
     work = {"actor.generate": 0.1, "critic.values": 0.1, "actor.train": forward_s[0], "critic.train": forward_s[1]}
-    costs = Pipelines(work, {"actor": 10, "critic": 10}, devices=ranks, memory=10**9)
-    object.__setattr__(costs, "counts", {"actor.train": counts[0], "critic.train": counts[1]})
+    micro_batches = {"actor.train": counts[0], "critic.train": counts[1]}
+    costs = Pipelines(work, {"actor": 10, "critic": 10}, devices=ranks, memory=10**9, counts=micro_batches)
     plan = complete(Plan("published", ranks, trained, schedules=schedules), flow(), MODELS, "plan")
     return plan, costs
 
