@@ -54,9 +54,9 @@ class InstanceMoves(Protocol):
         """Whether samples are on their way to other instances."""
         ...
 
-    def gathering(self, bounds: Bounds) -> Mapping[tuple[int, int], Sequence[Key]]:
-        """The move that gathers all unfinished samples in as few instances as hold them, however long they become:
-        (source, target) → samples. Empty if that frees no instance."""
+    def gathering(self, bounds: Bounds, kept: int = 1) -> Mapping[tuple[int, int], Sequence[Key]]:
+        """The move that gathers all unfinished samples in so many instances, or in as few more as hold them, however
+        long they become: (source, target) → samples. Empty if that frees no instance."""
         ...
 
     def move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], how: HowToMove = AT_ONCE) -> int:

@@ -12,10 +12,10 @@ from plait.policy.fusion_gate import (
     Remaining,
     RolloutSize,
     Seen,
+    best_kept,
     choose,
-    gain_s,
+    gains_s,
     num_draws,
-    pays,
 )
 from plait.policy.threshold import Backlog, Rollout, Waiting, comings, drained, outcome
 from tests.cases import examples
@@ -99,17 +99,19 @@ def test_the_gain_of_what_is_left_by_hand() -> None:
     """One sample left on each, of 4 more steps, and 4 s of scoring wait. Staying: 4 s, then 8 s of work on two: 8 s.
     Gathered: one scores from now on 4 s; the others end at 4.5 s, and both score them in 2 s: 6.5 s."""
     left = Remaining([[0], [1]], [[3], [3]], 4.0)
-    assert gain_s(SEEN, [3, 7], left, TWO) == pytest.approx(1.5)
-    assert gain_s(SEEN, [3, 7], left, replace(TWO, max_batch=1)) == 0.0, "each instance takes one"
-    assert gain_s(SEEN, [3, 7], replace(left, unfinished=[[0, 1], []], said=[[3, 3], []]), TWO) == 0.0, (
+    assert gains_s(SEEN, [3, 7], left, TWO)[1] == pytest.approx(1.5)
+    assert gains_s(SEEN, [3, 7], left, replace(TWO, max_batch=1)) == {}, "each instance takes one"
+    assert gains_s(SEEN, [3, 7], replace(left, unfinished=[[0, 1], []], said=[[3, 3], []]), TWO) == {}, (
         "they are in one instance"
     )
-    assert gain_s(SEEN, [3, 7], replace(left, said=[[7], [7]]), TWO) == 0.0, "no response was longer"
+    assert gains_s(SEEN, [3, 7], replace(left, said=[[7], [7]]), TWO) == {}, "no response was longer"
     waits = Remaining([[0, 2], [1]], [[3, 0], [3]], 4.0)
-    assert gain_s(SEEN, [3, 7], waits, TWO) > gain_s(SEEN, [3, 7], waits, replace(TWO, max_batch=2))
+    assert gains_s(SEEN, [3, 7], waits, TWO)[1] > 0
+    assert gains_s(SEEN, [3, 7], waits, replace(TWO, max_batch=2)) == {}, "three do not go in one"
     begun_later = replace(left, said=[[3], [0]])
-    assert gain_s(SEEN, [3, 7], begun_later, TWO) < gain_s(SEEN, [3, 7], left, TWO), "it has seven steps left, not four"
-    assert gain_s(SEEN, [3, 7], replace(left, waiting_s=0.0), TWO) < 0, "nothing waits: the moves are lost"
+    more, fewer = (gains_s(SEEN, [3, 7], rest, TWO)[1] for rest in (begun_later, left))
+    assert more < fewer, "it has seven steps left, not four"
+    assert gains_s(SEEN, [3, 7], replace(left, waiting_s=0.0), TWO)[1] < 0, "nothing waits: the moves are lost"
 
 
 def test_what_would_lose_if_steps_took_a_fifth_more_is_left_alone() -> None:
@@ -117,13 +119,31 @@ def test_what_would_lose_if_steps_took_a_fifth_more_is_left_alone() -> None:
     Gathered: 4 steps of 1.75 s, in which what waits is scored, then 4 s on two: 9 s. If the further sample added 0.45 s
     to 0.8 s, and scoring took 1.6 s, they would be 8.2 s and 8.4 s."""
     left = Remaining([[0], [1]], [[3], [3]], 4.0)
-    assert pays(SEEN, [3, 7], left, TWO)
-    assert not pays(replace(SEEN, move_s=0.6), [3, 7], left, TWO), "three times the moves"
+    assert best_kept(SEEN, [3, 7], left, TWO) == 1
+    assert not best_kept(replace(SEEN, move_s=0.6), [3, 7], left, TWO), "three times the moves"
     slower = replace(SEEN, each_s=0.375, move_s=0.0, step_s=0.0)
-    assert gain_s(slower, [3, 7], left, TWO) == pytest.approx(0.5)
+    assert gains_s(slower, [3, 7], left, TWO)[1] == pytest.approx(0.5)
     wrong = replace(slower, fixed_s=0.8, each_s=0.45, score_s=1.6)
-    assert gain_s(wrong, [3, 7], replace(left, waiting_s=3.2), TWO) == pytest.approx(-0.2)
-    assert not pays(slower, [3, 7], left, TWO)
+    assert gains_s(wrong, [3, 7], replace(left, waiting_s=3.2), TWO)[1] == pytest.approx(-0.2)
+    assert not best_kept(slower, [3, 7], left, TWO)
+
+
+FOUR = replace(TWO, instances=4)
+
+
+def test_as_many_are_kept_as_gain_most_by_hand() -> None:
+    """Four instances with a sample of 4 steps each, of 1 + 0.5 n s, and 30 s of scoring wait. As they are: 6 s, then
+    34 s of work on four: 14.5 s. In one: 12 s, in which three score all that waits, then 4 s on four: 13 s. In two:
+    8 s, in which two score 16 s, then 18 s on four: 12.5 s. In three: 8 s, in which one scores, and two more in the
+    last 2 s: 12 s of work, then 22 s on four: 13.5 s."""
+    seen = replace(SEEN, each_s=0.5, score_s=1.0, move_s=0.0, step_s=0.0)
+    left = Remaining([[0], [1], [2], [3]], [[3], [3], [3], [3]], 30.0)
+    assert gains_s(seen, [3, 7], left, FOUR) == pytest.approx({1: 1.5, 2: 2.0, 3: 1.0})
+    assert best_kept(seen, [3, 7], left, FOUR) == 2
+    assert best_kept(seen, [3, 7], replace(left, kept=3), FOUR) == 3, "fewer have no room"
+    assert list(gains_s(seen, [3, 7], left, replace(FOUR, max_batch=2))) == [2, 3]
+    assert best_kept(replace(seen, each_s=0.1), [3, 7], left, FOUR) == 1, "further samples cost little"
+    assert best_kept(replace(seen, move_s=0.6), [3, 7], left, FOUR) == 0, "none gains three times the moves"
 
 
 def test_nothing_is_gathered_where_nothing_is_known_or_gained() -> None:

@@ -1,3 +1,4 @@
+import random
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,8 @@ from plait.policy.migration import (
     cheaper_transfer,
     decide,
 )
-from plait.policy.threshold import Rollout, outcome, tune
+from plait.policy.threshold import Gathered, Rollout, kept_counts, outcome
+from plait.policy.tuning import FEW, best_way, tune
 
 
 def load(instance, *samples, free=10**9):
@@ -39,6 +41,10 @@ def test_the_instance_with_most_work_is_kept_and_the_longest_go_first():
 def test_the_batch_limit_and_the_kv_memory_each_set_how_many_are_kept():
     loads = [load(i, (i, 100)) for i in range(6)]
     assert len(decide(loads, 6, 3).keep) == 2
+    assert len(decide(loads, 6, 3, kept=1).keep) == 2, "one does not take six"
+    four = decide(loads, 6, 3, kept=4)
+    assert (four.keep, four.free, [move.target for move in four.moves]) == ((0, 1, 2, 3), (4, 5), [0, 1])
+    assert decide(loads, 6, 3, kept=6) == Migration(tuple(range(6)))
     tight = [load(i, (i, 100), free=200) for i in range(6)]
     assert len(decide(tight, 6, 6).keep) == 2
     none = [load(i, (i, 100), free=0) for i in range(6)]
@@ -106,6 +112,52 @@ def test_an_outcome_by_hand():
     assert outcome(FLAT, steps, 0).total_s == 11.75
     fused = outcome(FLAT, steps, 1)
     assert (fused.total_s, fused.generation_s, fused.kept, fused.migrated_s) == (10.25, 10.0, 1, 2.0)
+
+
+def test_more_instances_may_be_kept_by_hand():
+    """Four instances with a sample of 2 and one of 10 steps; a step of n samples takes n s. At 4 s four samples of 8
+    steps are left. In one: 32 s, in which three score the other four; 36 s, and 4 scores on four devices: 37 s. In two:
+    16 s, 20 s and 21 s. In three, one of which has two: 20 s too, but two of the four have ended at 12 s: 20.5 s. As
+    they are 12 s, and 8 scores on four: 14 s."""
+    steps = [[2, 10]] * 4
+    paced = Rollout(4, float, 1.0, max_batch=8)
+    assert [outcome(paced, steps, 4, kept).total_s for kept in (1, 2, 3)] == [37.0, 21.0, 20.5]
+    assert outcome(paced, steps, 4, 4) == outcome(paced, steps, 0), "none is freed"
+    assert outcome(paced, steps, 4, 4).total_s == 14.0
+    assert outcome(Rollout(4, float, 1.0, max_batch=2), steps, 4, 1).kept == 2, "one does not take four"
+
+
+def test_threshold_and_number_are_tuned_together():
+    """Steps with a knee: with as few instances as hold the samples they get so long that little is gained."""
+    rng = random.Random(0)
+    lengths = [min(512, 1 + int(rng.lognormvariate(4, 1.0))) for _ in range(4096)]
+    rollout = Rollout(32, lambda n: 4.35 + 0.047 * n, 100.0, max_batch=512, migration_s=8.8, frees=True)
+    least = tune(rollout, lengths, 512, draws=2, seed=1, kept=[1])
+    both = tune(rollout, lengths, 512, draws=2, seed=1)
+    assert (least.kept, both.kept > 4) == (1, True)
+    assert both.total_s < 0.95 * least.total_s
+    assert both.threshold > least.threshold
+
+
+@given(st.integers(0, 300), st.integers(1, 40), st.integers(0, 2**32))
+def test_the_best_way_is_one_that_none_beside_it_beats(thresholds, kept, seed):
+    """Of few ways it is the best of all."""
+    tried, counts = range(0, thresholds + 1, 1 + thresholds // 16), kept_counts(kept)
+    total_s = lambda way: random.Random(f"{seed} {way if way.threshold else 0}").random()
+    best = best_way(total_s, tried, counts)
+    assert total_s(best) <= total_s(Gathered(0))
+    ways = [Gathered(r, m) for r in tried[1:] for m in counts]
+    if len(tried) * len(counts) <= FEW:
+        assert total_s(best) == min(map(total_s, [Gathered(0), *ways]))
+    elif best.threshold:
+        place, at = tried.index(best.threshold), counts.index(best.kept)
+        near = [Gathered(r, m) for r in tried[max(1, place - 1) : place + 2] for m in counts[max(0, at - 1) : at + 2]]
+        assert total_s(best) == min(map(total_s, near))
+
+
+def test_the_numbers_that_are_tried():
+    assert [kept_counts(count) for count in (1, 2, 3, 8)] == [[], [1], [1, 2], [1, 2, 3, 4, 6]]
+    assert kept_counts(64) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]
 
 
 def test_edges_of_the_threshold():

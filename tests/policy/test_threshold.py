@@ -7,7 +7,8 @@ import pytest
 from plait.errors import ConfigError
 from plait.policy.migration import Transfer
 from plait.policy.step import Limits, StepKind
-from plait.policy.threshold import Rollout, outcome, spread, tune
+from plait.policy.threshold import Rollout, outcome
+from plait.policy.tuning import spread, tune
 from plait.policy.unfinished import Decoding, Left, finish_times, merged
 from tests.policy.played_engine import Request, SimulatedEngine
 from tests.simulator.played_rollouts import Fusion, Scoring, simulate_rollout
@@ -71,16 +72,16 @@ def test_serial_execution_equals_the_closed_form_exactly():
         assert off == simulated
 
 
-@pytest.mark.parametrize("threshold", [4, 8, 12, 16])
-def test_migration_agrees_with_the_closed_form_within_a_step_and_a_score(threshold):
+@pytest.mark.parametrize(("threshold", "kept"), [(4, 1), (8, 1), (12, 1), (16, 1), (8, 3), (16, 4)])
+def test_migration_agrees_with_the_closed_form_within_a_step_and_a_score(threshold, kept):
     rng = random.Random(5)
     lengths = [min(400, 1 + int(rng.lognormvariate(4, 0.9))) for _ in range(64)]
     steps = [[length - 1 for length in part] for part in spread(lengths, 8)]
     scoring = Scoring(("reward",), lambda role, tokens: 1.0, max_tokens=1)
     simulated = simulate_rollout(
-        instances(lengths, 8), WIDE, decode_time(affine), scoring=scoring, fusion=Fusion(threshold, 8)
+        instances(lengths, 8), WIDE, decode_time(affine), scoring=scoring, fusion=Fusion(threshold, 8, kept=kept)
     )
-    closed = outcome(Rollout(8, affine, 1.0, max_batch=8), steps, threshold)
+    closed = outcome(Rollout(8, affine, 1.0, max_batch=8), steps, threshold, kept)
     assert simulated.migration is not None
     assert len(simulated.migration.keep) == closed.kept
     slack = 3 * affine(8) + 2.0

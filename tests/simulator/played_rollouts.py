@@ -40,7 +40,7 @@ class Scoring:
 class Fusion:
     """Migration: the policy's settings and what a move costs.
 
-    threshold, max_batch: of `policy.migration.decide`; transfer: how a sample travels, decided with it
+    threshold, max_batch, kept: of `policy.migration.decide`; transfer: how a sample travels, decided with it
     kv_bytes:  of a context of so many tokens; kv_bytes_free: what an instance has beside its own samples
     move_s:    seconds on the link for a sample's move, given the sample and how it travels
     """
@@ -51,6 +51,7 @@ class Fusion:
     kv_bytes_free: int = 2**62
     move_s: Callable[[Unfinished, Transfer], float] = lambda sample, transfer: 0.0
     transfer: Callable[[Unfinished], Transfer] = lambda sample: Transfer.KV
+    kept: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +230,7 @@ class _Rollout:
             )
             for instance in self.instances
         ]
-        self.migration = decide(loads, fusion.threshold, fusion.max_batch)
+        self.migration = decide(loads, fusion.threshold, fusion.max_batch, fusion.kept)
         if self.migration is None:
             return
         self.transfers = {sample.sample: fusion.transfer(sample) for load in loads for sample in load.unfinished}

@@ -107,6 +107,11 @@ class StandIn:
         asked = self.call(call, mode, layout, micro_batch_tokens=micro_batch_tokens, schedule=schedule)
         return asked.working_bytes
 
+    def stage_seconds(self, call: str, layout: Layout, micro_batches: int) -> list[tuple[float, float]]:
+        """A backward takes twice as long as a forward."""
+        forward_s = self.work[call] / layout.parallelism.size / micro_batches / 3
+        return [(forward_s, 2 * forward_s)] * layout.parallelism.pp
+
     @property
     def pool_takes_rest(self) -> bool:
         return self.crowded_s > 0

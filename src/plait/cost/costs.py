@@ -233,6 +233,11 @@ class Costs(Protocol):
         which goes with where samples are drawn."""
         ...
 
+    def stage_seconds(self, call: str, layout: Layout, micro_batches: int) -> Sequence[tuple[float, float]]:
+        """Forward and backward of each pipeline stage, of a mini-batch's share of one copy in so many micro-batches; a
+        backward with the layers that are computed again."""
+        ...
+
     @property
     def pool_takes_rest(self) -> bool:
         """Whether the keys and values of a generation have what nothing else on a device takes."""

@@ -10,7 +10,7 @@ from plait.cost.decoding import Decoding
 from plait.cost.layer_times import Terms, total
 from plait.cost.workload import Samples, Workload
 from plait.policy.migration import STEPS_OF_A_MOVE
-from plait.policy.threshold import Rollout, outcomes
+from plait.policy.threshold import Gathered, Rollout, kept_counts, outcomes
 
 SHARES = (16, 4)
 """Parts of a rollout's samples that are unfinished when the last are gathered, as far as it is predicted."""
@@ -45,9 +45,10 @@ class Endings:
         # Of an instance with more samples than run at once, as many as are among the last.
         last = [[length - 1 for length in sorted(share)[:: -(-len(share) // running)]] for share in shares]
         count = sum(map(len, last))
-        serial, *gathering = outcomes(rollout, last, (0, *(count // part for part in SHARES)))
+        ways = [Gathered(count // part, kept) for part in SHARES for kept in kept_counts(len(shares))[::2]]
+        serial, *gathering = outcomes(rollout, last, [Gathered(0), *ways])
         tails = [spare]
-        for gathered in gathering:
+        for gathered in dict.fromkeys(gathering):  # fewer may not be enough, so some are the same
             if gathered.migrated_s is not None:
                 later, more = gathered.generation_s - serial.generation_s, gathered.free_s - serial.free_s
                 tails.append(Tail(end + later, spare.idle_s + more, rollout.migration_s))

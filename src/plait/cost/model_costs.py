@@ -164,8 +164,6 @@ class ModelCosts:
         )
 
     def stage_seconds(self, call: str, layout: Layout, micro_batches: int) -> list[tuple[float, float]]:
-        """Forward and backward of each pipeline stage, of a mini-batch's share of one copy in so many micro-batches; a
-        backward with the layers that are computed again."""
         node, workload = self._nodes[call], self.workload
         share = self._split.share(node, layout.parallelism.dp)
         micro, _ = self._split.micro(node, share, layout, workload.micro_batch_tokens, micro_batches)

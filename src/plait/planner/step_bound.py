@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from plait.policy.early_scores import LAST_SHARE
 from plait.schedule.training_order import is_by_rule
+from plait.simulator.joint_orders import idle_s
 from plait.simulator.places import Place
 from plait.simulator.step_graph import NO_MODEL, StepGraph
-from plait.simulator.step_program import idle_s
 
 ROUNDING = 1e-9
 """The share by which a bound is lower, so that sums in another order are not above what is played."""

@@ -8,13 +8,14 @@ The same plan and the same lengths of earlier responses decide the same, on ever
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from plait.policy.fusion_gate import LEAST_SHARE, THRESHOLDS, WRONG, RolloutSize, num_draws
+from plait.policy.fusion_gate import LEAST_SHARE, WRONG, RolloutSize, num_draws, thresholds_of
 from plait.policy.migration import STEPS_OF_A_MOVE
-from plait.policy.threshold import Outcome, Rollout, outcome, outcomes
+from plait.policy.threshold import Course, Gathered, Outcome, Rollout, kept_counts, outcome
+from plait.policy.tuning import best_way
 from plait.schedule.fusion_times import FusionTimes
 
 LAST_SHARE = 1 / 4
@@ -79,41 +80,24 @@ def _least_gain(times: FusionTimes, draws: Sequence[Draw], size: RolloutSize) ->
         if best.pays and best.gain_s - believed.gain_s >= LEAST_SHARE * believed.of_s:
             believed = best
     chosen_size = replace(size, num_split=believed.num_split)
-    if believed.pays and any(_loses(doubted, draws, chosen_size) for doubted in _doubted(times)):
+    if believed.pays and any(_gain(doubted, draws, chosen_size).gain_s < 0 for doubted in _doubted(times)):
         return EarlyScores(0.0, believed.of_s)
     return believed
 
 
 def _gain(times: FusionTimes, draws: Sequence[Draw], size: RolloutSize) -> EarlyScores:
-    plain_s, early_s = _taken(times, draws, size)
-    return EarlyScores(plain_s - min(early_s) - times.parts_s / size.instances, plain_s, size.num_split)
-
-
-def _loses(times: FusionTimes, draws: Sequence[Draw], size: RolloutSize) -> bool:
-    """Whether `_gain` would be below nothing; other thresholds are not asked for, where one gains."""
-    plain_s, early_s = _taken(times, draws, size)
-    return all(plain_s - end_s - times.parts_s / size.instances < 0 for end_s in early_s)
-
-
-def _taken(times: FusionTimes, draws: Sequence[Draw], size: RolloutSize) -> tuple[float, Iterator[float]]:
-    """Seconds without parts, and with them at each threshold that is tried; means over the draws."""
-    most = size.samples
-    tried = range(0, most // 2 + 1, max(1, most // 2 // THRESHOLDS))
-    plain_s, courses, scores_s = 0.0, [], []
+    """With the last samples gathered in the way that gains most, of those that a run tries."""
+    plain_s, courses = 0.0, []
     for steps, tokens in draws:
         rollout = _rollout(times, tokens, size)
         plain_s += outcome(replace(rollout, frees=False), steps, 0).total_s / len(draws)
-        courses.append(outcomes(rollout, steps, tried))
-        scores_s.append(most * rollout.score_s / size.instances)
+        courses.append((Course(rollout, steps), size.samples * rollout.score_s / size.instances))
 
-    def at_each() -> Iterator[float]:
-        for ends in zip(*courses, strict=True):
-            early_s = 0.0
-            for end, all_s in zip(ends, scores_s, strict=True):
-                early_s += _ended(end, all_s) / len(draws)
-            yield early_s
+    def early_s(way: Gathered) -> float:
+        return sum(_ended(course.gathered(way), all_s) for course, all_s in courses) / len(draws)
 
-    return plain_s, at_each()
+    best = best_way(early_s, thresholds_of(size.samples), kept_counts(size.instances))
+    return EarlyScores(plain_s - early_s(best) - times.parts_s / size.instances, plain_s, size.num_split)
 
 
 def _ended(end: Outcome, scores_s: float) -> float:

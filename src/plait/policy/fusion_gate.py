@@ -1,7 +1,8 @@
 """When the last samples of a rollout are gathered (`fusion: auto`): where that is predicted to gain more than it costs.
 
-At the beginning of a rollout a threshold is tuned on the lengths of the last steps (`threshold.tune`); when so few
-samples are unfinished, and as each of them ends, what is left is weighed again. What steps took is measured, and so
+At the beginning of a rollout a threshold is tuned on the lengths of the last steps (`tuning.tune`); when so few
+samples are unfinished, and as each of them ends, what is left is weighed again, for several numbers of instances that
+are kept: with more of them steps are shorter, and fewer instances score meanwhile. What steps took is measured, and so
 never exact: gathering must gain as much as it needs to by what was measured, and lose nothing where that is wrong.
 """
 
@@ -15,7 +16,8 @@ from itertools import product
 from math import ceil
 from operator import itemgetter
 
-from plait.policy.threshold import Rollout, Waiting, comings, drained, tune
+from plait.policy.threshold import Rollout, Waiting, comings, drained, kept_counts
+from plait.policy.tuning import tune
 from plait.policy.unfinished import Left, finish_times, merged
 
 LEAST_SHARE = 0.02
@@ -125,6 +127,11 @@ def num_draws(samples: int) -> int:
     return max(1, min(DRAWS, DRAWN // max(1, samples)))
 
 
+def thresholds_of(samples: int) -> range:
+    """Unfinished samples of a rollout of so many at which gathering is tried, from 0 up."""
+    return range(0, samples // 2 + 1, max(1, samples // 2 // THRESHOLDS))
+
+
 def choose(seen: Seen | None, lengths: Sequence[int], size: RolloutSize, seed: int) -> Choice:
     """What to do in a rollout.
 
@@ -136,8 +143,7 @@ def choose(seen: Seen | None, lengths: Sequence[int], size: RolloutSize, seed: i
         return Choice(0, why="no step was measured yet")
     if size.instances < 2 or seen.score_s <= 0:
         return Choice(0, why="nothing could be scored meanwhile")
-    most = size.samples
-    tried = range(0, most // 2 + 1, max(1, most // 2 // THRESHOLDS))
+    most, tried = size.samples, thresholds_of(size.samples)
     tuned = tune(seen.rollout(size), lengths, most, draws=num_draws(most), seed=seed, thresholds=tried)
     gain = tuned.serial_s - tuned.total_s
     if gain < seen.needed_s:
@@ -153,7 +159,7 @@ class Remaining:
                 have ended, but for those that are scored before where groups are split
     said:       tokens that each of them has, as far as is known
     waiting_s:  instance seconds of scoring that wait
-    kept:       instances in which all that is unfinished would go on
+    kept:       instances in which all that is unfinished would go on at least
     """
 
     unfinished: Sequence[Sequence[int]]
@@ -162,28 +168,36 @@ class Remaining:
     kept: int = 1
 
 
-def pays(seen: Seen, lengths: Sequence[int], left: Remaining, size: RolloutSize) -> bool:
-    """Whether gathering now gains what it must, and loses nothing where what was measured is wrong by a fifth."""
-    if gain_s(seen, lengths, left, size) < seen.needed_s:
-        return False
+def best_kept(seen: Seen, lengths: Sequence[int], left: Remaining, size: RolloutSize) -> int:
+    """The number of instances in which gathering now gains most, of those with which it gains what it must, and loses
+    nothing where what was measured is wrong by a fifth; 0: there is none, and nothing is gathered now."""
+    gains = gains_s(seen, lengths, left, size)
+    counts = [kept for kept, gain in gains.items() if gain >= seen.needed_s]
     for doubted in seen.doubted():
+        if not counts:
+            return 0
         waiting_s = left.waiting_s * doubted.score_s / seen.score_s
-        if gain_s(doubted, lengths, replace(left, waiting_s=waiting_s), size) < 0:
-            return False
-    return True
+        least = gains_s(doubted, lengths, replace(left, waiting_s=waiting_s), size, counts)
+        counts = [kept for kept in counts if least[kept] >= 0]
+    return max(counts, key=lambda kept: (gains[kept], -kept), default=0)
 
 
-def gain_s(seen: Seen, lengths: Sequence[int], left: Remaining, size: RolloutSize) -> float:
-    """Seconds that gathering now would gain.
+def gains_s(
+    seen: Seen, lengths: Sequence[int], left: Remaining, size: RolloutSize, counts: Sequence[int] | None = None
+) -> dict[int, float]:
+    """Number of instances that are kept → seconds that gathering now would gain; none that would not free one.
 
     Args:
         lengths: of responses of the last steps: those that are longer than what is done say what is left.
+        counts: numbers that are asked for; None: the least that may be, and `kept_counts`.
     """
     rows = _expected(lengths, left)
-    count = sum(map(len, rows))
-    kept = max(left.kept, ceil(count / size.max_batch))
-    if kept >= sum(1 for row in rows if row):
-        return 0.0
+    count, at_work = sum(map(len, rows)), sum(1 for row in rows if row)
+    least = max(left.kept, ceil(count / size.max_batch))
+    asked = counts if counts is not None else sorted({least, *kept_counts(at_work)})
+    tried = [kept for kept in asked if least <= kept < at_work]
+    if not tried:
+        return {}
     rollout = seen.rollout(size)
     sizes = Counter(sample.part for row in rows for sample in row)
     works = {
@@ -199,7 +213,8 @@ def gain_s(seen: Seen, lengths: Sequence[int], left: Remaining, size: RolloutSiz
         coming = comings(ends, [[sample.part for sample in load] for load in loads], works)
         return drained(rollout, ends, coming, Waiting(0.0, left.waiting_s, free_s))
 
-    return end_s(rows, 0.0, 0.0) - end_s(merged(rows, kept), seen.move_s, seen.move_s + seen.load_s)
+    as_they_are_s, moved_s = end_s(rows, 0.0, 0.0), seen.move_s + seen.load_s
+    return {kept: as_they_are_s - end_s(merged(rows, kept), seen.move_s, moved_s) for kept in tried}
 
 
 def _expected(lengths: Sequence[int], left: Remaining) -> list[list[Left]]:

@@ -2,8 +2,8 @@
 
 Near the end of generation a handful of long samples keep every instance half idle. Once at most `threshold` samples
 are unfinished, `decide` keeps the instances with the most work left, moves the samples of the others there, and frees
-those for scoring. Paper notes B2 and B3. In a run `policy.fusion_gate` says when, by a threshold that
-`policy.threshold` tunes or the share of the recipe.
+those for scoring. Paper notes B2 and B3. In a run `policy.fusion_gate` says when, and how many are kept, by what it
+predicts; or the share of the recipe says when, and the least number is kept.
 """
 
 from __future__ import annotations
@@ -69,21 +69,23 @@ class Migration:
     moves: tuple[Move, ...] = ()
 
 
-def decide(loads: Sequence[InstanceLoad], threshold: int, max_batch: int) -> Migration | None:
+def decide(loads: Sequence[InstanceLoad], threshold: int, max_batch: int, kept: int = 1) -> Migration | None:
     """Whether and how to migrate now; None while more than `threshold` samples are unfinished or none is.
 
     max_batch: samples that an instance takes at most: in a run `sampling.max_running`, however much slower its decode
-               steps get by that. RLHFuse takes no more than have steps that are hardly slower (BS_max).
+               steps get by that
+    kept:      instances that are kept at least: as many as gain most, as far as that is predicted (`fusion_gate`).
+               RLHFuse sets the number by how many samples have steps that are hardly slower than one's (BS_max)
 
-    The number kept is the least that fits `max_batch` and the KV memory; kept are those with the most work left, so
-    that the least is moved. The longest samples are placed first, each on the kept instance with the fewest samples
-    that has room.
+    The number kept is the least from `kept` on that fits `max_batch` and the KV memory; kept are those with the most
+    work left, so that the least is moved. The longest samples are placed first, each on the kept instance with the
+    fewest samples that has room.
     """
     count = sum(len(load.unfinished) for load in loads)
     if not 0 < count <= threshold:
         return None
     ranked = sorted(loads, key=lambda load: (-len(load.unfinished), -_kv_bytes(load), load.instance))
-    least = max(1, ceil(count / max_batch))
+    least = max(1, kept, ceil(count / max_batch))
     for num_kept in range(least, len(loads)):
         moves = _place(ranked[:num_kept], ranked[num_kept:], max_batch)
         if moves is not None:

@@ -1,20 +1,20 @@
-"""The migration threshold from a distribution of response lengths, by closed forms (RLHFuse, paper notes B4).
+"""The times of a rollout whose last samples are gathered, by closed forms (RLHFuse, paper notes B4).
 
-A small threshold leaves nothing to overlap, a large one overloads the instances that are kept. Where the optimum lies
-depends on the lengths, so it is computed, not set: `tune` scans all thresholds on bootstrap draws of recent lengths.
+A small threshold leaves nothing to overlap, and a large one overloads the instances that are kept; more of these have
+shorter steps, and fewer others score. `policy.tuning` finds both numbers.
 """
 
 from __future__ import annotations
 
-import random
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, inf
 from typing import NamedTuple
 
-from plait.policy.unfinished import Decoding, StepTime, finish_times, merged
+from plait.policy.unfinished import Decoding, Left, StepTime, finish_times, merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,40 +88,36 @@ class Outcome:
     free_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """threshold: the best R_t; kept: m at that threshold (median of the draws); total_s: its mean over the draws;
-    serial_s: the mean without migration.
-    """
+class Gathered(NamedTuple):
+    """threshold: unfinished samples at most when they are gathered (R_t); 0: they never are, which is serial execution
+    kept: instances that go on with them at least (m); more do where these do not take as many"""
 
     threshold: int
-    kept: int
-    total_s: float
-    serial_s: float
+    kept: int = 1
 
 
-def spread(lengths: Sequence[int], num_instances: int) -> list[list[int]]:
-    """Responses to instances in the order of arrival, by turns."""
-    return [list(lengths[i::num_instances]) for i in range(num_instances)]
+def kept_counts(num_instances: int) -> list[int]:
+    """Numbers of instances that may go on with the last samples, about a third apart: 1, 2, 3, 4, 6, 8, 12 …"""
+    powers = [1 << bit for bit in range(num_instances.bit_length())]
+    return sorted({kept for power in powers for kept in (power, 3 * power // 2) if kept < num_instances})
 
 
-def outcomes(rollout: Rollout, steps: Sequence[Sequence[int]], thresholds: Iterable[int]) -> Iterator[Outcome]:
-    """The times of one rollout when samples migrate once at most a threshold of them is unfinished, for each threshold;
-    0 is serial execution.
+def outcomes(rollout: Rollout, steps: Sequence[Sequence[int]], gathered: Iterable[Gathered]) -> Iterator[Outcome]:
+    """The times of one rollout, for each way in which its last samples are gathered.
 
     steps: of each sample of each instance
     """
-    course = _Course(rollout, steps)
-    return map(course.with_migration, thresholds)
+    course = Course(rollout, steps)
+    return map(course.gathered, gathered)
 
 
-def outcome(rollout: Rollout, steps: Sequence[Sequence[int]], threshold: int) -> Outcome:
-    """`outcomes` for one threshold."""
-    return _Course(rollout, steps).with_migration(threshold)
+def outcome(rollout: Rollout, steps: Sequence[Sequence[int]], threshold: int, kept: int = 1) -> Outcome:
+    """`outcomes` for one way."""
+    return Course(rollout, steps).gathered(Gathered(threshold, kept))
 
 
-class _Course:
-    """A rollout as it goes where no sample migrates, which is the same for all thresholds."""
+class Course:
+    """A rollout as it goes where no sample migrates, which is the same for all ways of gathering."""
 
     def __init__(self, rollout: Rollout, steps: Sequence[Sequence[int]]) -> None:
         self._rollout = rollout
@@ -143,17 +139,37 @@ class _Course:
             serial_s = generation_s + count * rollout.score_s / rollout.num_instances
         as_they_are = sum(generation_s - instance.last_s for instance in self._instances)
         self._serial = Outcome(serial_s, generation_s, rollout.num_instances, None, as_they_are)
+        self._known: dict[Gathered, Outcome] = {}
+        """By the number that is kept in truth."""
+        self._left = lru_cache(maxsize=1)(self._left_at)
 
-    def with_migration(self, threshold: int) -> Outcome:
+    def gathered(self, way: Gathered) -> Outcome:
+        """Its times where its last samples are gathered."""
+        threshold, least = way
         rollout, count = self._rollout, len(self._all_ends)
         if threshold <= 0 or count == 0:
             return self._serial
         now = 0.0 if threshold >= count else self._all_ends[count - threshold - 1]
-        left = [instance.left(now, parts) for instance, parts in zip(self._instances, self._parts, strict=True)]
+        left = self._left(now)
         unfinished = sum(map(len, left))
-        kept = max(1, ceil(unfinished / rollout.max_batch))
+        kept = max(1, least, ceil(unfinished / rollout.max_batch))
         if unfinished == 0 or kept >= rollout.num_instances or max(map(len, left)) > rollout.slots:
             return self._serial  # samples that wait for a place do not move (`migration.decide`)
+        key = Gathered(threshold, kept)
+        if key not in self._known:
+            self._known[key] = self._migrated(now, left, kept)
+        return self._known[key]
+
+    def _left_at(self, now: float) -> list[list[Left]]:
+        return [instance.left(now, parts) for instance, parts in zip(self._instances, self._parts, strict=True)]
+
+    def _migrated(self, now: float, left: Sequence[Sequence[Left]], kept: int) -> Outcome:
+        """Where samples migrate now, and so many instances are kept.
+
+        Args:
+            left: of each instance.
+        """
+        rollout, unfinished = self._rollout, sum(map(len, left))
         moved_s = now + rollout.migration_s
         loads = merged(left, kept)
         later = [
@@ -167,7 +183,8 @@ class _Course:
             waiting = Waiting(now, self._backlog.at(now), moved_s + rollout.load_s)
             total_s = drained(rollout, later, coming, waiting)
         else:
-            total_s = _drain(rollout, kept, now, (count - unfinished) * rollout.score_s, tail)
+            ended_s = (len(self._all_ends) - unfinished) * rollout.score_s
+            total_s = _drain(rollout, kept, now, ended_s, tail)
         return Outcome(total_s, tail[-1], kept, now, free_s)
 
 
@@ -250,33 +267,6 @@ def _changes(
     return sorted(
         [free, *((at, more, 0) for at, more in coming), *((max(row) + rollout.load_s, 0.0, 1) for row in rows)]
     )
-
-
-def tune(
-    rollout: Rollout,
-    lengths: Sequence[int],
-    batch: int,
-    *,
-    draws: int,
-    seed: int,
-    thresholds: Sequence[int] | None = None,
-) -> Tuned:
-    """The threshold with the least mean total over bootstrap draws of `batch` response lengths.
-
-    lengths:    recent response lengths in tokens; the first token of a response comes from its prefill
-    thresholds: those to try; all multiples of 1/64 of the batch when None
-    """
-    rng = random.Random(seed)
-    samples = [rng.choices(lengths, k=batch) for _ in range(draws)]
-    steps = [[[length - 1 for length in row] for row in spread(sample, rollout.num_instances)] for sample in samples]
-    tried = thresholds if thresholds is not None else range(0, batch + 1, max(1, batch // 64))
-    serial, *gathered = zip(*(outcomes(rollout, rows, [0, *tried]) for rows in steps), strict=True)
-    results = dict(zip(tried, gathered, strict=True))
-    means_s = {r: sum(o.total_s for o in of_draws) / draws for r, of_draws in results.items()}
-    total_s, best = min((total_s, r) for r, total_s in means_s.items())
-    serial_s = sum(o.total_s for o in serial) / draws
-    kept = sorted(o.kept for o in results[best])[draws // 2]
-    return Tuned(best, kept, total_s, serial_s)
 
 
 def _drain(rollout: Rollout, kept: int, now: float, work_s: float, tail: Sequence[float]) -> float:

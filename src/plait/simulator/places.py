@@ -172,6 +172,15 @@ class Place:
         return other
 
     @cached_property
+    def ways(self) -> Floats:
+        """[ranks] of a training, the share of its pipeline's filling and draining that a micro-batch needs to the stage
+        of a rank and back: 0 at the first, 1 at the last. Stages of a plan are cut to take about as long."""
+        ways = np.zeros(len(self.parts))
+        p = self.placements[0]
+        ways[_at(p)] = _stages(len(p.ranks), p.tp, p.pp) / max(1, p.pp - 1)
+        return ways
+
+    @cached_property
     def layouts(self) -> tuple[Layout, ...]:
         return tuple(p.layout for p in self.placements)
 

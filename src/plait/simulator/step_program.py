@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from plait.cost.costs import CallCost
-from plait.cost.pipelines import IDLE
 from plait.schedule.dispatch import Key, Task
 from plait.schedule.work import Done, Work, nothing
 from plait.simulator.atoms import atoms_of
 from plait.simulator.clock import SimulatedClock
+from plait.simulator.joint_orders import taken_together_s
 from plait.simulator.places import Place
 from plait.simulator.step_graph import NO_MODEL, StepGraph
 from plait.simulator.step_order import StepOrder
@@ -21,11 +21,6 @@ from plait.simulator.tails import Spare, spare_of
 KIND = {"decode": "DECODE", "prefill": "PREFILL", "score": "SCORE", "train": "TRAIN"}
 MOVE, LOAD, LEAVE, FUNCTIONS = "MOVE", "ONLOAD", "OFFLOAD", "FUNCTIONS"
 _DONE = {kind: Done(kind, kind) for kind in (*KIND.values(), MOVE, LOAD, LEAVE, FUNCTIONS)}
-
-
-def idle_s(cost: CallCost) -> float:
-    """Idle seconds of a pipeline, which another role that trains with it may use."""
-    return sum(cost.terms.get(name, 0.0) for name in IDLE)
 
 
 class Action(NamedTuple):
@@ -65,6 +60,8 @@ class StepProgram:
     clock: SimulatedClock
     functions_s: Mapping[str, float]
     """Call that reward functions answer → its seconds."""
+    orders: Mapping[str, float] = field(default_factory=dict)
+    """See `joint_orders.shares_of`."""
     actions: list[Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -147,9 +144,7 @@ class StepProgram:
         yield from self._taking(Action(call.call, FUNCTIONS, "", 0, end - seconds, end, step, number))
 
     def _trained_together(self, step: int, numbers: Sequence[int]) -> Work[None]:
-        """Training calls of one schedule. Each role fills the gaps of the others: together they take as long as all
-        their work on a rank, or as the longest role by itself. The calls of one role pass its pipeline one behind the
-        other, which is filled and drained once."""
+        """Training calls of one schedule, each role of which fills the gaps of the others (`joint_orders`)."""
         slots: dict[int, list[int]] = {}
         for number in numbers:
             slots.setdefault(self.graph.calls[number].slot, []).append(number)
@@ -157,19 +152,14 @@ class StepProgram:
         if self.units:
             for number in numbers:
                 yield from self._room(step, number, self.places[self.graph.calls[number].slot].mask, slots)
-        now, busy_s, alone_s = self.clock.now_s, 0.0, 0.0
-        for of_role in slots.values():
-            costs = [self._cost(number) for number in of_role]
-            work_s = sum(cost.seconds - idle_s(cost) for cost in costs)
-            busy_s, alone_s = busy_s + work_s, max(alone_s, work_s + max(map(idle_s, costs)))
-        taken_s = max(busy_s, alone_s)
+        costs = {slot: [self._cost(number) for number in of_role] for slot, of_role in slots.items()}
+        taken_s = taken_together_s([(self.places[slot], of_role) for slot, of_role in costs.items()], self.orders)
         for slot, of_role in slots.items():
-            role, mask, start = self.graph.slots[slot].role, self.places[slot].mask, now
+            role, mask, start = self.graph.slots[slot].role, self.places[slot].mask, self.clock.now_s
             self._stale |= {copies for copies in self.copies if copies.role == role}
-            each_s = [self._cost(number).seconds for number in of_role]
-            for number, seconds in zip(of_role, each_s, strict=True):
-                cost, end = self._cost(number), start + taken_s * seconds / sum(each_s)
-                call = self.graph.calls[number].call
+            whole_s = sum(cost.seconds for cost in costs[slot])
+            for number, cost in zip(of_role, costs[slot], strict=True):
+                call, end = self.graph.calls[number].call, start + taken_s * cost.seconds / whole_s
                 self.actions.append(Action(call, KIND["train"], role, mask, start, end, step, number, cost.bytes))
                 start = end
         yield from self._waiting(KIND["train"], taken_s)
@@ -295,9 +285,8 @@ class StepProgram:
         yield from self.clock.spend(_DONE[kind], seconds)
 
     def end_step(self) -> None:
-        self._generated.clear()
-        self._streaming.clear()
-        self._spare.clear()
+        for known in (self._generated, self._streaming, self._spare):
+            known.clear()
 
 
 def _streamed(now: float, seconds: float, chunks: int, begun: float, first: float, ended: float) -> float:

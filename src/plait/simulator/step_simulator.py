@@ -9,8 +9,9 @@ any number of devices.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from plait.cost.costs import Costs, Spread
 from plait.layout.mesh import Layout
@@ -75,16 +76,19 @@ class StepSimulator:
             weights.append(self._weights[mine])
         return tuple(weights)
 
-    def play(self, places: Sequence[Place], *, steps: int = 1) -> Played:
+    def play(
+        self, places: Sequence[Place], *, steps: int = 1, orders: Mapping[str, float] = MappingProxyType({})
+    ) -> Played:
         """Simulate steps. Each begins as the one before leaves it: new weights are where they were trained.
 
         Args:
             places: of each slot, in their order.
+            orders: see `joint_orders.shares_of`.
         """
         weights = self.weights(places)
         places = self._pools.fitted(places, weights)
         clock = SimulatedClock()
-        program = StepProgram(self.graph, places, weights, clock, self.functions_s)
+        program = StepProgram(self.graph, places, weights, clock, self.functions_s, orders)
         ends = []
         for step in range(steps):
             numbers = [*program.order.calls()]

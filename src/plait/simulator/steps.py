@@ -11,6 +11,7 @@ from plait.errors import ConfigError
 from plait.schedule.plan import Mode, Placement, Plan
 from plait.schedule.timeline import MemoryPoint, Span, Timeline
 from plait.schedule.work import COMPUTE, LINK
+from plait.simulator.joint_orders import STEP_TERMS, shares_of
 from plait.simulator.places import Place, Places, ranks_of
 from plait.simulator.step_graph import StepGraph
 from plait.simulator.step_memory import RankMemory, memory_of, pool_bytes, standing_bytes, working_bytes
@@ -20,9 +21,6 @@ from plait.simulator.step_weights import Weights, kept_bytes
 
 STEPS = 3
 """That a prediction plays: the first begins with weights that must be moved, as all others do."""
-
-STEP_TERMS = ("optimizer", "gradients", "new weights")
-"""Terms of a training call that are its optimizer steps, as cost models name them."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ def _played(plan: Plan, graph: StepGraph, costs: Costs, steps: int) -> tuple[Pla
         )
     places = places_of(plan, Places(graph, costs, plan.num_ranks))
     simulator = StepSimulator(graph, costs)
-    return simulator.play(places, steps=steps), simulator.weights(places)
+    return simulator.play(places, steps=steps, orders=shares_of(plan, costs)), simulator.weights(places)
 
 
 def places_of(plan: Plan, places: Places) -> list[Place]:

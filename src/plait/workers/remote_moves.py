@@ -59,13 +59,13 @@ class RemoteMoves:
         """Numbers of the commands that instances are still to answer."""
         return frozenset() if self._under_way is None else frozenset(self._under_way.numbers)
 
-    def gathering(self, bounds: Bounds) -> dict[tuple[int, int], list[Key]]:
+    def gathering(self, bounds: Bounds, kept: int = 1) -> dict[tuple[int, int], list[Key]]:
         """See InstanceMoves. The leader decides by what it knows: it counts each sample with the tokens of its prompt
         and of the longest response. Empty if a sample would come back to the instance in which it began."""
         where = self._outstanding.where
         loads = self._loads(bounds)
         dealt = not self._outstanding.pending and len(loads) > 1
-        migration = decide(loads, len(where), bounds.slots) if dealt else None
+        migration = decide(loads, len(where), bounds.slots, kept) if dealt else None
         if migration is None or self.is_moving:
             return {}
         keys = list(where)

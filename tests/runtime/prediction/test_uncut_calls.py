@@ -91,6 +91,8 @@ def test_stages_are_looked_for_where_gradients_are_divided(make_recipe: MakeReci
         found = planning.space.forms.parallelisms(slots[role, "train"], (0, 1))
         assert max(sizes.pp for sizes in found) == 2
     assert joint_pairs(planning.recipe, planning.flow, planning.models) == (("actor", "critic"),)
+    adapted = planning_of(make_recipe(algorithm="ppo", options={}, **{"lora.rank": 2}))
+    assert joint_pairs(adapted.recipe, adapted.flow, adapted.models) == (("actor", "critic"),)
     facts = facts_of_roles(planning.recipe, planning.models, planning.shapes, planning.parameters)
     assert {role for role, one in facts.items() if one.one_copy} == {"critic"}
 

@@ -7,6 +7,7 @@ What the gate has seen of steps is wrong by a fifth, in each term and each direc
 from __future__ import annotations
 
 import heapq
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,25 +38,25 @@ LEAST = 0.98
 class Instances:
     """Engines without tensors, each a step at a time, and scoring by whoever has no samples left."""
 
-    def __init__(self, truth: Seen, lengths: Mapping[Key, int]) -> None:
-        self.truth, self.now_s = truth, 0.0
+    def __init__(self, truth: Seen, lengths: Mapping[Key, int], count: int = INSTANCES) -> None:
+        self.truth, self.now_s, self.count = truth, 0.0, count
         self.lengths, self.left = lengths, dict(lengths)
         """Unfinished sample → tokens that it still lacks."""
-        self.where = {key: key[0] % INSTANCES for key in lengths}
+        self.where = {key: key[0] % count for key in lengths}
         self.ended: dict[Key, float] = {}
         self.next_s = [truth.decode_s(n) for n in self.running]
-        self.free_s = [0.0] * INSTANCES
+        self.free_s = [0.0] * count
         self.moving: tuple[float, frozenset[int], dict[Key, int]] | None = None
         self.moved_s: float | None = None
 
     @property
     def running(self) -> tuple[int, ...]:
         counts = Counter(self.where[key] for key in self.left)
-        return tuple(counts[place] for place in range(INSTANCES))
+        return tuple(counts[place] for place in range(self.count))
 
     @property
     def unfinished(self) -> tuple[tuple[Key, ...], ...]:
-        return tuple(tuple(key for key in self.left if self.where[key] == place) for place in range(INSTANCES))
+        return tuple(tuple(key for key in self.left if self.where[key] == place) for place in range(self.count))
 
     @property
     def said(self) -> dict[Key, int]:
@@ -69,13 +70,13 @@ class Instances:
     def moves(self) -> Instances:
         return self
 
-    def gathering(self, bounds: Bounds) -> dict[tuple[int, int], list[Key]]:
+    def gathering(self, bounds: Bounds, kept: int = 1) -> dict[tuple[int, int], list[Key]]:
         loads = [
             InstanceLoad(place, tuple(Unfinished(place * 1000 + k, 0, 0) for k in range(len(keys))), 1 << 40)
             for place, keys in enumerate(self.unfinished)
             if keys
         ]
-        found = decide(loads, len(self.left), bounds.slots) if len(loads) > 1 else None
+        found = decide(loads, len(self.left), bounds.slots, kept) if len(loads) > 1 else None
         pairs: dict[tuple[int, int], list[Key]] = {}
         for move in () if found is None else found.moves:
             pairs.setdefault((move.source, move.target), []).append(self.unfinished[move.source][move.sample % 1000])
@@ -277,6 +278,41 @@ def test_moves_that_took_long_are_not_made_again(tmp_path: Path) -> None:
     assert gate().deciding(1, "actor.generate", size).threshold == 0
 
 
+def test_as_many_are_kept_as_gain_most_and_a_resumed_run_keeps_as_many(tmp_path: Path) -> None:
+    """Four instances with a long sample each, which slow each other down. They are gathered in two, though one has
+    room; a run that is resumed does the same, whatever it measures; and one whose file is older, as that did: in the
+    least."""
+    lengths = {(uid, 0): 100 if uid < 4 else 10 for uid in range(32)}
+    size, times = RolloutSize(32, 4, MAX_BATCH), FusionTimes(0.02, 0.01, 0.0, 0.0, 0.0)
+    truth = Seen(0.01, 0.005, 0.25, 0.0, 3.0)
+
+    def kept_by(file: Path, seen: Seen) -> tuple[list[int], list[dict[str, Any]]]:
+        known = Experience(file, [[*lengths.values()]] * 4)
+        known.keep((0, "actor.generate"), {"seen": None, "move_s": 0.001}, 0.001)
+        gate = FusionGate(known, times)
+        gate.learn(timeline_of(seen), [*lengths.values()], 4)
+        choice, instances = gate.deciding(0, "actor.generate", size), Instances(truth, lengths, 4)
+        choice.clock = lambda: instances.now_s
+        task = Task(((0, 0),), "generate", cast(Any, iter(())), frozenset(range(4)))
+        bounds = Bounds(MAX_BATCH, 200)
+        tail = Tail(task, cast(Any, instances), Batch(dict.fromkeys(lengths, 8), 1), bounds, choice)
+        for finished in instances.played():
+            tail.look(finished)
+            running = instances.running
+        tail.end()
+        assert sum(running) == 0
+        return [len({instances.where[uid, 0] for uid in range(4)})], known.decisions.rows
+
+    places, rows = kept_by(tmp_path / "fusion.jsonl", truth)
+    assert (places, rows[-1]["kept"], rows[-1]["moved"]) == ([2], 2, 2)
+    slow = replace(truth, each_s=0.1)
+    assert kept_by(tmp_path / "fusion.jsonl", slow)[0] == [2]
+    assert kept_by(tmp_path / "other.jsonl", slow)[0] == [4]
+    older = {name: value for name, value in rows[-1].items() if name != "kept"}
+    (tmp_path / "older.jsonl").write_text(json.dumps(older) + "\n")
+    assert kept_by(tmp_path / "older.jsonl", slow)[0] == [1]
+
+
 def test_samples_that_began_late_are_gathered_as_well(tmp_path: Path) -> None:
     """Weights and prompts took 100 s; by the clock each sample could have ended long ago."""
     truth, keys = TRUTHS["scores long"], list(product(range(PROMPTS), range(SAMPLES)))
@@ -318,10 +354,10 @@ def test_the_end_is_looked_at_in_a_twentieth_of_the_time(takes_s: float, times: 
     instances = Instances(Seen(0.02, 0.0, 0.0, 0.0, 0.0), {(1, 0): 100, **{(0, k): k + 1 for k in range(8)}})
 
     class Judges(AtThreshold):
-        def gathers(self, left: Remaining) -> bool:
+        def gathers(self, left: Remaining) -> int:
             seen.append(left)
             instances.now_s += takes_s
-            return False
+            return 0
 
     nothing, engine = cast(Any, iter(())), cast(Any, instances)
     task = Task(((0, 0),), "generate", nothing, frozenset(range(INSTANCES)))

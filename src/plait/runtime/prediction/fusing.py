@@ -63,7 +63,8 @@ def with_order(facts: Facts, costs: Callable[[], StageCosts], schedules: Sequenc
 
 
 def _completed(schedule: Schedule, facts: Facts) -> Plan:
-    plan = replace(facts.plan, schedules=(*facts.plan.schedules, schedule))
+    # What was predicted of it was what such an order takes at least.
+    plan = replace(facts.plan, schedules=(*facts.plan.schedules, schedule), predicted=None)
     return complete(
         plan, facts.flow, planned_models(facts.recipe, facts.models, facts.shapes), f"plan `{facts.recipe.plan}`"
     )

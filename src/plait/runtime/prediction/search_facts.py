@@ -57,4 +57,4 @@ def joint_pairs(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel]) -> 
         with contextlib.suppress(ConfigError):
             check_calls(flow, pair)
             pairs.append(pair)
-    return () if recipe.lora.rank > 0 else tuple(pairs)
+    return tuple(pairs)

@@ -50,8 +50,8 @@ class Decides(Protocol):
         """Unfinished samples from which on gathering is weighed; 0: it is not."""
         ...
 
-    def gathers(self, left: Remaining) -> bool:
-        """Whether what is left is gathered now, where no more than the threshold is."""
+    def gathers(self, left: Remaining) -> int:
+        """Instances in which what is left is gathered now, where no more than the threshold is; 0: it is not."""
         ...
 
     def score_s(self) -> float:
@@ -73,8 +73,8 @@ class Decides(Protocol):
 
 @dataclass(frozen=True)
 class AtShare:
-    """The share of a rollout's samples that are unfinished at most when they are gathered, at once; nothing is weighed
-    or kept. 0: they end where they begin. See `Gate`."""
+    """The share of a rollout's samples that are unfinished at most when they are gathered, at once, in as few instances
+    as hold them; nothing is weighed or kept. 0: they end where they begin. See `Gate`."""
 
     share: float = 0.0
 
@@ -95,8 +95,8 @@ class AtThreshold:
     threshold: int
     clock: Callable[[], float] = field(default=lambda: 0.0)
 
-    def gathers(self, left: Remaining) -> bool:
-        return True
+    def gathers(self, left: Remaining) -> int:
+        return left.kept
 
     def score_s(self) -> float:
         return 0.0

@@ -15,7 +15,7 @@ from typing import Any
 from plait.engines import GenerationEngine
 from plait.policy.decode_pace import decode_pace
 from plait.policy.early_scores import EarlyScores, predicted
-from plait.policy.fusion_gate import LEAST_SHARE, Choice, Remaining, RolloutSize, Seen, choose, pays
+from plait.policy.fusion_gate import LEAST_SHARE, Choice, Remaining, RolloutSize, Seen, best_kept, choose
 from plait.policy.migration import AT_ONCE, Bounds, HowToMove
 from plait.policy.step import Key
 from plait.runtime.folder.decisions import CallOfStep, Experience
@@ -95,21 +95,22 @@ class ByExperience:
         else:
             self._choice = choose(seen, self._lengths, size, seed=key[0] - 1)
         self.clock = experience.clock
-        self._moved_at = 0
+        self._moved_at = self._kept = 0
         self._how = AT_ONCE
 
     @property
     def threshold(self) -> int:
         return self._choice.threshold
 
-    def gathers(self, left: Remaining) -> bool:
-        count = sum(map(len, left.unfinished))
-        if self._before is None:
+    def gathers(self, left: Remaining) -> int:
+        if self._before is not None:
+            kept = self._before.get("kept") or left.kept  # rows of earlier versions say nothing: it was the least
+        else:
             assert self._seen is not None, "a threshold of nothing"
-            if not pays(self._seen, self._lengths, left, self._size):
-                return False
-        self._moved_at = count
-        return True
+            kept = best_kept(self._seen, self._lengths, left, self._size)
+        if kept:
+            self._moved_at, self._kept = sum(map(len, left.unfinished)), kept
+        return kept
 
     def score_s(self) -> float:
         return 0.0 if self._seen is None else self._seen.score_s
@@ -125,7 +126,7 @@ class ByExperience:
     def end(self, num_moved: int, move_s: float | None) -> None:
         moved_at = self._moved_at if num_moved else 0
         row = _row(self._choice, self._seen, moved_at, num_moved, move_s, self._how)
-        row["split"] = self._size.num_split
+        row |= {"kept": self._kept if num_moved else 0, "split": self._size.num_split}
         self._experience.keep(self._key, row, move_s if num_moved else None)
 
 
@@ -210,10 +211,13 @@ class Tail:
         pairs = self._moves.gathering(self._bounds)
         if not pairs:
             return
-        kept = sum(map(bool, unfinished)) - len({source for source, _ in pairs})
+        least = sum(map(bool, unfinished)) - len({source for source, _ in pairs})
         said = self._engine.said
         tokens = [[said.get(key, 0) for key in keys] for keys in self._moves.unfinished]
-        if self._decides.gathers(Remaining(unfinished, tokens, self._waiting_s, kept)):
+        kept = self._decides.gathers(Remaining(unfinished, tokens, self._waiting_s, least))
+        if kept > least:
+            pairs = self._moves.gathering(self._bounds, kept)
+        if kept and pairs:
             keys = [key for moved in pairs.values() for key in moved]
             how = self._decides.how({key: self._batch.prompts[key] + said.get(key, 0) for key in keys})
             self.num_moved = self._moves.move(pairs, how)
