@@ -127,7 +127,7 @@ class Planning:
         for model in self.models:
             if adapted:
                 owners[model.role] = ("base", model.name, model.has_head)
-            elif not model.trained:
+            elif not model.changes:
                 owners[model.role] = ("frozen", model.name, model.scalar)
         root = self.lengths.prompts.root
         samples = self.workload.samples_of(self.flow, self.flow.main_rows).per_prompt
@@ -146,6 +146,7 @@ class Planning:
             pools_stay=self.pools_stay,
             rebalances=recipe.rebalance == "auto",
             follows={model.role: model.follows for model in self.models if model.follows},
+            follow_steps=max(1, recipe.reference.sync_every),
         )
 
     @cached_property
