@@ -1,9 +1,9 @@
 """Search for a plan: which ranks and which parallelism for each call, so that a step takes as little time as can be and
 every rank has room at any time.
 
-Of small spaces all plans are tried whose bound does not rule them out. Else a portfolio of seeded chains goes on: some accept worse plans now and then, all
-start anew. Every other try is of the chain whose plan is best. Which plans are tried follows from the seed alone, so a
-search with a larger budget tries the same first.
+Of small spaces all plans are tried whose bound does not rule them out. Else a portfolio of seeded chains goes on: some
+accept worse plans now and then, all start anew. Every other try is of the chain whose plan is best. Which plans are
+tried follows from the seed alone, so a search with a larger budget tries the same first.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MOST_EXHAUSTIVE = 25_000
 MOST_PLAYED = 4000
 """The same, where bounds rule nothing out."""
 MOST_TRIES = 10
-"""Tries for each plan of the budget: those that are known, or that their bound rules out, are no evaluations. Over eight
-devices or more a search makes three to five."""
+"""Tries for each plan of the budget: those that are known, or that their bound rules out, are no evaluations. Of large
+models on eight devices or more a search makes three to five, of small ones on few devices up to sixty."""
 
 Stop = Literal["exhaustive", "evaluations", "seconds", "asked"]
 
@@ -62,8 +62,8 @@ class SearchResult:
 
 @dataclass
 class Budget:
-    """evaluations (and MOST_TRIES times as many tries) and seconds, whichever is spent first; `asked`: somebody wants it to end; `tell`: is
-    given what is being done, many times"""
+    """evaluations (and MOST_TRIES times as many tries) and seconds, whichever is spent first; `asked`: somebody wants
+    it to end; `tell`: is given what is being done, many times"""
 
     evaluations: int = 20_000
     seconds: float = inf

@@ -1,4 +1,4 @@
-"""What brings the weights of roles that follow another role towards these (`reference.sync_every`), in the mean step."""
+"""What brings roles that follow another role towards its weights (`reference.sync_every`), in the mean step."""
 
 from __future__ import annotations
 

@@ -244,12 +244,16 @@ class StepGraph:
         mine = self.slots_of(role)
         return next(mine[mode] for mode in _HOMES if mode in mine)
 
+    def owner(self, role: str) -> Hashable:
+        """Whose weights a role computes with."""
+        return self.owners.get(role, role)
+
     @cached_property
     def families(self) -> tuple[tuple[int, ...], ...]:
         """Slots of roles that share weights, together."""
         slots_of_families: dict[Hashable, list[int]] = {}
         for number, slot in enumerate(self.slots):
-            slots_of_families.setdefault(self.owners.get(slot.role, slot.role), []).append(number)
+            slots_of_families.setdefault(self.owner(slot.role), []).append(number)
         return tuple(map(tuple, slots_of_families.values()))
 
 

@@ -17,9 +17,9 @@ from plait.layout.mesh import Layout
 from plait.schedule.dispatch import Dispatcher
 from plait.simulator.clock import SimulatedClock
 from plait.simulator.places import Floats, Place
+from plait.simulator.step_follows import followings
 from plait.simulator.step_graph import NO_MODEL, StepGraph
 from plait.simulator.step_memory import held_bytes
-from plait.simulator.step_follows import followings
 from plait.simulator.step_program import MOVE, Action, StepProgram
 from plait.simulator.step_weights import Weights, kept_bytes, weights_of
 

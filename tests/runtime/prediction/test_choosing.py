@@ -251,7 +251,7 @@ def test_what_is_found_takes_its_ranks_in_the_order_that_moves_least() -> None:
         form = here.space.forms.form_of(number, everyone, sizes)
         places.append(here.space.place(number, everyone, form))
     plain = predicted(here, here.plan_of(places, "mine"))
-    (order,) = better_orders(here.recipe, here.models, plain.plan)
+    (order,) = better_orders(here.recipe, here.models, plain.plan, here.parameters)
     better = in_better_order(here, tuple(places), plain)
     (generating,) = (p for p in better.plan.placements if p.mode == "decode")
     assert (generating.call, generating.ranks) == ("actor.generate", (0, 2, 1, 3))
@@ -262,5 +262,5 @@ def test_what_is_found_takes_its_ranks_in_the_order_that_moves_least() -> None:
     ]
     assert moved == [order.stated_bytes, order.received_bytes]
     assert better.prediction.seconds_per_step < plain.prediction.seconds_per_step
-    assert better_orders(here.recipe, here.models, better.plan) == []
+    assert better_orders(here.recipe, here.models, better.plan, here.parameters) == []
     assert in_better_order(here, tuple(places), better) is better
