@@ -88,7 +88,7 @@ def with_shares(plan: Plan, models: Mapping[str, PlannedModel]) -> Plan:
 
 
 def sharing(placements: Sequence[Placement], whose: Mapping[str, Hashable], sharded: Collection[str]) -> list[bool]:
-    """Of each placement of a plan, whether it computes with weights that ranks of dp share (`with_shares`).
+    """Whether each placement of a plan computes with weights that ranks of dp share (`with_shares`).
 
     Args:
         whose: role → whose weights it computes with.

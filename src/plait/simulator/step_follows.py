@@ -28,9 +28,9 @@ class Following:
 def followings(
     graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], costs: Costs
 ) -> tuple[Following, ...]:
-    """Of each role that follows another: the move from the averaged masters, of which each rank of dp that trains has
-    a share, to the role's home (`workers.announcer.Follow`), and from there to its copies that stay. What has to come
-    from host memory for it is left out.
+    """The moves of roles that follow another: from the averaged masters, of which each rank of dp that trains has a
+    share, to the role's home (`workers.announcer.Follow`), and from there to its copies that stay. What has to come
+    from host memory for them is left out.
 
     Args:
         places: of each slot, in their order; weights: of each family.
