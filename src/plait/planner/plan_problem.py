@@ -75,11 +75,15 @@ class PlanProblem:
 
     def may_share(self, slot: int, sizes: Parallelism) -> bool:
         """Whether a slot scores with what ranks of dp share, if a training is on its ranks in the same parallelism."""
-        what, owner = self.graph.slots[slot], self.graph.owner
+        what, owners = self.graph.slots[slot], self.graph.owners
         return (
             what.mode == "score"
             and sizes.dp > 1
-            and any(owner(role) == owner(what.role) for role, facts in self.roles.items() if facts.shards_weights)
+            and any(
+                owners.get(role, role) == owners.get(what.role, what.role)
+                for role, facts in self.roles.items()
+                if facts.shards_weights
+            )
         )
 
     @property

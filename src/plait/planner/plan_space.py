@@ -34,7 +34,7 @@ class PlanSpace:
         """First rank, and the one behind the last → the legal mesh that has all between."""
         self.forms = SlotForms(problem, self.places)
         self.divisions = SlotDivisions(problem, self.places, self.forms, self.by_ends)
-        self._whose = {role: self.graph.owner(role) for role in self.graph.roles}
+        self._whose = {role: self.graph.owners.get(role, role) for role in self.graph.roles}
         self._sharded = frozenset(role for role, facts in problem.roles.items() if facts.shards_weights)
         self._made: dict[tuple[int, tuple[int, ...], Form, After], Place] = {}
         self._have_shared_rows = cache(self._share_rows)

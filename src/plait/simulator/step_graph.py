@@ -126,7 +126,6 @@ class StepGraph:
         pools_stay: bool = False,
         rebalances: bool = False,
         follows: Mapping[str, str] | None = None,
-        follow_steps: int = 1,
     ) -> StepGraph:
         """
         Args:
@@ -170,13 +169,7 @@ class StepGraph:
             gathers=fuses,
             rebalances=rebalances,
             follows=follows or {},
-            follow_steps=follow_steps,
         )
-
-    @cached_property
-    def changing(self) -> frozenset[str]:
-        """Roles whose weights become others: what leaves a device is copied to host memory each time."""
-        return self.trained | self.follows.keys()
 
     @cached_property
     def calls_of(self) -> tuple[tuple[int, ...], ...]:
@@ -244,16 +237,12 @@ class StepGraph:
         mine = self.slots_of(role)
         return next(mine[mode] for mode in _HOMES if mode in mine)
 
-    def owner(self, role: str) -> Hashable:
-        """Whose weights a role computes with."""
-        return self.owners.get(role, role)
-
     @cached_property
     def families(self) -> tuple[tuple[int, ...], ...]:
         """Slots of roles that share weights, together."""
         slots_of_families: dict[Hashable, list[int]] = {}
         for number, slot in enumerate(self.slots):
-            slots_of_families.setdefault(self.owner(slot.role), []).append(number)
+            slots_of_families.setdefault(self.owners.get(slot.role, slot.role), []).append(number)
         return tuple(map(tuple, slots_of_families.values()))
 
 

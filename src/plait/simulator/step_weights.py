@@ -165,7 +165,7 @@ def _copies(graph: StepGraph, costs: Costs, role: str, places: Sequence[Place], 
         if not outside.any():
             continue
         word = int(after[outside].min())
-        if role not in graph.changing and word != DROP:
+        if role not in graph.trained and role not in graph.follows and word != DROP:
             continue  # a frozen role's are read from its checkpoint
         groups.setdefault(word, []).append(place)
     copies = []
@@ -224,7 +224,7 @@ def _units(graph: StepGraph, places: Sequence[Place], merged: Sequence[Ints], co
             if dropped is not None:
                 units.append(Unit(f"{role}.weights", role, mask, slots, 0.0, 0.0, dropped))
             else:
-                leave_s = load_s if role in graph.changing else 0.0
+                leave_s = load_s if role in graph.trained or role in graph.follows else 0.0
                 units.append(Unit(f"{role}.weights", role, mask, slots, load_s, leave_s))
     return units
 

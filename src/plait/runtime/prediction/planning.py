@@ -132,7 +132,7 @@ class Planning:
         root = self.lengths.prompts.root
         samples = self.workload.samples_of(self.flow, self.flow.main_rows).per_prompt
         group = self.lengths.prompts.mean - root + samples * self.lengths.responses.mean
-        return StepGraph.of(
+        graph = StepGraph.of(
             self.flow,
             [model.role for model in self.models],
             [model.role for model in self.models if model.is_reward],
@@ -146,8 +146,8 @@ class Planning:
             pools_stay=self.pools_stay,
             rebalances=recipe.rebalance == "auto",
             follows={model.role: model.follows for model in self.models if model.follows},
-            follow_steps=max(1, recipe.reference.sync_every),
         )
+        return replace(graph, follow_steps=max(1, recipe.reference.sync_every))
 
     @cached_property
     def space(self) -> PlanSpace:
