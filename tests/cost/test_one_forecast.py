@@ -40,6 +40,7 @@ RECIPES = {
     "divided": {"optimizer": {"shard_gradients": True}},
     "shared": {"optimizer": {"shard_weights": True}, "critic": {"optimizer": {"shard_weights": True}}},
     "adapters": {"lora": 8},
+    "follows": {"reference": {"sync_every": 2}},
 }
 
 

@@ -34,7 +34,11 @@ def test_ranks_that_keep_their_quarters_generate_together(make_recipe: MakeRecip
 
     norms = sum(param.num_elements for param in parameters.params if param.cut is None)
     lacking = [elements(2, rank // 2) - elements(4, rank) for rank in range(4)]
-    assert (better.call, better.ranks, better.received_bytes) == ("actor.generate", (0, 2, 1, 3), 4 * sum(lacking))
+    assert (better.placement.call, better.ranks, better.received_bytes) == (
+        "actor.generate",
+        (0, 2, 1, 3),
+        4 * sum(lacking),
+    )
     others = [elements(2, half) - norms for half in (1, 0)]
     assert better.stated_bytes == 4 * (lacking[0] + others[0] + others[1] + lacking[3])
 

@@ -22,7 +22,7 @@ from plait.layout.mesh import Layout, Parallelism
 from plait.models.shape import ModelShape
 from plait.planner import plan_search
 from plait.planner.plan_baselines import baselines, one_mesh
-from plait.planner.plan_leaders import MOST_LEADERS
+from plait.planner.plan_leaders import MOST_LEADERS, Candidate, Leaders
 from plait.planner.plan_moves import Moves
 from plait.planner.plan_objective import LEAST_FUSED_GAIN, Objective, Valued, weighed_s
 from plait.planner.plan_problem import PlanProblem, RoleFacts
@@ -84,6 +84,45 @@ def test_a_small_space_is_tried_in_whole() -> None:
     assert found.best.valued.usable
 
 
+def test_of_a_small_space_the_best_of_each_kind_are_found() -> None:
+    """Two devices: as if all plans had been valued."""
+    of = problem(2, memory=100, flow=SMALL)
+    space = PlanSpace(of)
+    objective, plans = Objective(space.problem), list(whole_space(space))
+    assert 1_000 < len(plans) <= plan_search.MOST_EXHAUSTIVE
+    leaders = Leaders(of.costs.cluster)
+    for places in plans:
+        if (valued := objective(places)).usable:
+            leaders.keep(Candidate(places, valued))
+    found = search(of, Budget(10))
+    assert found.stopped_by == "exhaustive"
+    expected = [one.valued.value for one in leaders.ordered(None)]
+    assert [one.valued.value for one in found.leaders] == pytest.approx(expected, rel=1e-12)
+
+
+def test_most_of_a_small_space_need_not_be_played() -> None:
+    """Where there is room for the best of many kinds, the bounds of nearly all others are above these."""
+    found = search(problem(2, flow=SMALL), Budget(10))
+    assert found.stopped_by == "exhaustive"
+    assert found.evaluations < 9216 / 4
+
+
+def test_a_search_ends_where_hardly_anything_new_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After ten tries for each plan of its budget, of which chains that start anew spend up to five more in 120."""
+    tries = []
+
+    class Counting(Moves):
+        def near(self, state: tuple[Place, ...], rng: Random) -> tuple[Place, ...]:
+            tries.append(state)
+            return super().near(state, rng)
+
+    monkeypatch.setattr(plan_search, "MOST_EXHAUSTIVE", 0)
+    found = search(problem(1), Budget(200), engine=Engine(moves=Counting))
+    assert found.stopped_by == "evaluations"
+    assert found.evaluations <= 144, "all plans there are"
+    assert 2000 <= len(tries) <= 2000 * 125 / 120
+
+
 def whole_space(space: PlanSpace):
     choices = [
         [
@@ -106,8 +145,9 @@ def best_of_all(of: PlanProblem) -> tuple[float, int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2700)
-def test_the_best_of_all_is_found_from_nearly_every_seed() -> None:
+def test_the_best_of_all_is_found_from_nearly_every_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """At least 28 of 30 seeds find it, in 3,000 plans of some ten thousand; some nine minutes on an idle core."""
+    monkeypatch.setattr(plan_search, "MOST_EXHAUSTIVE", 0)
     of = problem(3, memory=200, flow=SMALL)
     best, count = best_of_all(of)
     assert 5_000 <= count <= 60_000

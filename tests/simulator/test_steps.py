@@ -24,6 +24,7 @@ from plait.simulator.step_simulator import Played, StepSimulator
 from plait.simulator.steps import Prediction, predict
 from tests.cases import examples
 from tests.schedule.test_placements import PPO
+from tests.schedule.workloads import never
 from tests.simulator.stand_in_costs import StandIn
 
 MODELS = {role: PlannedModel(scalar=role in ("critic", "reward")) for role in ("actor", "critic", "ref", "reward")}
@@ -310,6 +311,39 @@ def test_new_weights_are_moved_to_instances_of_another_layout() -> None:
         ("actor.weights", pytest.approx(0.0), pytest.approx(0.1))
     ]
     assert starts(prediction)["actor.generate"] == (0.1, 20.5)
+
+
+def test_a_reference_that_follows_is_moved_once_in_so_many_steps() -> None:
+    """0.1 s from the masters, of which each of two ranks that train has a half, and as much to the copy with which the
+    reference generates in two stages; both in every fourth step, so 0.05 s of the mean one, in any number of them."""
+
+    def flow(prompts, actor, ref):
+        ref.generate(prompts)
+        samples = actor.generate(prompts)
+        actor.train(samples, loss=never, kept=ref.logprobs(samples))
+
+    traced = trace(flow, roles=("actor", "ref"))
+    models = {role: PlannedModel(scalar=False, layers=2) for role in ("actor", "ref")}
+    work = {"actor.generate": 40.0, "ref.generate": 40.0, "ref.logprobs": 8.0, "actor.train": 24.0}
+    plan = Plan(
+        "mine",
+        2,
+        (
+            Placement("actor.train", "train", (0, 1), dp=2),
+            Placement("ref.logprobs", "score", (0, 1), dp=2),
+            Placement("ref.generate", "decode", (0, 1), pp=2, stages=(1, 1)),
+        ),
+    )
+    whole = complete(plan, traced, models, "plan")
+    frozen = StepGraph.of(traced, models)
+    follows = replace(frozen, follows={"ref": "actor"}, follow_steps=4)
+    stand_in = StandIn(work, WEIGHTS, devices=2, memory=1000)
+    for steps in (1, 3):
+        still, moved = (predict(whole, graph, stand_in, steps=steps) for graph in (frozen, follows))
+        assert moved.seconds_per_step - still.seconds_per_step == pytest.approx(0.05)
+        assert [(one.call, one.bytes) for one in moved.calls if one.kind == "MOVE"] == [("ref.follow", 5)]
+    same = predict(whole, replace(follows, follows={"ref": "judge"}), stand_in)
+    assert same.seconds_per_step == still.seconds_per_step, "nobody trains whom it follows"
 
 
 def test_what_is_offloaded_comes_back_before_its_call_and_leaves_before_another() -> None:

@@ -208,8 +208,8 @@ def _placement_table(plan: Plan, named: frozenset[str] | None):
 def _order_text(better: BetterOrder) -> str:
     stated, received = map(human_bytes, (better.stated_bytes, better.received_bytes))
     return (
-        f"hint: with `ranks` {list(better.ranks)} for {better.call} in the plan file, all devices together would "
-        f"receive {received} of new weights after each training, not {stated}"
+        f"hint: with `ranks` {list(better.ranks)} for {better.placement.call} in the plan file, all devices together "
+        f"would receive {received} of new weights after each training, not {stated}"
     )
 
 

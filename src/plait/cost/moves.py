@@ -29,9 +29,9 @@ def move_cost(parameters: Parameters, source: Layout, target: Layout, dtype: str
     """
     if source == target or not parameters.params:  # an adapter of a model without a layer that gets one
         return MoveCost(0.0, {}, 0)
-    stacked, origin, goal = _stacked(parameters, source, target)
-    held, needed = weights(stacked, origin, dtype, "source"), weights(stacked, goal, dtype, "target")
-    bucket = max(BUCKET_BYTES, stacked.num_elements * held.item_bytes // MOST_MESSAGES)
+    layers, origin, goal = stacked(parameters, source, target)
+    held, needed = weights(layers, origin, dtype, "source"), weights(layers, goal, dtype, "target")
+    bucket = max(BUCKET_BYTES, layers.num_elements * held.item_bytes // MOST_MESSAGES)
     carried = traffic_of(held, needed, cluster.mesh_cluster, bucket_bytes=bucket)
     times = cost(carried, bandwidths(cluster))
     terms = {"links": times.bound, "copies": times.copies}
@@ -74,7 +74,7 @@ def bandwidths(cluster: ClusterSpec) -> Bandwidths:
     )
 
 
-def _stacked(parameters: Parameters, source: Layout, target: Layout) -> tuple[Parameters, Layout, Layout]:
+def stacked(parameters: Parameters, source: Layout, target: Layout) -> tuple[Parameters, Layout, Layout]:
     """The same model in fewer parameters: layers that both layouts have in one stage are one, as thick as all of them,
     and the layouts over these."""
     mine, theirs = (stage_bounds(parameters.num_layers, layout.parallelism) for layout in (source, target))

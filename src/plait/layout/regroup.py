@@ -30,8 +30,11 @@ def regrouped(layout: Layout, parameters: Parameters, source: Holdings, cluster:
     place_of = [(layout.coordinates(rank).tp, layout.coordinates(rank).pp) for rank in ranks]
     gain = np.array([[kept[rank][place] for place in place_of] for rank in ranks], dtype=np.float64)
     nodes = np.array([cluster.node_of(rank) for rank in ranks])
-    gain[nodes[:, None] != nodes[None, :]] = -1.0 - parameters.num_elements * len(ranks)
-    column_of = assign(gain)
+    column_of = [0] * len(ranks)
+    for node in set(nodes.tolist()):
+        here = np.flatnonzero(nodes == node).tolist()
+        for row, column in zip(here, assign(gain[np.ix_(here, here)]), strict=True):
+            column_of[row] = here[column]
     taken: dict[tuple[int, tuple[int, int]], list[int]] = {}
     """Node and (tp, pp), whose places can be exchanged for nothing → the ranks that take them."""
     for rank, column in zip(ranks, column_of, strict=True):

@@ -14,7 +14,7 @@ from plait.simulator.places import Place
 def baselines(space: PlanSpace) -> dict[str, tuple[Place, ...]]:
     """By name, those that the problem has."""
     made = {name: make(space) for name, make in MAKERS.items()}
-    return {BASELINES[name]: places for name, places in made.items() if places is not None}
+    return {BASELINES[name]: space.lawful(places) for name, places in made.items() if places is not None}
 
 
 def one_mesh(space: PlanSpace) -> tuple[Place, ...] | None:

@@ -60,7 +60,7 @@ class Moves:
         for slot in self._slots:
             ranks = min(self._meshes[slot], key=lambda mesh: (self.space.forms.of(slot, mesh)[0].seconds, mesh))
             places.append(self.space.fastest(slot, ranks))
-        return tuple(places)
+        return self.space.lawful(places)
 
     def random(self, rng: Random) -> State | None:
         """A plan drawn at random: the devices cut in a few parts, and each role on one of them or on all."""

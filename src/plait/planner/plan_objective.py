@@ -71,13 +71,15 @@ class Objective:
         worth = weighed_s(self._seconds_of(tuple(places)), places)
         return worth + worth * self._idleness(self._idle(places))
 
-    def bound(self, places: Sequence[Place]) -> float:
-        """No more than the value of a plan, in a small part of the time; memory is left out.
+    @property
+    def has_bounds(self) -> bool:
+        """Whether `bound` says anything. Not where keys and values take what is left of a device: how many samples that
+        has room for is known when a plan is played, and fewer at a time may be predicted to take less."""
+        return not self._problem.costs.pool_takes_rest
 
-        0 where keys and values take what is left of a device: how many samples that has room for is known when a plan
-        is played, and fewer at a time may be predicted to take less.
-        """
-        if self._problem.costs.pool_takes_rest:
+    def bound(self, places: Sequence[Place]) -> float:
+        """No more than the value of a plan, in a small part of the time; memory is left out. 0 without `has_bounds`."""
+        if not self.has_bounds:
             return 0.0
         worth = weighed_s(self._bound(places), places)
         return worth + worth * self._idleness(self._idle(places))

@@ -69,9 +69,22 @@ class PlanProblem:
     stage_works: StageWorks = lambda call, mode, layout: ()
 
     def shares(self, slot: int, sizes: Parallelism) -> bool:
-        """Whether ranks of dp share the weights that a slot computes with."""
+        """Whether ranks of dp share the weights that a slot trains with, whatever else a plan has."""
         what = self.graph.slots[slot]
         return what.mode == "train" and sizes.dp > 1 and self.roles[what.role].shards_weights
+
+    def may_share(self, slot: int, sizes: Parallelism) -> bool:
+        """Whether a slot scores with what ranks of dp share, if a training is on its ranks in the same parallelism."""
+        what, owners = self.graph.slots[slot], self.graph.owners
+        return (
+            what.mode == "score"
+            and sizes.dp > 1
+            and any(
+                owners.get(role, role) == owners.get(what.role, what.role)
+                for role, facts in self.roles.items()
+                if facts.shards_weights
+            )
+        )
 
     @property
     def num_devices(self) -> int:

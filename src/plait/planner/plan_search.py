@@ -1,9 +1,9 @@
 """Search for a plan: which ranks and which parallelism for each call, so that a step takes as little time as can be and
 every rank has room at any time.
 
-Small spaces are tried in whole. Else a portfolio of seeded chains goes on: some accept worse plans now and then, all
-start anew. Every other try is of the chain whose plan is best. Which plans are tried follows from the seed alone, so a
-search with a larger budget tries the same first.
+Of small spaces all plans are tried whose bound does not rule them out. Else a portfolio of seeded chains goes on: some
+accept worse plans now and then, all start anew. Every other try is of the chain whose plan is best. Which plans are
+tried follows from the seed alone, so a search with a larger budget tries the same first.
 """
 
 from __future__ import annotations
@@ -28,8 +28,13 @@ BETAS = (40.0, 40.0, 100.0, inf)
 """One beta for each chain: a plan that is worse by a share s of the best is accepted with probability exp(-beta s)."""
 PATIENCE = 120
 """Plans that a chain tries without improvement before it starts anew."""
-MOST_EXHAUSTIVE = 4000
-"""Plans of a space that is tried in whole."""
+MOST_EXHAUSTIVE = 25_000
+"""Plans of a space that is tried in whole, most of them by their bound alone."""
+MOST_PLAYED = 4000
+"""The same, where bounds rule nothing out."""
+MOST_TRIES = 10
+"""Tries for each plan of the budget: those that are known, or that their bound rules out, are no evaluations. Of large
+models on eight devices or more a search makes three to five, of small ones on few devices up to sixty."""
 
 Stop = Literal["exhaustive", "evaluations", "seconds", "asked"]
 
@@ -42,7 +47,7 @@ class SearchResult:
     leaders:    the best usable plan of each kind, of the kinds whose best are best; `best` first
     baselines:  by name, valued as `best` was
     trace:      (evaluations, value) whenever the best got better
-    stopped_by: `exhaustive`: all plans were tried
+    stopped_by: `exhaustive`: no plan that was not tried can be better
     """
 
     best: Candidate | None
@@ -57,8 +62,8 @@ class SearchResult:
 
 @dataclass
 class Budget:
-    """evaluations and seconds, whichever is spent first, of trying plans; `asked`: somebody wants it to end; `tell`: is
-    given what is being done, many times"""
+    """evaluations (and MOST_TRIES times as many tries) and seconds, whichever is spent first; `asked`: somebody wants
+    it to end; `tell`: is given what is being done, many times"""
 
     evaluations: int = 20_000
     seconds: float = inf
@@ -130,16 +135,8 @@ class _Search:
         named = [*plan_baselines.baselines(self.space).items(), *given]
         baselines = tuple(Candidate(places, self.valued(places), name) for name, places in named)
         self._began = self.budget.clock()
-        stopped_by: Stop = "exhaustive"
         plans = list(self._whole_space())
-        if plans:
-            for places in plans:
-                self.valued(places)
-                if (stop := self._stop(inf)) is not None:
-                    stopped_by = stop
-                    break
-        else:
-            stopped_by = self._walk([places for _, places in named])
+        stopped_by = self._sweep(plans) if plans else self._walk([places for _, places in named])
         for candidate in baselines:
             self._keep(candidate)
         return SearchResult(
@@ -185,11 +182,12 @@ class _Search:
         """All plans, if they are few; nothing else."""
         graph, space = self.space.graph, self.space
         slots = range(len(graph.slots))
+        most = MOST_EXHAUSTIVE if self.objective.has_bounds else MOST_PLAYED
         ways = [sum(len(space.forms.of(slot, ranks)) for ranks in space.meshes) for slot in slots]
-        if self._num_plans(ways) > MOST_EXHAUSTIVE:
+        if self._num_plans(ways) > most:
             return  # seen before divisions are asked for, some of which are played
         ways = [sum(space.num_ways(slot, ranks) for ranks in space.meshes) for slot in slots]
-        if self._num_plans(ways) > MOST_EXHAUSTIVE:
+        if self._num_plans(ways) > most:
             return
         choices: list[list[Place]] = []
         for slot in slots:
@@ -201,6 +199,18 @@ class _Search:
         """How many there are if each slot has so many ways to be computed."""
         return prod(count * len(self.space.afters(slot)) for slot, count in enumerate(ways))
 
+    def _sweep(self, plans: Sequence[State]) -> Stop:
+        """Value the plans of a space, those first that may take least, until none that is left can be a leader."""
+        bounds = [self.objective.bound(places) for places in plans]
+        for number in sorted(range(len(plans)), key=bounds.__getitem__):
+            if bounds[number] >= self.leaders.worst:
+                break
+            if self.objective.if_it_fits(plans[number]) < self.leaders.worst:
+                self.valued(plans[number])
+            if (stop := self._stop(inf)) is not None:
+                return stop
+        return "exhaustive"
+
     def _walk(self, starts: Sequence[State]) -> Stop:
         chains = self._chains(starts)
         tries = 0
@@ -209,7 +219,7 @@ class _Search:
         while True:
             if (stop := self._stop(self.budget.evaluations)) is not None:
                 return stop
-            if tries > 100 * self.budget.evaluations:  # all that is near has been tried
+            if tries >= MOST_TRIES * self.budget.evaluations:  # nearly all that is near has been tried
                 return "evaluations"
             turn, leads = divmod(tries, 2)
             self._step(min(chains, key=lambda chain: chain.value) if leads else chains[turn % len(chains)], starts)

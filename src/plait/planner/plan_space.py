@@ -14,6 +14,7 @@ from plait.layout.mesh import Parallelism
 from plait.planner.plan_problem import PlanProblem
 from plait.planner.slot_divisions import SlotDivisions
 from plait.planner.slot_forms import Form, SlotForms
+from plait.schedule.completion import sharing
 from plait.schedule.fused import FUSED, shared_rows
 from plait.schedule.plan import After, Placement
 from plait.simulator.places import Place, Places
@@ -33,6 +34,8 @@ class PlanSpace:
         """First rank, and the one behind the last → the legal mesh that has all between."""
         self.forms = SlotForms(problem, self.places)
         self.divisions = SlotDivisions(problem, self.places, self.forms, self.by_ends)
+        self._whose = {role: self.graph.owners.get(role, role) for role in self.graph.roles}
+        self._sharded = frozenset(role for role, facts in problem.roles.items() if facts.shards_weights)
         self._made: dict[tuple[int, tuple[int, ...], Form, After], Place] = {}
         self._have_shared_rows = cache(self._share_rows)
 
@@ -96,7 +99,8 @@ class PlanSpace:
         return ("keep", "offload", "drop") if drops else ("keep", "offload")
 
     def lawful(self, places: Sequence[Place]) -> tuple[Place, ...]:
-        """What is the role's own weights cannot be dropped: it is offloaded."""
+        """What is the role's own weights cannot be dropped: it is offloaded. What scores where a training shares
+        weights takes these (`schedule.completion.sharing`)."""
         changed = list(places)
         for slot, place in enumerate(places):
             if any(p.after == "drop" for p in place.placements):
@@ -109,7 +113,18 @@ class PlanSpace:
                     ]
                     changed[slot] = self.places.place(slot, placements, place.asked)
         self._part_unlike(changed)
-        return tuple(changed)
+        return tuple(self._with_shares(changed))
+
+    def _with_shares(self, places: list[Place]) -> list[Place]:
+        if not self._sharded:
+            return places
+        placements = [p for place in places for p in place.placements]
+        shares = iter(sharing(placements, self._whose, self._sharded))
+        changed = []
+        for place in places:
+            mine = [replace(p, shards_weights=next(shares)) for p in place.placements]
+            changed.append(place if mine == [*place.placements] else self.places.place(place.slot, mine))
+        return changed
 
     def plain(self, places: Sequence[Place]) -> tuple[Place, ...]:
         """The same plan without words that change nothing: weights stay that another call keeps on all of the ranks."""

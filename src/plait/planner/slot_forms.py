@@ -176,9 +176,11 @@ class SlotForms:
         return forms
 
     def _fits(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism, tokens: int | None, schedule: str) -> bool:
-        """Whether a form has room by itself: known without its price, which takes longer."""
-        layout = Layout(Mesh(ranks), sizes, self._problem.shares(slot, sizes))
-        return self._have_room(*self._needed(slot, layout, tokens, schedule), layout)
+        """Whether a form has room by itself, or with what a training there has: known without its price, which takes
+        longer."""
+        ways = dict.fromkeys((self._problem.shares(slot, sizes), self._problem.may_share(slot, sizes)))
+        layouts = [Layout(Mesh(ranks), sizes, shares) for shares in ways]
+        return any(self._have_room(*self._needed(slot, one, tokens, schedule), one) for one in layouts)
 
     def _needed(
         self, slot: int, layout: Layout, tokens: int | None = None, schedule: str = ""

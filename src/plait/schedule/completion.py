@@ -6,7 +6,7 @@ its place. What the models allow is checked by `cost.placement`, which knows the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -81,18 +81,29 @@ def with_shares(plan: Plan, models: Mapping[str, PlannedModel]) -> Plan:
         models: as of `complete`.
     """
     whose = {role: model.owner or (role,) for role, model in models.items()}
-    trained = {
-        (whose[p.role], _sizes(p)) for p in plan.placements if p.mode == "train" and models[p.role].shards_weights
-    }
-    generated = {(whose[p.role], part) for p in plan.placements if p.mode in SEVERAL for part in parts_of(p.layout)}
+    shares = sharing(plan.placements, whose, {role for role, model in models.items() if model.shards_weights})
+    return replace(
+        plan, placements=tuple(replace(p, shards_weights=s) for p, s in zip(plan.placements, shares, strict=True))
+    )
 
-    def shares(p: Placement) -> bool:
-        if p.dp == 1 or p.mode in SEVERAL or (whose[p.role], _sizes(p)) not in trained:
-            return False
-        whole = parts_of(p.layout.whole)
-        return p.mode == "train" or not all((whose[p.role], part) in generated for part in whole)
 
-    return replace(plan, placements=tuple(replace(p, shards_weights=shares(p)) for p in plan.placements))
+def sharing(placements: Sequence[Placement], whose: Mapping[str, Hashable], sharded: Collection[str]) -> list[bool]:
+    """Whether each placement of a plan computes with weights that ranks of dp share (`with_shares`).
+
+    Args:
+        whose: role → whose weights it computes with.
+        sharded: roles that are trained so.
+    """
+    trained = {(whose[p.role], _sizes(p)) for p in placements if p.mode == "train" and p.role in sharded}
+    mine = [p.dp > 1 and p.mode not in SEVERAL and (whose[p.role], _sizes(p)) in trained for p in placements]
+    if not any(is_mine and p.mode == "score" for p, is_mine in zip(placements, mine, strict=True)):
+        return mine
+    generated = {(whose[p.role], part) for p in placements if p.mode in SEVERAL for part in parts_of(p.layout)}
+
+    def is_whole(p: Placement) -> bool:
+        return all((whose[p.role], part) in generated for part in parts_of(p.layout.whole))
+
+    return [is_mine and (p.mode == "train" or not is_whole(p)) for p, is_mine in zip(placements, mine, strict=True)]
 
 
 def _sizes(p: Placement) -> tuple[object, ...]:

@@ -55,6 +55,11 @@ class SimulatedClock:
         self._end_at(end, deliver)
         return end
 
+    def elapse(self, seconds: float) -> None:
+        """So much time, in which nothing goes on."""
+        assert not self._ends, "an action has begun, and has not ended"
+        self.now_s += seconds
+
     def _end_at(self, end_s: float, deliver: Callable[[], object]) -> None:
         self._begun += 1
         heapq.heappush(self._ends, (end_s, self._begun, deliver))

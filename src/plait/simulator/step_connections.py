@@ -43,7 +43,9 @@ def connection_bytes(
         placings |= {Placing(places[_scoring(graph, role)].layouts[0], apart=True) for role in graph.roles}
     home = lambda role: ranks_of(places[graph.home_of(role)].mask)
     sendings = [
-        Sending(home(copies.role), ranks_of(copies.receivers)) for of_family in weights for copies in of_family.copies
+        Sending(home(copies.role), ranks_of(copies.receivers))
+        for of_family in weights
+        for copies in (*of_family.copies, *of_family.seldom)
     ]
     for role, followed in graph.follows.items():
         if "train" in graph.slots_of(followed) and role in graph.roles:

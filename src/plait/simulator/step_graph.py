@@ -91,7 +91,7 @@ class StepGraph:
     pools_stay: whether what generations take beside weights stays with their ranks
     gathers: whether samples may be gathered on few ranks, and each copy of a model score by itself; rebalances: whether
              instances give each other samples beside that
-    follows: role → the trained one that its weights are brought towards
+    follows: role → the trained one that its weights are brought towards, once in `follow_steps` steps
     """
 
     calls: tuple[StepCall, ...]
@@ -107,6 +107,7 @@ class StepGraph:
     gathers: bool = False
     rebalances: bool = False
     follows: Mapping[str, str] = field(default_factory=dict)
+    follow_steps: int = 1
 
     @classmethod
     def of(

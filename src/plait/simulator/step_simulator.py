@@ -18,9 +18,10 @@ from plait.layout.mesh import Layout
 from plait.schedule.dispatch import Dispatcher
 from plait.simulator.clock import SimulatedClock
 from plait.simulator.places import Floats, Place
+from plait.simulator.step_follows import followings
 from plait.simulator.step_graph import NO_MODEL, StepGraph
 from plait.simulator.step_memory import held_bytes
-from plait.simulator.step_program import Action, StepProgram
+from plait.simulator.step_program import MOVE, Action, StepProgram
 from plait.simulator.step_weights import Weights, kept_bytes, weights_of
 
 
@@ -89,13 +90,20 @@ class StepSimulator:
         places = self._pools.fitted(places, weights)
         clock = SimulatedClock()
         program = StepProgram(self.graph, places, weights, clock, self.functions_s, orders)
-        ends = []
+        followed, ends = followings(self.graph, places, weights, self.costs), []
         for step in range(steps):
             numbers = [*program.order.calls()]
             if program.units:
                 numbers.append(len(self.graph.calls))  # the end of the step: offload units leave
             Dispatcher(program, clock, here=None).run((step, number) for number in numbers)
             program.end_step()
+            for one in followed:
+                start_s = clock.now_s
+                clock.elapse(one.seconds)
+                end = len(self.graph.calls)
+                program.actions.append(
+                    Action(f"{one.role}.follow", MOVE, one.role, one.mask, start_s, clock.now_s, step, end, one.bytes)
+                )
             ends.append(clock.now_s)
         return Played(tuple(program.actions), tuple(ends), places)
 

@@ -64,6 +64,7 @@ class Weights:
     read:    [ranks] bytes when all models have been read: every part, and state that stays
     state:   [ranks] bytes of the largest state that leaves, which is made beside `read`
     largest: [ranks] bytes of the largest part
+    seldom:  copies that stay, of roles that follow another: moved when these do
     """
 
     kept: Floats
@@ -74,6 +75,7 @@ class Weights:
     moving: Floats | None
     units: tuple[Unit, ...]
     copies: tuple[Copies, ...]
+    seldom: tuple[Copies, ...] = ()
 
 
 def weights_of(graph: StepGraph, costs: Costs, places: Sequence[Place]) -> Weights:
@@ -92,7 +94,9 @@ def weights_of(graph: StepGraph, costs: Costs, places: Sequence[Place]) -> Weigh
         kept += np.where(new & (merged[number] == KEEP), place.weights, 0.0)
         read += np.where(new, place.weights, 0.0)
     present = {p.slot: np.where(m != KEEP, p.weights, 0.0) for p, m in zip(places, merged, strict=True)}
-    copies = [copy for role in _roles(graph, places) for copy in _copies(graph, costs, role, places, merged)]
+    every = [copy for role in _roles(graph, places) for copy in _copies(graph, costs, role, places, merged)]
+    seldom = [copy for copy in every if copy.role not in graph.trained and not copy.drops]
+    copies = [copy for copy in every if copy not in seldom]
     units = _units(graph, places, merged, copies)
     for place in places:
         if place.state is not None:
@@ -114,7 +118,7 @@ def weights_of(graph: StepGraph, costs: Costs, places: Sequence[Place]) -> Weigh
                 if p.slot in moved.slots or p.slot == graph.home_of(moved.role):
                     moving += np.where(merged[places.index(p)] != KEEP, p.weights, 0.0)
     largest = np.maximum.reduce([place.weights for place in places])
-    return Weights(kept, read, away, largest, present, moving, tuple(units), tuple(copies))
+    return Weights(kept, read, away, largest, present, moving, tuple(units), tuple(copies), tuple(seldom))
 
 
 def kept_bytes(weights: Sequence[Weights]) -> Floats:
@@ -161,7 +165,7 @@ def _copies(graph: StepGraph, costs: Costs, role: str, places: Sequence[Place], 
         if not outside.any():
             continue
         word = int(after[outside].min())
-        if role not in graph.trained and word != DROP:
+        if role not in graph.trained and role not in graph.follows and word != DROP:
             continue  # a frozen role's are read from its checkpoint
         groups.setdefault(word, []).append(place)
     copies = []
@@ -220,7 +224,7 @@ def _units(graph: StepGraph, places: Sequence[Place], merged: Sequence[Ints], co
             if dropped is not None:
                 units.append(Unit(f"{role}.weights", role, mask, slots, 0.0, 0.0, dropped))
             else:
-                leave_s = load_s if role in graph.trained else 0.0
+                leave_s = load_s if role in graph.trained or role in graph.follows else 0.0
                 units.append(Unit(f"{role}.weights", role, mask, slots, load_s, leave_s))
     return units
 

@@ -12,13 +12,22 @@ import yaml
 
 from plait.cost.cluster_file import read_cluster
 from plait.cost.lengths import Lengths, SampleLengths
+from plait.cost.rank_order import better_orders
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout, Parallelism
 from plait.planner.plan_leaders import Candidate
 from plait.planner.plan_objective import LEAST_FUSED_GAIN, Valued
 from plait.planner.plan_search import Budget, SearchResult
 from plait.recipes.recipe_file import load_recipe
-from plait.runtime.prediction.choosing import MOST_ALTERNATIVES, Choice, beside_others, choose, choose_best
+from plait.runtime.prediction.choosing import (
+    MOST_ALTERNATIVES,
+    Choice,
+    beside_others,
+    choose,
+    choose_best,
+    in_better_order,
+    predicted,
+)
 from plait.runtime.prediction.misfit import misfit
 from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import outline
@@ -229,3 +238,29 @@ def test_layers_are_divided_beside_what_embedding_and_head_take() -> None:
     equal = here.space.problem.costs.held_bytes("actor", Layout.on(range(4), pp=4), trained=True)
     first, middle, _, last = equal
     assert (first - middle, last - middle) == (18 * rows, 18 * (rows + 4096))
+
+
+def test_what_is_found_takes_its_ranks_in_the_order_that_moves_least() -> None:
+    """Training in quarters, generation in halves: ranks 0 and 2 have what one half is made of, 1 and 3 the other. The
+    dry run has nothing to propose then."""
+    here = planning("4xA100-80G")
+    everyone = tuple(range(4))
+    places = []
+    for number, slot in enumerate(here.graph.slots):
+        sizes = Parallelism(dp=2, tp=2) if slot.mode == "decode" else Parallelism(tp=4)
+        form = here.space.forms.form_of(number, everyone, sizes)
+        places.append(here.space.place(number, everyone, form))
+    plain = predicted(here, here.plan_of(places, "mine"))
+    (order,) = better_orders(here.recipe, here.models, plain.plan, here.parameters)
+    better = in_better_order(here, tuple(places), plain)
+    (generating,) = (p for p in better.plan.placements if p.mode == "decode")
+    assert (generating.call, generating.ranks) == ("actor.generate", (0, 2, 1, 3))
+    others = [[p for p in one.plan.placements if p.mode != "decode"] for one in (plain, better)]
+    assert others[0] == others[1]
+    moved = [
+        sum(call.bytes for call in one.prediction.calls if call.call == "actor.weights") for one in (plain, better)
+    ]
+    assert moved == [order.stated_bytes, order.received_bytes]
+    assert better.prediction.seconds_per_step < plain.prediction.seconds_per_step
+    assert better_orders(here.recipe, here.models, better.plan, here.parameters) == []
+    assert in_better_order(here, tuple(places), better) is better

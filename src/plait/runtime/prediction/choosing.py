@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from plait.cost.move_bound import LARGE
+from plait.cost.rank_order import better_orders
 from plait.errors import ConfigError, UserError
 from plait.planner.collecting import collecting_seldom
 from plait.planner.plan_baselines import baselines
@@ -75,7 +76,7 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
     leaders = _leaders(planning, result, 1 + MOST_ALTERNATIVES)
     usable = [baseline.places for baseline in result.baselines if baseline.valued.usable]
     ranked = _ranked(planning, result, dict.fromkeys((*leaders, *usable)), name, budget.tell)
-    (_, best), *others = ranked
+    (_, best), *others = _in_better_orders(planning, ranked, budget.tell)
     least_s = best.prediction.seconds_per_step
     # Those that are faster train roles together, and gain too little by that.
     next_best = [plan for places, plan in others if places in leaders and plan.prediction.seconds_per_step >= least_s]
@@ -141,7 +142,8 @@ def choose_best(planning: Planning, budget: Budget, seed: int, start: Plan | Non
     result = searched(planning, budget, seed, given)
     starts = [other.places for other in result.baselines if other.name in given]
     plans = dict.fromkeys((*_leaders(planning, result, 1), *starts))
-    return _ranked(planning, result, plans, "found", budget.tell)[0][1]
+    ranked = _ranked(planning, result, plans, "found", budget.tell)
+    return _in_better_orders(planning, ranked, budget.tell)[0][1]
 
 
 def _leaders(planning: Planning, result: SearchResult, most: int) -> list[State]:
@@ -169,6 +171,36 @@ def _ranked(
     if not ranked:
         raise ConfigError(misfit(planning, result))
     return [(places, plan) for _, places, plan in sorted(ranked, key=lambda row: row[0])]
+
+
+def _in_better_orders(
+    planning: Planning, ranked: list[tuple[State, PredictedPlan]], tell: Callable[[str], None]
+) -> list[tuple[State, PredictedPlan]]:
+    """The plans, the best of them with less to move (`in_better_order`), and again the best first."""
+    tell("orders of ranks are looked for in which less is moved")
+    most = 1 if planning.cluster.num_devices > LARGE else 1 + MOST_ALTERNATIVES
+    changed = [(places, in_better_order(planning, places, plan)) for places, plan in ranked[:most]]
+    return sorted([*changed, *ranked[most:]], key=lambda row: weighed_s(row[1].prediction.seconds_per_step, row[0]))
+
+
+def in_better_order(planning: Planning, places: State, plan: PredictedPlan) -> PredictedPlan:
+    """A plan whose scoring and generation take their ranks in the order that keeps most of the trained weights where
+    they are (`cost.rank_order`); as it was where that moves no less, or is predicted to take longer."""
+    orders = {
+        (better.placement.role, better.placement.mode, better.placement.ranks): better.ranks
+        for better in better_orders(planning.recipe, planning.models, plan.plan, planning.parameters)
+    }
+    if not orders:
+        return plan
+    reordered = []
+    for place in places:
+        placements = [replace(p, ranks=orders.get((p.role, p.mode, p.ranks), p.ranks)) for p in place.placements]
+        reordered.append(planning.space.places.place(place.slot, placements, place.asked))
+    other = planning.plan_of(reordered, plan.name)
+    prediction = planning.predict(other)
+    if not prediction.feasible or prediction.seconds_per_step > plan.prediction.seconds_per_step:
+        return plan
+    return PredictedPlan(plan.name, other, prediction)
 
 
 def predicted(planning: Planning, plan: Plan) -> PredictedPlan:

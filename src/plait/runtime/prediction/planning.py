@@ -127,12 +127,12 @@ class Planning:
         for model in self.models:
             if adapted:
                 owners[model.role] = ("base", model.name, model.has_head)
-            elif not model.trained:
+            elif not model.changes:
                 owners[model.role] = ("frozen", model.name, model.scalar)
         root = self.lengths.prompts.root
         samples = self.workload.samples_of(self.flow, self.flow.main_rows).per_prompt
         group = self.lengths.prompts.mean - root + samples * self.lengths.responses.mean
-        return StepGraph.of(
+        graph = StepGraph.of(
             self.flow,
             [model.role for model in self.models],
             [model.role for model in self.models if model.is_reward],
@@ -147,6 +147,7 @@ class Planning:
             rebalances=recipe.rebalance == "auto",
             follows={model.role: model.follows for model in self.models if model.follows},
         )
+        return replace(graph, follow_steps=max(1, recipe.reference.sync_every))
 
     @cached_property
     def space(self) -> PlanSpace:
