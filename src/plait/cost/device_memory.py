@@ -4,7 +4,7 @@ Torch-free."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from plait.cost.call_memory import ACTIVATIONS, PACKED, joint_rows, plain_activations, working_rows
 from plait.cost.draft_memory import draft_widened
@@ -15,6 +15,7 @@ from plait.cost.kept_sets import NO_SETS, SETS, reads_sets
 from plait.cost.lengths import SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.offload_policy import Use
+from plait.cost.parked_memory import PARKED, parked_bytes
 from plait.cost.placed import Facts, Kind
 from plait.cost.sample_sets import share_bytes
 from plait.cost.step_room import STEP
@@ -42,6 +43,8 @@ class DeviceMemory:
     """(a call, or what else is done, all that is held then)."""
     slack: Rows
     """What may come on top."""
+    host: Rows = field(default_factory=list)
+    """What it has in memory of its host, at most; of a CPU it is among the rows."""
 
     @property
     def expected_bytes(self) -> int:
@@ -99,6 +102,7 @@ def _pairs(one: DeviceMemory, other: DeviceMemory) -> Iterator[tuple[Rows, Rows]
     yield one.rows, other.rows
     yield one.during, other.during
     yield one.slack, other.slack
+    yield one.host, other.host
 
 
 def _rounded(rows: Rows) -> Rows:
@@ -144,7 +148,8 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
         ),
         moves=facts.plan.num_ranks > 1 or not facts.offload_policy.keeps_all,
     )
-    return DeviceMemory([rank], rows, during, slack)
+    parked = parked_bytes(rank, facts) if facts.recipe.device != "cpu" else 0
+    return DeviceMemory([rank], rows, during, slack, [(PARKED, parked)] if parked else [])
 
 
 def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[Use, Rows], left: int) -> Rows:
@@ -160,7 +165,9 @@ def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[
     pools = [use for use in working if use[1] == "decode" and _keeps_pool(rank, facts)]
     kept += sum(count for use in pools for what, count in working[use] if what != STEP)
     leaving = [part for part in held if part.after != "keep"]
-    rows: Rows = [(READING, process - sum(terms.get(what, 0) for what in (MESSAGES, SETS)) + _reading_bytes(held))]
+    rows: Rows = [
+        (READING, process - sum(terms.get(what, 0) for what in (MESSAGES, SETS, PARKED)) + _reading_bytes(held))
+    ]
     for p in facts.plan.placements:
         use: Use = (p.role, "decode" if p.mode in SEVERAL else p.mode)
         if rank in p.ranks and use in working:
@@ -189,6 +196,8 @@ def _process(rank: int, facts: Facts) -> Mapping[str, int]:
     if NCCL in terms:
         terms |= {NCCL: terms[NCCL] + groups}
     later = {MESSAGES: messages, SETS: _held_sets(rank, facts)}
+    if facts.recipe.device == "cpu":
+        later[PARKED] = parked_bytes(rank, facts)
     return terms | {what: count for what, count in later.items() if count}
 
 
