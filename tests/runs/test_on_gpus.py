@@ -70,7 +70,7 @@ ALONE: dict[str, Flow] = {
 TP2 = {"actor.generate": "0,1 tp2", "actor.train": "0,1 tp2", "ref.logprobs": "0,1 pp2"}
 PP2 = {"actor.generate": "0,1 pp2", "actor.train": "1,0 pp2", "ref.logprobs": "0,1 dp2"}
 DP2 = {"actor.generate": "0 | 1", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 dp2"}
-AWAY = {"actor.generate": "0 after=drop", "actor.train": "0 after=offload", "ref.logprobs": "0 after=offload"}
+AWAY = {"actor.generate": "0 after=offload", "actor.train": "0 after=offload", "ref.logprobs": "0 after=offload"}
 """What idles is in memory of the host."""
 GRADIENTS, WEIGHTS = {"optimizer.shard_gradients": True}, {"optimizer.shard_weights": True}
 APART = {"actor.generate prefill": "0", "actor.generate": "1", "actor.train": "0,1 dp2", "ref.logprobs": "0"}

@@ -191,7 +191,8 @@ def gather(shape: CacheShape, places: Places, pool: KVPool, place: Place, out: T
     """A copy of what the pool holds in some places: as many launches a layer for many samples as for one.
 
     Args:
-        out: as of `read`.
+        places: of n tokens.
+        out: [elements], as of `read`.
     """
     like = next(iter(pool.layers.values())).key if pool.layers else torch.zeros(0)
     num_tokens = len(places.places_T)
