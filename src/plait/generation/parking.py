@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from plait.generation.state import EngineState
 
 CHUNK_BYTES = 1 << 26
-"""Of keys and values that are on their way to the host at a time. Pinned memory is taken in powers of two."""
-
+"""Keys and values that are on their way to the host at a time. Pinned memory is taken in powers of two."""
 
 Piece = tuple[Gathered, int, int, int]
 """(chunk, start, stop, first): the tokens start … stop − 1 of a chunk are a sample's, from its `first` on."""
@@ -44,7 +43,7 @@ class Parked:
     token_ids: tuple[int, ...]
     """Said so far."""
     policy_version: int
-    """Of the weights that it left."""
+    """The version of the weights that it left."""
     num_computed_tokens: int
     pieces: tuple[Piece, ...]
 
@@ -136,7 +135,7 @@ class Parking:
         return replace(chunk, kv=stored(chunk.kv)) if self._is_apart else chunk
 
     def _places(self, spans: Sequence[tuple[Sequence[int], int, int]]) -> Places:
-        """Of ranges of tokens of some tables, one behind another."""
+        """The places of ranges of tokens of some tables, one behind another."""
         pool = self._state.pool
         places = np.concatenate([places_of(table, start, stop, pool.block_tokens) for table, start, stop in spans])
         return Places(uploaded(places, torch.int64, self._state.model.device), pool.block_tokens)

@@ -11,7 +11,7 @@ RUN_ELEMENTS = 1 << 23
 cut."""
 
 MOST_ROOMS = 16
-"""Of those that `num_rooms` gives: 512 MiB in float32."""
+"""As many as `num_rooms` ever gives: 512 MiB in float32."""
 
 
 @dataclass(frozen=True)
