@@ -21,15 +21,15 @@ from plait.training import gradients, memory
 from plait.training.gradients import ShardedGradients, runs_of
 from plait.training.memory import num_rooms
 from tests.models.tiny import tiny_model
-from tests.training.batches import ADVANTAGES, make_trainer, random_rows, run_all, token_mean, train
+from tests.training.batches import ADVANTAGES, make_trainer, random_rows, token_mean, train
 
 TOKENS = 16384
 FLOPS = 650e12
 """Of products of this size on an H100, in a second."""
 LAYERS, DP = 6, 8
-LLAMA_7B = {"hidden": 4096, "intermediate": 11008, "heads": 32, "kv_heads": 32, "head_dim": 128}
-QWEN_7B = {"hidden": 3584, "intermediate": 18944, "heads": 28, "kv_heads": 4, "head_dim": 128}
-QWEN_05B = {"hidden": 896, "intermediate": 4864, "heads": 14, "kv_heads": 2, "head_dim": 64}
+LLAMA_7B: dict[str, Any] = {"hidden": 4096, "intermediate": 11008, "heads": 32, "kv_heads": 32, "head_dim": 128}
+QWEN_7B: dict[str, Any] = {"hidden": 3584, "intermediate": 18944, "heads": 28, "kv_heads": 4, "head_dim": 128}
+QWEN_05B: dict[str, Any] = {"hidden": 896, "intermediate": 4864, "heads": 14, "kv_heads": 2, "head_dim": 64}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,8 @@ def arrivals() -> list[str]:
         take(entry, gradient)
 
     trainer.optimizer.collected.take = noted
-    run_all(train(trainer, random_rows(2, 2), {"advantages": ADVANTAGES}, lambda batch, advantages: token_mean(batch)))
+    for _ in train(trainer, random_rows(2, 2), {"advantages": ADVANTAGES}, lambda batch, advantages: token_mean(batch)):
+        pass
     of_layer = [name.removeprefix("model.layers.1.") for name in came if name.startswith("model.layers.1.")]
     assert len(of_layer) == 9
     return of_layer
@@ -96,7 +97,7 @@ def sharded(parameters: Parameters, dp: Any) -> tuple[ShardedGradients, dict[str
     return ShardedGradients(trained, team, share, torch.float32), numbers
 
 
-def backward(shape: dict[str, int], bytes_per_s: float, arrivals: list[str]) -> Simulated:
+def backward(shape: dict[str, Any], bytes_per_s: float, arrivals: list[str]) -> Simulated:
     """Of one micro-batch, without embedding and head, until its last gradient has come."""
     whole = decoder_parameters(layers=LAYERS, vocabulary=1024, tied=True, **shape)
     parameters = Parameters(tuple(param for param in whole.params if param.layer is not None))
@@ -143,7 +144,7 @@ def test_no_run_waits_for_what_comes_behind_it(arrivals, monkeypatch):
     attention, 512 + 512 and 1024 + 1024 as they stand side by side; both norms at its end, as that of the inputs comes
     last."""
     assert (arrivals[0], arrivals[-1]) == ("mlp.down_proj.weight", "input_layernorm.weight")
-    shape = {"hidden": 32, "intermediate": 48, "heads": 4, "kv_heads": 2, "head_dim": 8}
+    shape: dict[str, Any] = {"hidden": 32, "intermediate": 48, "heads": 4, "kv_heads": 2, "head_dim": 8}
     parameters = decoder_parameters(layers=2, vocabulary=64, tied=True, **shape)
     for module in (gradients, memory):
         monkeypatch.setattr(module, "RUN_ELEMENTS", 1500)
@@ -165,7 +166,7 @@ def test_no_run_waits_for_what_comes_behind_it(arrivals, monkeypatch):
 
 def test_layers_that_are_smaller_than_a_run_are_summed_together(monkeypatch):
     """Layers of 7,744 elements, the last norm among them; and all of them."""
-    shape = {"hidden": 32, "intermediate": 48, "heads": 4, "kv_heads": 2, "head_dim": 8}
+    shape: dict[str, Any] = {"hidden": 32, "intermediate": 48, "heads": 4, "kv_heads": 2, "head_dim": 8}
     params = decoder_parameters(layers=4, vocabulary=64, tied=True, **shape).params
     assert runs_of(params) == (range(38),)
     monkeypatch.setattr(gradients, "RUN_ELEMENTS", 16_000)
