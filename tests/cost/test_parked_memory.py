@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from plait.cost.device_memory import READING, memory_by_device
-from plait.cost.parked_memory import PARKED, parked_bytes
+from plait.cost.device_memory import PARKED, READING, memory_by_device, parked_bytes
 from tests.cost.test_device_memory import facts_of, named
 
 TOKEN = 2 * 30 * 3 * 64 * 4

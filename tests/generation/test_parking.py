@@ -270,7 +270,7 @@ def test_on_a_gpu_it_lies_on_the_host(monkeypatch: pytest.MonkeyPatch, keys: dic
         probe.add(each)
     for _ in range(3):
         probe.step()
-    token_bytes = probe.state.pool.token_bytes
+    token_bytes = parking.token_bytes(probe.state.pool)
     assert token_bytes == 2 * 2 * 2 * 8 * 8, "two layers, keys and values, two heads of eight numbers, float64"
     monkeypatch.setattr(parking, "CHUNK_BYTES", 8 * token_bytes + 5)
     monkeypatch.setattr(parking, "computes_behind", lambda device: True)

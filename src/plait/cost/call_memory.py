@@ -242,10 +242,9 @@ def cached_bytes(rank: int, facts: Facts, model: RoleModel, instance: Layout) ->
     """Keys and values of a token on a rank of an instance, and its experts where they are kept: its layers, its
     heads."""
     shape = facts.shapes[model.name]
-    first, stop = Heads(shape.heads, shape.kv_heads, shared=True).part_range(
-        instance.coordinates(rank).tp, instance.parallelism.tp
-    )
-    bounds, stage = stage_bounds(shape.layers, instance.parallelism), instance.coordinates(rank).pp
+    at, sizes = instance.coordinates(rank), instance.parallelism
+    first, stop = Heads(shape.heads, shape.kv_heads, shared=True).part_range(at.tp, sizes.tp)
+    bounds, stage = stage_bounds(shape.layers, sizes), at.pp
     attending = shape.attending_in(bounds[stage], bounds[stage + 1])
     cached = 2 * attending * (stop - first) * shape.head_dim * BYTES[facts.recipe.dtype]
     if not facts.recipe.sampling.router_replay:
@@ -289,8 +288,7 @@ def pool_of(facts: Facts, model: RoleModel, *, draws: bool) -> Pool | None:
     count, most_said = recipe.samples_per_prompt, recipe.sampling.max_response_tokens
     prompts_of = {node.id: recipe.prompts_per_step * prompts_each(facts.flow, node, count) for node in calls}
     share = lambda node: -(-prompts_of[node.id] // len(place.drawing)) * node.generation.num_samples(count)
-    samples = max(map(share, calls))
-    running = min(recipe.sampling.max_running, samples)
+    running = min(recipe.sampling.max_running, samples := max(map(share, calls)))
     lengths = [(facts.lengths_of[node.id].prompts, node.generation.limit(most_said)) for node in calls]
     context = max(prompts.longest + tokens for prompts, tokens in lengths)
     if not draws:

@@ -6,7 +6,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from plait.cost.call_memory import ACTIVATIONS, PACKED, joint_rows, plain_activations, working_rows
+from plait.cost.call_memory import (
+    ACTIVATIONS,
+    PACKED,
+    cached_bytes,
+    joint_rows,
+    plain_activations,
+    pool_of,
+    working_rows,
+)
 from plait.cost.draft_memory import draft_widened
 from plait.cost.estimate import Rows
 from plait.cost.generation_memory import widened_bytes
@@ -15,7 +23,6 @@ from plait.cost.kept_sets import NO_SETS, SETS, reads_sets
 from plait.cost.lengths import SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.offload_policy import Use
-from plait.cost.parked_memory import PARKED, parked_bytes
 from plait.cost.placed import Facts, Kind
 from plait.cost.sample_sets import share_bytes
 from plait.cost.step_room import STEP
@@ -30,6 +37,7 @@ from plait.schedule.kept_pools import keeps_memory
 from plait.schedule.plan import SEVERAL, Plan
 
 READING = "reading models"
+PARKED = "parked samples"
 
 
 @dataclass
@@ -208,6 +216,28 @@ def _reading_bytes(held: Sequence[HeldPart]) -> int:
     states = [part for part in held if part.is_state]
     stay = sum(part.num_bytes for part in states if part.after == "keep")
     return weights + stay + max((part.num_bytes for part in states if part.after != "keep"), default=0)
+
+
+def parked_bytes(rank: int, facts: Facts) -> int:
+    """Bytes of host memory, at most, for keys and values of samples that stand still between two versions of the weights
+    (`partial_rollout: keep`), by the engines of a rank: of all that they run when new weights come, as long as each may
+    be, its prompt in every one; with `tokens_per_version` of all samples of later batches, as long as they may be then.
+    """
+    recipe, total = facts.recipe, 0
+    if recipe.partial_rollout != "keep":
+        return 0
+    for model in facts.models:
+        instance = facts.places[model.role].drawing_on(rank)
+        pool = None if instance is None else pool_of(facts, model, draws=True)
+        if instance is None or pool is None or not model.trained:
+            continue
+        samples, context = pool.running, pool.context
+        if recipe.tokens_per_version:
+            said = recipe.sampling.max_response_tokens
+            samples = recipe.max_staleness * pool.samples
+            context -= said - min(said, recipe.max_staleness * recipe.tokens_per_version)
+        total += samples * context * cached_bytes(rank, facts, model, instance)
+    return total
 
 
 def _held_sets(rank: int, facts: Facts) -> int:

@@ -20,7 +20,7 @@ import torch
 
 from plait.data.host_device import computes_behind, stored, uploaded
 from plait.generation import transfer
-from plait.generation.pool import Places, places_of
+from plait.generation.pool import KVPool, Places, places_of
 from plait.generation.request import Request
 from plait.generation.response import Response
 from plait.generation.transfer import Gathered, Place
@@ -113,7 +113,7 @@ class Parking:
         if not self._is_apart:
             yield from ([(key, 0, count)] for key, count in counts.items() if count)
             return
-        most = max(1, CHUNK_BYTES // max(1, self._state.pool.token_bytes))
+        most = max(1, CHUNK_BYTES // max(1, token_bytes(self._state.pool)))
         spans, room = list[tuple[Key, int, int]](), most
         for key, count in counts.items():
             start = 0
@@ -170,8 +170,8 @@ class Parking:
         state = self._state
         of_chunks: dict[Gathered, list[tuple[Key, int, int, int]]] = {}
         for key in keys:
-            for chunk, *piece in self._returning.pop(key).pieces:
-                of_chunks.setdefault(chunk, []).append((key, *piece))
+            for chunk, start, stop, first in self._returning.pop(key).pieces:
+                of_chunks.setdefault(chunk, []).append((key, start, stop, first))
         for chunk, pieces in of_chunks.items():
             here = replace(chunk, kv=chunk.kv.to(state.model.device, non_blocking=True))
             tables = [(state.scheduler.running[key].table, at, at + stop - start) for key, start, stop, at in pieces]
@@ -181,3 +181,9 @@ class Parking:
     def rest(self) -> None:
         """Nothing is in flight: forget what has not come into the pool."""
         self._returning.clear()
+
+
+def token_bytes(pool: KVPool) -> int:
+    """Bytes of a token in all layers of a pool."""
+    tensors = [*(tensor for kv in pool.layers.values() for tensor in (kv.key, kv.value)), *pool.experts.values()]
+    return sum(tensor[0].nbytes for tensor in tensors) // pool.block_tokens

@@ -76,11 +76,6 @@ class KVPool:
         return of_states + sum(tensor[: self.num_blocks].nbytes for tensor in tensors)
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes of a token in all layers."""
-        return sum(tensor[0].nbytes for tensor in self._tensors) // self.block_tokens
-
-    @property
     def _tensors(self) -> list[Tensor]:
         """All that holds blocks [N, …]."""
         return [*(tensor for kv in self.layers.values() for tensor in (kv.key, kv.value)), *self.experts.values()]
