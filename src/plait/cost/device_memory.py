@@ -219,7 +219,7 @@ def _reading_bytes(held: Sequence[HeldPart]) -> int:
 
 
 def parked_bytes(rank: int, facts: Facts) -> int:
-    """Bytes of host memory, at most, for keys and values of samples that stand still between two versions of the weights
+    """Bytes of host memory, at most, for keys and values of samples that are still between two versions of the weights
     (`partial_rollout: keep`), by the engines of a rank: of all that they run when new weights come, as long as each may
     be, its prompt in every one; with `tokens_per_version` of all samples of later batches, as long as they may be then.
     """
