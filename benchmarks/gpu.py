@@ -1,13 +1,13 @@
 """What a GPU does by plait, against Transformers, the device's own limits, vLLM, TRL and plait's predictions.
 
     python benchmarks/gpu.py                                  # 28 minutes of a machine with one GPU
-    python benchmarks/gpu.py --within-s 570                   # what was never measured, in ten minutes
-    python benchmarks/gpu.py --parts tokens,training,grpo --within-s 570   # and some of the rest by another command
+    python benchmarks/gpu.py --within-s 570                   # what is newest and says most, in ten minutes
+    python benchmarks/gpu.py --within-s 200 --parts drafts,turns           # and what a quarter of an hour has room for
     python benchmarks/gpu.py --tiny                           # on a CPU: does the benchmark itself work?
 
 Each part is a process of its own, of some parts for each shape, with a time of its own (`--limits` prints them), and
 what those before it have left: one that fails or takes longer is said and left, and the next one begins. First come
-those of which least is known, of the largest shape. Models have random weights: nothing is fetched. `--folder` keeps
+those that say most, of the largest shape. Models have random weights: nothing is fetched. `--folder` keeps
 them, so that parts may be run by several commands.
 
 In the folder of `--report` (by default that of `--folder`, and without either `gpu-report` where the command is given)
@@ -15,8 +15,9 @@ stand `results.jsonl`, one line for each measurement, written when it is made, a
 each part printed, whole, as `PART.log`.
 
     features    whole runs of what was built without a GPU, by tiny models, against the same on a CPU
-    tests       plait's own tests that need a GPU
     decode      seconds of a decode step of 1 to 256 samples, as a share of the roofline of memory
+    training    MFU of micro-batches of 16k tokens, activations kept and recomputed, and what the rest of it goes to
+    tests       plait's own tests that need a GPU
     prompts     rollouts in which prompts come as samples end: their steps by graphs, against launched; of the largest
     drafts      what drafts of a draft model cost and gain; of that shape, the last one of `--shapes`
     turns       rounds of turns whose keys and values stay, against such as are computed again; of that shape
@@ -24,7 +25,6 @@ each part printed, whole, as `PART.log`.
     grpo        a step against TRL's; of plait alone where TRL is not installed
     products    how fast products of a decode step read their weights, by cuBLAS and by others
     tokens      greedy tokens and log-probs against Transformers
-    training    MFU of micro-batches of 16k tokens, activations kept and recomputed
     two         two processes on one device, where NCCL allows it
     vllm        seconds of a decode step by vLLM, where it is installed (`--vllm-python`)
     ppo         a step against TRL 1.10's, where it is installed
@@ -62,22 +62,24 @@ _ALL: Shapes = lambda shapes: shapes[::-1]
 _OF_NONE: Shapes = lambda shapes: ("",)
 ROUNDS: Sequence[tuple[Sequence[str], Shapes]] = (
     (("features",), _OF_NONE),
+    (("decode", "training"), _LARGEST),
     (("tests",), _OF_NONE),
     (("prompts",), _LARGEST),
     (("drafts",), _LARGEST),
     (("turns",), _LARGEST),
-    (("decode",), _LARGEST),
     (("predicted",), _LARGEST),
     (("products",), _OF_NONE),
     (("decode",), _OTHERS),
     (("grpo",), _OF_NONE),
-    (("tokens", "training"), _ALL),
+    (("tokens",), _ALL),
+    (("training",), _OTHERS),
     (("two",), _OF_NONE),
     (("vllm",), _ALL),
     (("ppo",), _OF_NONE),
 )
-"""Parts in the order in which they are run; of one round all of a shape before those of the next one. First what is
-wrong would spoil what is measured, then the largest shape: of it less is what launches take."""
+"""Parts in the order in which they are run; of one round all of a shape before those of the next one. First what would
+spoil what is measured if it were wrong, then the two figures that say most, of the largest shape, as of it less is what
+launches take; then what was never measured."""
 LIMITS: Mapping[str, int] = {
     "features": 150,
     "decode": 85,

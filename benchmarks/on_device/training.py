@@ -54,8 +54,12 @@ def main() -> int:
     return 0
 
 
+PROMPT_TOKENS, SAMPLES, TOKENS, GROUPS = 128, 8, 496, 8
+"""A prompt and its samples are 4,096 tokens, so four of them fill a micro-batch."""
+
+
 def measure(job: Job, shape: str, flops_per_s: float, checkpoints: bool) -> None:
-    prompt_tokens, samples, tokens, groups = (8, 2, 6, 2) if job.is_tiny else (128, 8, 500, 8)
+    prompt_tokens, samples, tokens, groups = (8, 2, 6, 2) if job.is_tiny else (PROMPT_TOKENS, SAMPLES, TOKENS, GROUPS)
     model = load_model(job.model(shape), dtype=job.dtype, device=job.device)
     node, rows = batch(groups, samples, prompt_tokens, tokens, SHAPES[shape].vocabulary)
     trainer = Trainer(
@@ -66,22 +70,22 @@ def measure(job: Job, shape: str, flops_per_s: float, checkpoints: bool) -> None
     )
     passes, optimizer = [], []
     for step in range(WARM_UP + STEPS):
-        by_kind, count = seconds_of_step(trainer, rows, node, job.device, step)
+        by_kind, micros = seconds_of_step(trainer, rows, node, job.device, step)
         if step >= WARM_UP:
             passes.append(by_kind["TRAIN"])
             optimizer.append(by_kind["STEP"])
     work = ModelWork(sizes := model_shape(job.model(shape)), job.dtype, sizes.vocabulary)
     share = training_flops(work, counted(rows.samples).micro(sizes)) / median(passes) / flops_per_s
-    what = {"checkpoints": checkpoints, "tokens": count, "passes_s": passes, "optimizer_s": optimizer, "mfu": share}
-    job.record("training", shape, **what, most_bytes=most_bytes(job.device))
+    what = {"checkpoints": checkpoints, "micro_batches": micros, "passes_s": passes, "optimizer_s": optimizer}
+    job.record("training", shape, **what, mfu=share, most_bytes=most_bytes(job.device))
+    how = f"{'recomputed' if checkpoints else 'kept'} activations"
     print(
-        f"{shape}, {count} tokens, {'recomputed' if checkpoints else 'kept'} activations: forward and backward "
+        f"{shape}, micro-batches of {' + '.join(map(str, micros))} tokens, {how}: forward and backward "
         f"{median(passes):.3f} s, optimizer {median(optimizer):.3f} s, MFU {share:.1%} (goal {GOAL:.0%})"
     )
     with profiled(job.device) as profiler:
         by_kind, _ = seconds_of_step(trainer, rows, node, job.device, WARM_UP + STEPS)
-    title = f"{shape}, {'recomputed' if checkpoints else 'kept'} activations"
-    say_kernels(job, "training", shape, title, profiler, sum(by_kind.values()), 1, checkpoints=checkpoints)
+    say_kernels(job, "training", shape, f"{shape}, {how}", profiler, sum(by_kind.values()), 1, checkpoints=checkpoints)
 
 
 def batch(groups: int, samples: int, prompt_tokens: int, tokens: int, vocabulary: int) -> tuple[Any, Rows]:
@@ -113,20 +117,23 @@ def batch(groups: int, samples: int, prompt_tokens: int, tokens: int, vocabulary
     raise AssertionError("GRPO trains")
 
 
-def seconds_of_step(trainer: Trainer, rows: Rows, node: Any, device: str, step: int) -> tuple[dict[str, float], int]:
-    """Seconds by kind of action, and the packed tokens of all micro-batches."""
+def seconds_of_step(
+    trainer: Trainer, rows: Rows, node: Any, device: str, step: int
+) -> tuple[dict[str, float], list[int]]:
+    """Seconds by kind of action, and the packed tokens of each micro-batch."""
     work = trainer.train([LossTerm(rows, LossCall.of(node))], step=step)
     synchronize(device)
-    marks, count = [("", mark(device))], 0
+    marks, micros = [("", mark(device))], []
     while (done := next(work, None)) is not None:
         # As the device comes to it: to wait here would keep the host from packing the next micro-batch meanwhile.
         marks.append((done.kind, mark(device)))
-        count += done.tokens
+        if done.kind == "TRAIN":
+            micros.append(done.tokens)
     synchronize(device)
     seconds = {"TRAIN": 0.0, "STEP": 0.0}
     for (_, before), (kind, after) in pairwise(marks):
         seconds[kind] += between(before, after)
-    return seconds, count
+    return seconds, micros
 
 
 def mark(device: str) -> Any:

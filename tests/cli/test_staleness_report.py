@@ -47,7 +47,7 @@ def test_the_gain_is_predicted_where_sides_are_apart(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("partial_rollout", "expected"),
     [
-        ("keep", "a copy of these is held beside the pool, of at most `sampling.max_running` samples"),
+        ("keep", "until they do, a copy of these is held in host memory"),
         ("recompute", "go on, and their keys and values are computed again"),
     ],
 )

@@ -49,3 +49,14 @@ def test_the_last_stage_sums_a_tied_embedding_for_those_that_update_it() -> None
     assert state_bytes(first, 2, "bfloat16", **keys) == max(updated[rank] for rank in at if at[rank][0] == 0)
     most = max(updated[rank] for rank in at if at[rank][0] == 1)
     assert state_bytes(last, 2, "bfloat16", **keys, first=first[0]) == most
+
+
+def test_a_large_matrix_of_a_layer_has_room_for_all_its_runs() -> None:
+    """24 Mi elements are three runs of 8 Mi, and one more is filled; the embedding, twice as large, does not count."""
+    embedding, matrix = Param("embedding", (3 * MIB, 16)), Param("layers.0", (24 * MIB // 16, 16), layer=0)
+    parameters = Parameters((embedding, matrix))
+    layout, elements = Layout.on((0, 1), dp=2), 72 * MIB
+    keys = {"followed": False, "sharded": True}
+    expected = elements // 2 * 16 + 4 * 32 * MIB
+    assert optimizer_bytes(parameters, layout, 0, "bfloat16", **keys) == expected
+    assert state_bytes((elements, elements), 2, "bfloat16", **keys, largest=24 * MIB) == expected

@@ -7,6 +7,7 @@ import copy
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,13 @@ from plait import kernels
 from plait.cost.step_room import LargestStep, step_bytes
 from plait.data import host_device
 from plait.data.host_device import Moment
-from plait.generation import draft_seconds, draft_steps, joint, module_forward
+from plait.generation import draft_seconds, draft_steps, joint, module_forward, parking
 from plait.generation.captured_step import Size, Step
 from plait.generation.engine import Engine
 from plait.generation.forward import ChunkTokens
 from plait.generation.moves import SampleMoves
 from plait.generation.ragged import NewTokens
-from plait.generation.request import Request
+from plait.generation.request import GoingOn, Request
 from plait.generation.sampler import SamplingRows, sample_plain
 from plait.generation.sampling import Sampling
 from plait.generation.settings import SamplingSettings
@@ -252,6 +253,38 @@ def test_samples_leave_and_go_on_elsewhere_without_a_wait(made: Any) -> None:
     layers = source.model.config.num_hidden_layers
     assert sum(leaving.counts.values()) <= 15 + 4 * layers, leaving.counts
     assert target.step().waited == []
+
+
+def test_samples_are_parked_and_come_back_without_a_wait(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five at a time: as many launches as for one."""
+    stored: list[torch.device] = []
+
+    def on_host(kv: Tensor) -> Tensor:
+        stored.append(kv.device)
+        return torch.zeros(kv.shape, dtype=kv.dtype)
+
+    monkeypatch.setattr(parking, "stored", on_host)
+    device, sampling = made(), Sampling(max_tokens=40)
+    asked = [request_of(uid, num_samples=count, sampling=sampling) for uid, count in ((0, 3), (1, 2))]
+    for each in asked:
+        device.add(each)
+    for _ in range(6):
+        device.step()
+    device.engine.land()
+    with Launches() as leaving:
+        samples = device.engine.halt(parks=True)
+    assert (len(samples), stored, leaving.waited) == (5, [GPU], [])
+    layers = device.model.config.num_hidden_layers
+    del leaving.counts["aten.zero_.default"]  # the pool, which stays and is empty
+    assert sum(leaving.counts.values()) <= 15 + 4 * layers, leaving.counts
+    device.engine.update_weights(1)
+    for each in asked:
+        begun = tuple(sample for sample in samples if sample.prompt.uid == each.prompt.uid)
+        kept = frozenset(sample.index for sample in begun)
+        device.add(replace(each, going_on=GoingOn(begun, keeps=kept)))
+    coming = device.step()
+    assert coming.waited == []
+    assert sum(coming.counts.values()) <= sum(device.step().counts.values()) + 15 + 4 * layers, coming.counts
 
 
 def test_drafts_ask_for_nothing_either(made: Any) -> None:

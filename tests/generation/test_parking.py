@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.data.records import FinishReason, Sample
+from plait.generation import parking
 from plait.generation.engine import Engine, drain
+from plait.generation.pool import KVPool
 from plait.generation.request import GoingOn, Request
 from plait.generation.settings import SamplingSettings
 from plait.schedule.update_rule import HeldKV
@@ -250,6 +252,61 @@ def _until(requests: Sequence[Request], stands: dict[tuple[int, int], int]) -> l
         until = {i: n for i, n in stops.items() if i not in stay}
         found.append(replace(one, going_on=GoingOn(begun, going.left_out | stay, until, going.keeps - stay)))
     return found
+
+
+@pytest.mark.parametrize("keys", slow_but([{}], [{}, {"max_running": 2}]), ids=str)
+def test_on_a_gpu_it_lies_on_the_host(monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]) -> None:
+    """In chunks of eight tokens, so that samples share chunks and lie in several, of which some come back later than
+    others: the same to the bit, and no memory of the device."""
+    expected = said(halted(REQUESTS, [4, 5, 3], "keep", **keys))
+    stored_of: list[int] = []
+
+    def stored(tensor: torch.Tensor) -> torch.Tensor:
+        stored_of.append(tensor.nbytes)
+        return tensor.clone()
+
+    probe = engine()
+    for each in REQUESTS:
+        probe.add(each)
+    for _ in range(3):
+        probe.step()
+    token_bytes = parking.token_bytes(probe.state.pool)
+    assert token_bytes == 2 * 2 * 2 * 8 * 8, "two layers, keys and values, two heads of eight numbers, float64"
+    monkeypatch.setattr(parking, "CHUNK_BYTES", 8 * token_bytes + 5)
+    monkeypatch.setattr(parking, "computes_behind", lambda device: True)
+    monkeypatch.setattr(parking, "stored", stored)
+    assert said(halted(REQUESTS, [4, 5, 3], "keep", **keys)) == expected
+    assert max(stored_of) == 8 * token_bytes, "no more at a time"
+    assert len(stored_of) > 6
+
+
+def test_many_samples_are_stored_by_few_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six samples at a time: one gather of each layer's keys and values, one copy to the host, and back."""
+    counted: dict[str, int] = {}
+    for kind, name in ((KVPool, "read"), (KVPool, "write")):
+        call = getattr(kind, name)
+
+        def noted(*given: Any, name: str = name, call: Any = call) -> Any:
+            counted[name] = counted.get(name, 0) + 1
+            return call(*given)
+
+        monkeypatch.setattr(kind, name, noted)
+    monkeypatch.setattr(parking, "computes_behind", lambda device: True)
+    one, asked = engine(), [request(0, 9, [20, 20, 20]), request(1, 30, [20, 20]), request(2, 4, [20])]
+    for each in asked:
+        one.add(each)
+    while len(one.state.flight.started) < 6:
+        one.step()
+    counted.clear()
+    samples = one.halt(parks=True)
+    assert (len(samples), counted) == (6, {"read": 2}), "of two layers"
+    assert one.occupancy.kv_bytes == 0, "none on the device"
+    publish(one, 1)
+    for each in again(asked, samples, keeps=True):
+        one.add(each)
+    counted.clear()
+    one.step()
+    assert counted == {"write": 4}, "the step itself writes to each layer, too"
 
 
 def test_what_is_parked_takes_memory_until_it_goes_on() -> None:

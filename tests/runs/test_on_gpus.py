@@ -37,6 +37,8 @@ ROUNDING = ("training/rollout_",)
 
 REPLAYED = {"sampling.router_replay": True, "optimizer.router_aux_loss_coef": 0.01}
 ADAPTED = ("grpo", GRPO[1] | {"lora.rank": 4})
+PARKED = {"max_staleness": 1, "partial_rollout": "keep", "tokens_per_version": 3}
+"""Samples stop after so many tokens, and go on behind the next weights with the keys and values that they had."""
 TWO_MODELS = {"reward.model": ["PLACE/scorer", "PLACE/other_scorer"], "reward.model_weight": [0.7, 0.3]}
 
 
@@ -45,7 +47,12 @@ def of_family(family: str, **keys: Any) -> Flow:
     return "grpo", GRPO[1] | {"model": f"PLACE/{family}"} | keys
 
 
+EXPERT_TARGETS = ["q_proj", "experts.gate_up_proj", "experts.down_proj"]
+EXPERTS_ADAPTED = of_family("qwen3_moe", **REPLAYED, **{"lora.rank": 4, "lora.target_modules": EXPERT_TARGETS})
 ALONE: dict[str, Flow] = {
+    "parked": ("grpo", GRPO[1] | PARKED),
+    "parked, routed": of_family("qwen3_moe", **REPLAYED, **PARKED),
+    "experts, adapted": EXPERTS_ADAPTED,
     "kept": KEPT,
     "qwen3_5_text": of_family("qwen3_5_text"),
     "bamba": of_family("bamba"),
@@ -62,8 +69,19 @@ ALONE: dict[str, Flow] = {
 }
 TP2 = {"actor.generate": "0,1 tp2", "actor.train": "0,1 tp2", "ref.logprobs": "0,1 pp2"}
 PP2 = {"actor.generate": "0,1 pp2", "actor.train": "1,0 pp2", "ref.logprobs": "0,1 dp2"}
+DP2 = {"actor.generate": "0 | 1", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 dp2"}
+AWAY = {"actor.generate": "0 after=offload", "actor.train": "0 after=offload", "ref.logprobs": "0 after=offload"}
+"""What idles is in memory of the host."""
+GRADIENTS, WEIGHTS = {"optimizer.shard_gradients": True}, {"optimizer.shard_weights": True}
 APART = {"actor.generate prefill": "0", "actor.generate": "1", "actor.train": "0,1 dp2", "ref.logprobs": "0"}
 TOGETHER: dict[str, tuple[Flow, dict[str, str]]] = {
+    "zero-2": (("grpo", GRPO[1] | GRADIENTS), DP2),
+    "zero-3": (("grpo", GRPO[1] | WEIGHTS | {"checkpoint_activations": True}), DP2),
+    "zero-3, adapted": (("grpo", ADAPTED[1] | WEIGHTS), DP2),
+    "tokens-tp2": (("grpo", GRPO[1] | {"sequence_parallel": True}), TP2),
+    "tokens, recomputed-tp2": (of_family("qwen3_moe", sequence_parallel=True, checkpoint_activations=True), TP2),
+    "experts, adapted-tp2": (EXPERTS_ADAPTED, TP2),
+    "parked-dp2": (ALONE["parked"], DP2),
     "apart": (GRPO, APART),
     "adapted-tp2": (ADAPTED, TP2),
     "kept-tp2": (KEPT, TP2),
@@ -124,6 +142,11 @@ def _needs(flow: Flow) -> None:
 def test_a_gpu_trains_as_a_cpu(name: str, on: Callable[..., Path]) -> None:
     _needs(ALONE[name])
     assert_close(on(f"found {name}", ALONE[name], FOUND), on(f"expected {name}", ALONE[name], EXPECTED))
+
+
+def test_what_is_away_when_idle_comes_back_to_a_gpu(place: Path, on: Callable[..., Path]) -> None:
+    away = on("found away", GRPO, FOUND, **where(place, "away", AWAY))
+    assert_close(away, on("expected away", GRPO, EXPECTED))
 
 
 @pytest.mark.parametrize("flow", ["judged", "by_itself"])

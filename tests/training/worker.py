@@ -26,6 +26,7 @@ from plait.dataflow import Column, Level, Score, Top
 from plait.errors import RunError
 from plait.launch.worker_context import WorkerContext
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
+from plait.layout.shards import largest_in_layers
 from plait.layout.zero_shares import tied_pieces
 from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora
@@ -42,7 +43,7 @@ from plait.schedule.fused import fused_order
 from plait.schedule.plan import Placement
 from plait.schedule.schedule import Schedule
 from plait.schedule.work import Work
-from plait.training import gradients
+from plait.training import gradients, memory
 from plait.training.mini_batch import LossCall, LossTerm
 from plait.training.pipeline import execute
 from plait.training.together import train_together
@@ -243,9 +244,13 @@ class Worker:
         if given.get("shard_weights") and team.dp.size > 1:
             team = replace(team, layout=replace(team.layout, shards_weights=True))
         run_elements = given.pop("run_elements", gradients.RUN_ELEMENTS)
-        with mock.patch.object(gradients, "RUN_ELEMENTS", run_elements):
+        with (
+            mock.patch.object(gradients, "RUN_ELEMENTS", run_elements),
+            mock.patch.object(memory, "RUN_ELEMENTS", run_elements),
+        ):
             trainer = trainer_of(case, self.part(case, model, dtype, team), team, **given)
             metrics, scored = run(case, trainer)
+            num_rooms = memory.num_rooms(largest_in_layers(trainer.model.trained.layout))
         check_copies(trainer, team)
         held, updated = trainer.optimizer.gradients, trainer.optimizer.masters
         weights = trainer.model.trained.layout.num_elements
@@ -256,8 +261,8 @@ class Worker:
         else:
             assert held.numel() == weights
         room = min(run_elements, weights)
-        num_rooms = 2 if divides else 0
-        assert [one.numel() for one in trainer.optimizer.scratch().values()] == [held.numel(), *[room] * num_rooms]
+        rooms = [room] * num_rooms if divides else []
+        assert [one.numel() for one in trainer.optimizer.scratch().values()] == [held.numel(), *rooms]
         expected = torch.load(path, weights_only=True)
         off = max(float((torch.tensor(a) - b).abs().max()) for a, b in zip(scored, expected["scored"], strict=True))
         return metrics, off, weights_off(trainer.model, expected["weights"])

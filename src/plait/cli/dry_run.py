@@ -228,6 +228,8 @@ def _memory_table(prepared: Outline | Prepared, plan: Plan):
     table.add_section()
     _add_rows(table, "", [dict(device.slack) for device in columns])
     table.add_row("at most", *(human_bytes(device.most_bytes) for device in columns), style="bold")
+    table.add_section()
+    _add_rows(table, "of host memory: ", [dict(device.host) for device in columns])
     return table
 
 

@@ -13,8 +13,8 @@ from plait.schedule.plan import Plan
 
 _PARTIAL_ROLLOUT = {
     "off": "Samples end with the weights that they began with",
-    "keep": "Samples that are running when new weights come go on with the keys and values that they have; while the "
-    "weights are written a copy of these is held beside the pool, of at most `sampling.max_running` samples",
+    "keep": "Samples that are running when new weights come go on with the keys and values that they have; until they "
+    "do, a copy of these is held in host memory",
     "recompute": "Samples that are running when new weights come go on, and their keys and values are computed again",
 }
 

@@ -66,12 +66,12 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
     recipe, place = facts.recipe, facts.places[model.role]
     rows_by_use: dict[Use, Rows] = {}
     instance = place.instance_on(rank)
-    if instance is not None and (pool := _pool(facts, model, draws=instance not in place.prefill)) is not None:
-        cached = pool.tokens * _cached_bytes(rank, facts, model, instance)
+    if instance is not None and (pool := pool_of(facts, model, draws=instance not in place.prefill)) is not None:
+        cached = pool.tokens * cached_bytes(rank, facts, model, instance)
         rows_by_use[model.role, "decode"] = [(f"{CACHE} ({pool})", cached)]
         if place.prefill:
             tokens = _tokens_on_their_way(facts, model.role, place, instance)
-            on_their_way = tokens * _cached_bytes(rank, facts, model, instance)
+            on_their_way = tokens * cached_bytes(rank, facts, model, instance)
             rows_by_use[model.role, "decode"].append((f"{ON_THEIR_WAY} ({tokens} tokens)", on_their_way))
         shape, stage = facts.shapes[model.name], instance.coordinates(rank).pp
         if states := state_bytes(shape, recipe.dtype, pool.running, instance.parallelism)[stage]:
@@ -239,14 +239,13 @@ def plain_activations(rank: int, facts: Facts) -> int:
     return max(bytes_by_call)
 
 
-def _cached_bytes(rank: int, facts: Facts, model: RoleModel, instance: Layout) -> int:
+def cached_bytes(rank: int, facts: Facts, model: RoleModel, instance: Layout) -> int:
     """Keys and values of a token on a rank of an instance, and its experts where they are kept: its layers, its
     heads."""
     shape = facts.shapes[model.name]
-    first, stop = Heads(shape.heads, shape.kv_heads, shared=True).part_range(
-        instance.coordinates(rank).tp, instance.parallelism.tp
-    )
-    bounds, stage = stage_bounds(shape.layers, instance.parallelism), instance.coordinates(rank).pp
+    at, sizes = instance.coordinates(rank), instance.parallelism
+    first, stop = Heads(shape.heads, shape.kv_heads, shared=True).part_range(at.tp, sizes.tp)
+    bounds, stage = stage_bounds(shape.layers, sizes), at.pp
     attending = shape.attending_in(bounds[stage], bounds[stage + 1])
     cached = 2 * attending * (stop - first) * shape.head_dim * BYTES[facts.recipe.dtype]
     if not facts.recipe.sampling.router_replay:
@@ -255,7 +254,7 @@ def _cached_bytes(rank: int, facts: Facts, model: RoleModel, instance: Layout) -
 
 
 @dataclass(frozen=True)
-class _Pool:
+class Pool:
     """Keys and values of an instance: of the samples that it runs at a time, as long as they may be, or of the prompts
     that it computes for others."""
 
@@ -266,6 +265,8 @@ class _Pool:
     """That there is memory for."""
     is_whole: bool
     """All of it is taken when the first prompt is computed."""
+    samples: int
+    """That a call of a step asks it for."""
     draws: bool = True
 
     def __str__(self) -> str:
@@ -274,7 +275,7 @@ class _Pool:
         return f"{self.running} {'samples' if self.draws else 'prompts'} x {self.context} tokens{limit}"
 
 
-def _pool(facts: Facts, model: RoleModel, *, draws: bool) -> _Pool | None:
+def pool_of(facts: Facts, model: RoleModel, *, draws: bool) -> Pool | None:
     """That of an instance of our ranks; None: the role generates nothing, or another program does.
 
     Args:
@@ -288,7 +289,7 @@ def _pool(facts: Facts, model: RoleModel, *, draws: bool) -> _Pool | None:
     count, most_said = recipe.samples_per_prompt, recipe.sampling.max_response_tokens
     prompts_of = {node.id: recipe.prompts_per_step * prompts_each(facts.flow, node, count) for node in calls}
     share = lambda node: -(-prompts_of[node.id] // len(place.drawing)) * node.generation.num_samples(count)
-    running = min(recipe.sampling.max_running, max(map(share, calls)))
+    running = min(recipe.sampling.max_running, samples := max(map(share, calls)))
     lengths = [(facts.lengths_of[node.id].prompts, node.generation.limit(most_said)) for node in calls]
     context = max(prompts.longest + tokens for prompts, tokens in lengths)
     if not draws:
@@ -297,4 +298,4 @@ def _pool(facts: Facts, model: RoleModel, *, draws: bool) -> _Pool | None:
     most = recipe.sampling.num_blocks(facts.shapes[model.name].max_positions) * BLOCK_TOKENS
     root = 0 if facts.shapes[model.name].recurrent else min(held_root(recipe, prompts) for prompts, _ in lengths)
     asked = asked_tokens(running, context, root)
-    return _Pool(running, context, pool_tokens(asked, most, recipe.device), recipe.device == "cuda", draws)
+    return Pool(running, context, pool_tokens(asked, most, recipe.device), recipe.device == "cuda", samples, draws)

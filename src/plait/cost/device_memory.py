@@ -4,9 +4,17 @@ Torch-free."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from plait.cost.call_memory import ACTIVATIONS, PACKED, joint_rows, plain_activations, working_rows
+from plait.cost.call_memory import (
+    ACTIVATIONS,
+    PACKED,
+    cached_bytes,
+    joint_rows,
+    plain_activations,
+    pool_of,
+    working_rows,
+)
 from plait.cost.draft_memory import draft_widened
 from plait.cost.estimate import Rows
 from plait.cost.generation_memory import widened_bytes
@@ -29,6 +37,7 @@ from plait.schedule.kept_pools import keeps_memory
 from plait.schedule.plan import SEVERAL, Plan
 
 READING = "reading models"
+PARKED = "parked samples"
 
 
 @dataclass
@@ -42,6 +51,8 @@ class DeviceMemory:
     """(a call or other work, all bytes that are held during it)."""
     slack: Rows
     """What may come on top."""
+    host: Rows = field(default_factory=list)
+    """What it has in memory of its host, at most; of a CPU it is among the rows."""
 
     @property
     def expected_bytes(self) -> int:
@@ -99,6 +110,7 @@ def _pairs(one: DeviceMemory, other: DeviceMemory) -> Iterator[tuple[Rows, Rows]
     yield one.rows, other.rows
     yield one.during, other.during
     yield one.slack, other.slack
+    yield one.host, other.host
 
 
 def _rounded(rows: Rows) -> Rows:
@@ -144,7 +156,8 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
         ),
         moves=facts.plan.num_ranks > 1 or not facts.offload_policy.keeps_all,
     )
-    return DeviceMemory([rank], rows, during, slack)
+    parked = parked_bytes(rank, facts) if facts.recipe.device != "cpu" else 0
+    return DeviceMemory([rank], rows, during, slack, [(PARKED, parked)] if parked else [])
 
 
 def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[Use, Rows], left: int) -> Rows:
@@ -160,7 +173,9 @@ def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[
     pools = [use for use in working if use[1] == "decode" and _keeps_pool(rank, facts)]
     kept += sum(count for use in pools for what, count in working[use] if what != STEP)
     leaving = [part for part in held if part.after != "keep"]
-    rows: Rows = [(READING, process - sum(terms.get(what, 0) for what in (MESSAGES, SETS)) + _reading_bytes(held))]
+    rows: Rows = [
+        (READING, process - sum(terms.get(what, 0) for what in (MESSAGES, SETS, PARKED)) + _reading_bytes(held))
+    ]
     for p in facts.plan.placements:
         use: Use = (p.role, "decode" if p.mode in SEVERAL else p.mode)
         if rank in p.ranks and use in working:
@@ -189,6 +204,8 @@ def _process(rank: int, facts: Facts) -> Mapping[str, int]:
     if NCCL in terms:
         terms |= {NCCL: terms[NCCL] + groups}
     later = {MESSAGES: messages, SETS: _held_sets(rank, facts)}
+    if facts.recipe.device == "cpu":
+        later[PARKED] = parked_bytes(rank, facts)
     return terms | {what: count for what, count in later.items() if count}
 
 
@@ -199,6 +216,28 @@ def _reading_bytes(held: Sequence[HeldPart]) -> int:
     states = [part for part in held if part.is_state]
     stay = sum(part.num_bytes for part in states if part.after == "keep")
     return weights + stay + max((part.num_bytes for part in states if part.after != "keep"), default=0)
+
+
+def parked_bytes(rank: int, facts: Facts) -> int:
+    """Bytes of host memory, at most, for keys and values of samples that are still between two versions of the weights
+    (`partial_rollout: keep`), by the engines of a rank: of all that they run when new weights come, as long as each may
+    be, its prompt in every one; with `tokens_per_version` of all samples of later batches, as long as they may be then.
+    """
+    recipe, total = facts.recipe, 0
+    if recipe.partial_rollout != "keep":
+        return 0
+    for model in facts.models:
+        instance = facts.places[model.role].drawing_on(rank)
+        pool = None if instance is None else pool_of(facts, model, draws=True)
+        if instance is None or pool is None or not model.trained:
+            continue
+        samples, context = pool.running, pool.context
+        if recipe.tokens_per_version:
+            said = recipe.sampling.max_response_tokens
+            samples = recipe.max_staleness * pool.samples
+            context -= said - min(said, recipe.max_staleness * recipe.tokens_per_version)
+        total += samples * context * cached_bytes(rank, facts, model, instance)
+    return total
 
 
 def _held_sets(rank: int, facts: Facts) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plait.layout.mesh import Coordinates, Layout, Parallelism
 from plait.layout.params import Parameters
-from plait.layout.shards import held_elements, shard, zero_range
+from plait.layout.shards import held_elements, shard, stage_largest, zero_range
 from plait.layout.zero_shares import tied_pieces
 from plait.training.memory import parameter_bytes, room_bytes
 
@@ -28,7 +28,7 @@ def optimizer_bytes(
     is_divided = sharded and sizes.dp > 1
     kept = stop - start + _tied(parameters, sizes, at) if is_divided else elements
     summed = kept * per.gradients
-    rooms = room_bytes(elements, dtype) if is_divided else 0
+    rooms = room_bytes(elements, stage_largest(parameters, sizes, at.tp)[at.pp], dtype) if is_divided else 0
     return (stop - start) * (per.masters + per.moments + per.average) + summed + rooms
 
 
@@ -54,12 +54,22 @@ def _tied(parameters: Parameters, sizes: Parallelism, at: Coordinates) -> int:
     return sum(stop - start for owner, start, stop in pieces if owner == at.dp)
 
 
-def state_bytes(held: tuple[int, int], dp: int, dtype: str, *, followed: bool, sharded: bool, first: int = 0) -> int:
+def state_bytes(
+    held: tuple[int, int],
+    dp: int,
+    dtype: str,
+    *,
+    followed: bool,
+    sharded: bool,
+    largest: int = 0,
+    first: int = 0,
+) -> int:
     """As `optimizer_bytes`, of the dp rank with most.
 
     Args:
         held: elements of the rank's weights; of those whose masters are there.
         dp: ranks that share the masters.
+        largest: elements of the largest parameter of a layer.
         first: elements of the first stage, where this is the last one: of what both hold, each place along dp sums at
             most what it updates there.
     """
@@ -69,7 +79,7 @@ def state_bytes(held: tuple[int, int], dp: int, dtype: str, *, followed: bool, s
     is_divided = sharded and dp > 1
     tied = min(elements - once, _longest(first, dp))
     summed = (most + tied if is_divided else elements) * per.gradients
-    rooms = room_bytes(elements, dtype) if is_divided else 0
+    rooms = room_bytes(elements, largest, dtype) if is_divided else 0
     return most * (per.masters + per.moments + per.average) + summed + rooms
 
 

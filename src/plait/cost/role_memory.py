@@ -11,7 +11,7 @@ from plait.cost.workload import Workload
 from plait.layout.adapters import parameters_of_adapter
 from plait.layout.mesh import Parallelism
 from plait.layout.params import Parameters
-from plait.layout.shards import elements_by_stage, gathered_elements, stage_elements
+from plait.layout.shards import elements_by_stage, gathered_elements, stage_elements, stage_largest
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES, parameter_bytes
 
@@ -71,6 +71,7 @@ class RoleMemory:
         largest = []
         by_stage = self._elements(role, sizes.tp, sizes.pp, sizes.stages)
         first = max(count for count, _ in by_stage[0])
+        of_ways = [stage_largest(self._parameters(role), sizes, tp) for tp in range(sizes.tp)]
         for stage, (parts, adapter) in enumerate(zip(by_stage, self._adapter(role, sizes), strict=True)):
             counts = [count for count, _ in parts]
             if shares:
@@ -80,6 +81,7 @@ class RoleMemory:
                 held = [num_bytes + adapter * of_adapter for num_bytes in held]
             elif trained:
                 how = {"followed": followed, "sharded": sharded, "first": first if stage else 0}
+                how["largest"] = max(of_layers[stage] for of_layers in of_ways)
                 held = [
                     num_bytes + state_bytes(part, sizes.dp, dtype, **how)
                     for num_bytes, part in zip(held, parts, strict=True)

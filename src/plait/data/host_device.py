@@ -67,6 +67,13 @@ def downloading_bits(bits_DW: Tensor) -> Callable[[], Bits]:
     return lambda: there().numpy()
 
 
+def stored(tensor: Tensor) -> Tensor:
+    """A copy in pinned memory of the host of what a device has, of any shape and dtype; without a wait. Its numbers are
+    there for what the device is asked for from now on (`Tensor.to`), not for the host."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return host.copy_(tensor, non_blocking=True)
+
+
 def _coming(tensor: Tensor) -> Callable[[], Tensor]:
     """Begin to copy a tensor of a device to the host; waits for it alone and returns it there."""
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

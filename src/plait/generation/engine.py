@@ -21,9 +21,9 @@ from plait.generation.decode_batch import NO_DRAFTS, Drafts
 from plait.generation.drawing import Drawing, Draws
 from plait.generation.forward import ChunkTokens
 from plait.generation.joint import Alone, Joint
-from plait.generation.moves import Parking
 from plait.generation.occupancy import Occupancy
 from plait.generation.overlap import Overlap, Turn, Turns
+from plait.generation.parking import Parking
 from plait.generation.request import Request
 from plait.generation.response import PendingPrompt
 from plait.generation.settings import SamplingSettings

@@ -1,14 +1,13 @@
 """Samples that leave an engine between two tokens, and go on in another: what either side does with its own state.
 
 See `transfer` for what travels. Between processes `workers.sample_mover` does all of it. A prompt that an engine has
-computed for others leaves in the same way, ahead of its samples. Samples may also stand still between two versions of
-the weights, and go on in the same engine (`Parking`).
+computed for others leaves in the same way, ahead of its samples. Samples that stand still between two versions of the
+weights, and go on in the same engine, are parked (`parking`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, KeysView
-from functools import cached_property
+from collections.abc import KeysView
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -17,7 +16,6 @@ from plait.data.records import Prompt
 from plait.errors import CallError
 from plait.generation import transfer
 from plait.generation.checks import allow, check_kv, check_room, check_stages
-from plait.generation.request import Request
 from plait.generation.response import Response
 from plait.generation.transfer import Place, SampleState
 from plait.layout.caches import CacheShape
@@ -199,76 +197,3 @@ class SampleMoves:
         if here is not None:
             state.reserve()
             transfer.write(stages, prompt.table, state.pool, self.place, here)
-
-
-class Parking:
-    """Keys and values of samples that have left an engine and will come back to it, when its weights are others.
-
-    What they have said travels with their requests (`GoingOn`).
-
-    Args:
-        state: of the engine.
-    """
-
-    def __init__(self, state: EngineState) -> None:
-        self._state = state
-        self._parked: dict[Key, SampleState] = {}
-        self._returning: dict[Key, SampleState] = {}
-        """Those of samples that are here again, and do not run yet."""
-
-    @cached_property
-    def _moves(self) -> SampleMoves:
-        return SampleMoves(self._state)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of what is parked."""
-        parked = (*self._parked.values(), *self._returning.values())
-        return sum(state.kv.numel() * state.kv.itemsize for state in parked)
-
-    def park(self, keys: Iterable[Key]) -> None:
-        """Keep a copy of the keys and values of samples that are about to leave, until they come back or samples of a
-        later version are parked. What is drawn between, as evaluations do, leaves them. A sample that came back and
-        did not run has nothing that could be kept."""
-        version = self._state.flight.policy_version
-        find = self._state.scheduler.sequences.find
-        left = [key for key in keys if (sample := find(key)) is None or not sample.num_parked_tokens]
-        if parked := {key: self._moves.export_sample(*key, final=False) for key in left}:
-            kept = {key: state for key, state in self._parked.items() if state.policy_version == version}
-            self._parked = kept | parked
-
-    def resume(self, request: Request) -> None:
-        """Samples of a request that have begun before go on. What is parked comes into the pool when its sample runs
-        (`bring`): more may come back than there is room for at a time."""
-        state, flight = self._state, self._state.flight
-        prompt, names = request.prompt, state.pool.names(request.prompt.token_ids)
-        for sample in request.going_on.begun:
-            key = (prompt.uid, sample.index)
-            limit = request.limit(sample.index, state.model.max_positions)
-            parked = self._parked.pop(key, None)
-            response = Response.resumed(request, sample, limit, state.model.eos_token_ids, flight.policy_version)
-            if sample.index not in request.going_on.keeps:
-                parked = None
-            else:
-                assert parked is not None, f"sample {key} is to be kept, and is not parked here"
-                assert parked.token_ids == sample.all_ids, f"sample {key} was parked with other tokens"
-            count, rollout = len(response.tokens), request.noise.rollout
-            # One that gave way before it was parked, and was not computed again, is computed by the new weights.
-            if parked is not None and parked.num_computed_tokens == count - 1:
-                state.scheduler.add_started(key, count, count - 1, names, is_parked=True, rollout=rollout)
-                self._returning[key] = parked
-            else:  # a next turn finds the blocks of the turns before it, too, as far as they are cached
-                known = state.pool.names(response.tokens[:-1]) if sample.replies else names
-                state.scheduler.add_started(key, count, 0, known, rollout=rollout)
-            flight.started[key] = response
-
-    def bring(self, keys: Iterable[Key]) -> None:
-        """Write what was parked into the blocks of samples that run from now on."""
-        state = self._state
-        for key in keys:
-            table = state.scheduler.running[key].table
-            transfer.write((self._returning.pop(key),), table, state.pool, self._moves.place, 0)
-
-    def rest(self) -> None:
-        """Nothing is in flight: forget what has not come into the pool."""
-        self._returning.clear()

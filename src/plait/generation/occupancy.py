@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from plait.generation.moves import Parking
+from plait.generation.parking import Parking
 
 if TYPE_CHECKING:
     from plait.generation.state import EngineState
@@ -31,8 +31,8 @@ class Occupancy:
 
     @property
     def kv_bytes(self) -> int:
-        """Memory of the pool, and of what is parked."""
-        return self._state.pool.num_bytes + self._parking.num_bytes
+        """Memory of the pool, and of what is parked on its device."""
+        return self._state.pool.num_bytes + self._parking.device_bytes
 
     @property
     def kv_tokens(self) -> tuple[int, int]:

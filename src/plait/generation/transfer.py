@@ -173,19 +173,67 @@ def read(
         [elements of the layout], layer after layer.
     """
     start, stop = tokens
+    places = Places.of(table, start, stop, pool.block_tokens, _device(pool) if out is None else out.device)
+    return gather(shape, places, pool, place, out).kv
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """Keys and values of some tokens, of one sample or of several."""
+
+    shape: CacheShape
+    kv: Tensor
+    """As `holdings` has those of one range of so many tokens."""
+    num_tokens: int
+
+
+def gather(shape: CacheShape, places: Places, pool: KVPool, place: Place, out: Tensor | None = None) -> Gathered:
+    """A copy of what the pool holds in some places: as many launches a layer for many samples as for one.
+
+    Args:
+        places: of n tokens.
+        out: [elements], as of `read`.
+    """
     like = next(iter(pool.layers.values())).key if pool.layers else torch.zeros(0)
-    layout = holdings(shape, [stop - start], place.instance, str(like.dtype).removeprefix("torch."))
+    num_tokens = len(places.places_T)
+    layout = holdings(shape, [num_tokens], place.instance, str(like.dtype).removeprefix("torch."))
     if out is None:
         out = like.new_zeros(layout.buffers.get(place.rank, {}).get("kv", 0))
-    places = Places.of(table, start, stop, pool.block_tokens, out.device)
-    for layer, views in _views(shape, layout, place.rank, out, stop - start):
+    for layer, views in _views(shape, layout, place.rank, out, num_tokens):
         kv = pool.read(layer.layer, places)
         views[What.KEY].copy_(kv.key)
         views[What.VALUE].copy_(kv.value)
         if layer.experts:
             bits = views[What.EXPERTS].view(_INTEGERS[out.itemsize])
             bits[0] = pool.read_experts(layer.layer, places.places_T)
-    return out
+    return Gathered(shape, out, num_tokens)
+
+
+def scatter(gathered: Gathered, columns: Sequence[tuple[int, int]], places: Places, pool: KVPool, place: Place) -> None:
+    """Put some of what was gathered into a pool of the same device.
+
+    Args:
+        columns: ranges [start, stop) of its tokens; one behind another they go to `places`.
+    """
+    kv, shape = gathered.kv, gathered.shape
+    layout = holdings(shape, [gathered.num_tokens], place.instance, str(kv.dtype).removeprefix("torch."))
+    for layer, views in _views(shape, layout, place.rank, kv, gathered.num_tokens):
+        key, value = (_joined(views[what], columns) for what in (What.KEY, What.VALUE))
+        pool.write(layer.layer, places, key, value)
+        if layer.experts:
+            bits = views[What.EXPERTS].view(_INTEGERS[kv.itemsize])
+            pool.write_experts(layer.layer, places.places_T, _joined(bits, columns)[0])
+
+
+def _joined(of_tokens: Tensor, columns: Sequence[tuple[int, int]]) -> Tensor:
+    """[H, n, …] of those of the tokens [H, N, …] that stand in these ranges."""
+    parts = [of_tokens[:, start:stop] for start, stop in columns]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _device(pool: KVPool) -> torch.device:
+    """Where a pool lies, if it holds anything."""
+    return next((kv.key.device for kv in pool.layers.values()), torch.device("cpu"))
 
 
 def contiguous(stages: Sequence[SampleState], here: int) -> int:

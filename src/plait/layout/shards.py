@@ -202,6 +202,29 @@ def stage_elements(parameters: Parameters, parallelism: Parallelism, tp: int) ->
     return of_stages
 
 
+def largest_in_layers(layout: FlatLayout) -> int:
+    """Elements of the largest block of a layer; 0: there are no layers."""
+    return max((block.num_elements for block in layout.blocks if block.param.layer is not None), default=0)
+
+
+def stage_largest(parameters: Parameters, parallelism: Parallelism, tp: int) -> tuple[int, ...]:
+    """By stage, of one of tp: `largest_in_layers`, without making its blocks."""
+    by_layer = _largest(Same(parameters), parallelism.tp, tp)
+    bounds = stage_bounds(parameters.num_layers, parallelism)
+    return tuple(max(by_layer[start:stop], default=0) for start, stop in pairwise(bounds))
+
+
+@lru_cache(maxsize=1024)
+def _largest(same: Same, ways: int, index: int) -> tuple[int, ...]:
+    """Elements of the largest block of each layer of one of `ways` parts."""
+    layers = [0] * same.parameters.num_layers
+    for param in same.parameters.params:
+        if param.layer is not None:
+            block = Block(param, *param.tp_range(index, ways))
+            layers[param.layer] = max(layers[param.layer], block.num_elements)
+    return tuple(layers)
+
+
 GATHERED_LAYERS = 2
 """Layers that a rank has room for where it gathers weights that dp shares: one computes, another is on its way."""
 

@@ -8,6 +8,8 @@ No rank ever holds more than its share and the few gradients that wait. What is 
 and the sums are over ranks first: results are those of whole gradients but for rounding.
 
 A run is on its way while the backward goes on: it is added to the shares when the room that it lies in is needed again.
+Runs are cut and ordered as gradients come, or the first would hold up all others: of a layer matrices from the last to
+the first, then the norms that stand behind them, as that of its inputs comes when all else of the layer has.
 All ranks of dp reduce the same runs in the same order, whatever the order in which their gradients come. A rank that
 has fewer micro-batches than others takes part with zeros. Copies of a model in stages go through these in one order
 (`passes`), so that no two wait for each other.
@@ -15,20 +17,22 @@ has fewer micro-batches than others takes part with zeros. Copies of a model in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from plait.kernels import fused_rows
-from plait.layout.params import aligned
+from plait.layout.params import Param, aligned
+from plait.layout.shards import largest_in_layers
 from plait.layout.zero_shares import Share, owned_ranges
 from plait.models.backbone_model import TrainedWeights
 from plait.models.parallel.reduce_scatter import reduce_scatter
 from plait.models.parallel.team import Team
 from plait.models.parallel.transfer import Transfer
-from plait.training.memory import ROOMS, RUN_ELEMENTS
+from plait.training.memory import RUN_ELEMENTS, num_rooms
 
 CACHE_CHUNK = 1 << 15
 """Elements whose widened copy stays in a CPU's cache."""
@@ -123,7 +127,7 @@ class ShardedGradients:
         place = team.layout.parallelism, team.coordinates
         self._owned, self._tied = owned_ranges(trained.layout, trained.parameters, *place, share.bounds)
         self._entries = trained.layout.entries
-        self._runs = _runs([aligned(block.param.num_elements) for block, _, _ in self._entries])
+        self._runs = runs_of([block.param for block, _, _ in self._entries])
         self._next = 0
         self._waiting: dict[int, Tensor] = {}
         """Entry → its gradient, complete and not reduced yet."""
@@ -131,8 +135,9 @@ class ShardedGradients:
         self.flat = torch.zeros(max([own, *(at.stop for at in self._tied)]), dtype=dtype, device=device)
         self.own = self.flat[:own]
         size = min(RUN_ELEMENTS, trained.layout.num_elements)
-        self.rooms: Sequence[Tensor] = [torch.empty(size, dtype=dtype, device=device) for _ in range(ROOMS)]
-        self._sums: list[list[tuple[Transfer, Tensor | None]]] = [[] for _ in range(ROOMS)]
+        rooms = range(num_rooms(largest_in_layers(trained.layout)))
+        self.rooms: Sequence[Tensor] = [torch.empty(size, dtype=dtype, device=device) for _ in rooms]
+        self._sums: list[list[tuple[Transfer, Tensor | None]]] = [[] for _ in rooms]
         """By room: a sum on its way, and what of the own share it is to be added to."""
         self._num_reduced = 0
 
@@ -161,7 +166,7 @@ class ShardedGradients:
         self.settle(None)
         assert not self._waiting, "no gradient comes when its run has been reduced"
         self._next = 0
-        for at in range(ROOMS):
+        for at in range(len(self.rooms)):
             self._take_room(self._num_reduced + at)
 
     def reduce(self) -> None:
@@ -187,7 +192,7 @@ class ShardedGradients:
 
     def _begin_sums(self, low: int, parts: Tensor) -> None:
         """The sum over dp of what stands behind `low` in the buffer of all weights, on the ranks that update it."""
-        sums = self._sums[self._num_reduced % ROOMS]
+        sums = self._sums[self._num_reduced % len(self.rooms)]
         self._num_reduced += 1
         for owned in self._owned:
             first, last = max(owned.start, low), min(owned.stop, low + len(parts))
@@ -199,28 +204,51 @@ class ShardedGradients:
 
     def _take_room(self, number: int) -> Tensor:
         """The room of a run; what is on its way in it arrives before."""
-        for summed, own in self._sums[number % ROOMS]:
+        for summed, own in self._sums[number % len(self.rooms)]:
             total = summed.wait()
             if own is not None:
                 own += total
-        self._sums[number % ROOMS].clear()
-        return self.rooms[number % ROOMS]
+        self._sums[number % len(self.rooms)].clear()
+        return self.rooms[number % len(self.rooms)]
 
 
-def _runs(sizes: Sequence[int]) -> tuple[range, ...]:
-    """Neighbouring entries that have at most `RUN_ELEMENTS` together, or one that alone has more: the last first, as a
-    backward goes.
+def runs_of(params: Sequence[Param]) -> tuple[range, ...]:
+    """Neighbours that have at most `RUN_ELEMENTS` together, or one that alone has more, in the order in which a
+    backward completes them. A layer that has more is in runs of its own, what stands behind its last matrix in the last
+    of them.
 
     Args:
-        sizes: elements of each entry on all ranks of tensor parallelism together, so that these cut alike.
+        params: the entries of a layout. Those of all ranks of tensor parallelism together count, so that these cut
+            alike.
     """
-    runs, last, total = [], len(sizes), 0
-    for at in reversed(range(len(sizes))):
+    sizes = [aligned(param.num_elements) for param in params]
+    runs: list[range] = []
+    small = range(len(params), len(params))  # whole layers, not cut yet
+    for _, of_layer in groupby(reversed(range(len(params))), lambda at: params[at].layer):
+        places = range((own := list(of_layer))[-1], own[0] + 1)
+        if sum(sizes[places.start : small.stop]) <= RUN_ELEMENTS:
+            small = range(places.start, small.stop)
+            continue
+        runs += [small] if small else []
+        small = range(places.start, places.start)
+        if sum(sizes[at] for at in places) <= RUN_ELEMENTS:
+            small = places
+            continue
+        behind = 1 + max((at for at in places if len(params[at].shape) > 1), default=places.stop - 1)
+        runs += [*_cut(sizes, places.start, behind), *_cut(sizes, behind, places.stop)]
+    return (*runs, small) if small else tuple(runs)
+
+
+def _cut(sizes: Sequence[int], start: int, stop: int) -> Iterator[range]:
+    """The entries start … stop − 1, from the last to the first."""
+    last, total = stop, 0
+    for at in reversed(range(start, stop)):
         if total and total + sizes[at] > RUN_ELEMENTS:
-            runs.append(range(at + 1, last))
+            yield range(at + 1, last)
             last, total = at + 1, 0
         total += sizes[at]
-    return (*runs, range(last)) if sizes else ()
+    if start < last:
+        yield range(start, last)
 
 
 def add_widened(flat: Tensor, gradient: Tensor) -> None:

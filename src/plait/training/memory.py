@@ -10,8 +10,8 @@ RUN_ELEMENTS = 1 << 23
 """Elements of divided gradients that are reduced at once: small parameters wait for their neighbours, large ones are
 cut."""
 
-ROOMS = 2
-"""Runs that are summed at a time: one is filled while another is on its way."""
+MOST_ROOMS = 16
+"""As many as `num_rooms` ever gives: 512 MiB in float32."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,18 @@ def parameter_bytes(dtype: str, *, trained: bool, followed: bool = False) -> Par
     return ParameterBytes(compute, masters, 2 * master, master, master if followed else 0)
 
 
-def room_bytes(elements: int, dtype: str) -> int:
-    """Bytes of the runs of divided gradients that are summed at a time, on a rank with so many elements of weights."""
-    return ROOMS * min(RUN_ELEMENTS, elements) * parameter_bytes(dtype, trained=True).gradients
+def num_rooms(largest: int) -> int:
+    """Runs of divided gradients that are summed at a time, on a rank whose largest trained parameter of a layer has so
+    many elements.
+
+    Its gradient comes at once: all of it is on its way while the next is computed, and one more run is filled. With
+    fewer rooms the backward waits for messages. What is behind that (`MOST_ROOMS`) is too much memory for what it
+    hides.
+    """
+    return min(MOST_ROOMS, 1 + max(1, -(-largest // RUN_ELEMENTS)))
+
+
+def room_bytes(elements: int, largest: int, dtype: str) -> int:
+    """Bytes of the runs of divided gradients that are summed at a time, on a rank with so many elements of weights,
+    `largest` of them in the largest parameter of a layer."""
+    return num_rooms(largest) * min(RUN_ELEMENTS, elements) * parameter_bytes(dtype, trained=True).gradients

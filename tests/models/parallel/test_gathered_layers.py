@@ -28,9 +28,12 @@ from tests.models.tiny import tiny_model
 FAMILIES = {"tied": {"family": "llama", "tie_word_embeddings": True}, "experts": {"family": "qwen3_moe"}}
 
 
-def pair(name: str) -> tuple[LanguageModel, LanguageModel, GatheredLayers]:
+def pair(
+    name: str, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> tuple[LanguageModel, LanguageModel, GatheredLayers]:
     """A model, and the same of which one rank has the only share."""
-    whole, shared = (tiny_model(**FAMILIES[name], num_hidden_layers=4, dtype=torch.float32) for _ in range(2))
+    of = {**FAMILIES[name], "num_hidden_layers": 4, "dtype": dtype, "device": device}
+    whole, shared = (tiny_model(**of) for _ in range(2))
     shared.part = Part(Team.alone(), shared.parameters)
     hold_shares(shared, Team.alone())
     assert isinstance(shared.backbone.layer_weights, GatheredLayers)
@@ -46,11 +49,10 @@ def gradients_of(model: LanguageModel) -> dict[str, Tensor]:
     return {name: param.grad for name, param in model.module.named_parameters() if param.grad is not None}
 
 
-@pytest.mark.parametrize("checkpoint", [False, True], ids=["kept", "again"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_gradients_are_those_of_whole_weights_to_the_bit(name: str, checkpoint: bool) -> None:
-    """Though a second micro-batch is computed before the backward of the first, and rooms were let go in between."""
-    whole, shared, gathered = pair(name)
+def assert_same_gradients(name: str, checkpoint: bool, dtype: torch.dtype, device: str) -> None:
+    """Of whole weights and of gathered ones, though a second micro-batch is computed before the backward of the first,
+    and rooms were let go in between."""
+    whole, shared, gathered = pair(name, dtype, device)
     batch = check_batch(whole.module, whole.device)[0]
     for model in (whole, shared):
         model.module.requires_grad_(True)
@@ -70,6 +72,20 @@ def test_gradients_are_those_of_whole_weights_to_the_bit(name: str, checkpoint: 
     expected, found = gradients_of(whole), gradients_of(shared)
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True], ids=["kept", "again"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gradients_are_those_of_whole_weights_to_the_bit(name: str, checkpoint: bool) -> None:
+    assert_same_gradients(name, checkpoint, torch.float32, "cpu")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("checkpoint", [False, True], ids=["kept", "again"])
+def test_gradients_are_the_same_on_a_gpu_in_bfloat16(checkpoint: bool) -> None:
+    """Of a model without experts: of these a GPU adds gradients in no order."""
+    assert_same_gradients("tied", checkpoint, torch.bfloat16, "cuda")
 
 
 def test_outside_of_passes_there_are_no_weights() -> None:
