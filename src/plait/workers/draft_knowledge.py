@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from plait.data.records import Sample
 from plait.speculation.knowledge import Known
 from plait.workers.announcer import Announcer
+from plait.workers.drawn_texts import DrawnTexts
 from plait.workers.knowledge_upkeep import TakeUpKnowledge, TellKnowledge
 from plait.workers.ranks import LEADER
 from plait.workers.upkeep import Recall
@@ -37,7 +38,13 @@ class DraftKnowledge:
 
     def recall(self, role: str, samples: Sequence[Sample]) -> None:
         """See `runtime.workers`. In every instance it is told to the rank that makes its drafts."""
-        instances = [layout.mesh.ranks for layout in self._announcer.rank_state.places[role].generate]
-        receivers = [ranks[0] for ranks in instances if LEADER not in ranks]
-        receivers += [LEADER] if any(LEADER in ranks for ranks in instances) else []
-        self._announcer.do(self._announcer.tell(receivers, Recall(role, samples), None))
+        instances = self._announcer.rank_state.places[role].drawing
+        recall(self._announcer, role, range(len(instances)), samples)
+
+
+def recall(announcer: Announcer, role: str, places: Iterable[int], samples: Sequence[Sample]) -> None:
+    """Tell the drafters of these instances of a role what it has drawn, the newest last."""
+    instances = announcer.rank_state.places[role].drawing
+    meshes = [instances[place].mesh.ranks for place in places]
+    receivers = [LEADER if LEADER in ranks else ranks[0] for ranks in meshes]
+    announcer.do(announcer.tell(receivers, Recall(role, DrawnTexts.told_of(samples)), None))
