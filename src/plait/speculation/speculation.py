@@ -264,7 +264,13 @@ class Speculation:
         """Whether so many draft tokens are any. Nothing gains nothing; nor is it known what pays, at first."""
         if self.is_adaptive and (num_tokens == 0 or self.cost.num_steps < PROBES):
             self.due.gained(0.0)
+            self.due.learns = False
         return num_tokens > 0
+
+    def _might_pay(self, proposed: DraftTokens, plain_s: float) -> bool:
+        """Whether all drafts that were found would gain enough for what looking takes, if rows took nothing."""
+        share = float(proposed.survival_BK.sum()) / len(proposed.lengths_B)
+        return (1.0 + share) * plain_s >= choice.LEAST_GAIN * (plain_s + self.due.looking.seconds)
 
     def _chosen(self, proposed: DraftTokens, num_context: int) -> Choice:
         """Which of the drafts are computed, of which there are some."""
@@ -279,7 +285,9 @@ class Speculation:
         looking_s = self.due.looking.seconds
         looks_s = self._spent.before_s + self._drafted_s + looking_s
         prices_M1 = self.cost.most(rows_M1, num_context) - plain_s
-        self.due.least_price_s = float(prices_M1[1])
+        self.due.learns = self._might_pay(proposed, plain_s) and self.probes.is_wanted(num_samples)
+        least = min(self.probes.fewest(num_samples), num_tokens) if self.due.learns else 1
+        self.due.least_price_s = float(prices_M1[least])
         room_s = self.margin.room_s(plain_s, once_s=looks_s + self.due.staked_s)
         room = Room.of(room_s, num_samples, looking_s) if wanted is None else Room(room_s)
         # What the model's drafts took, those of the next step will, too.

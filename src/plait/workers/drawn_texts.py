@@ -75,8 +75,8 @@ class Untold:
         self._num_tokens = 0
 
     def drew(self, sample: Sample, place: int) -> None:
-        """An instance has given a sample out. One that is not finished goes on, and is told when it has ended; so is one
-        that has ended and goes on with another turn, in place of what it was."""
+        """An instance has given a sample out. One that is not finished goes on, and is told when it has ended. One that
+        has ended and goes on with another turn is told as it is then."""
         if sample.finish_reason is FinishReason.OPEN or not sample.num_tokens:
             return
         key = sample.prompt.uid, sample.index
