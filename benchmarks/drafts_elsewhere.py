@@ -1,8 +1,8 @@
 """What several instances draft from: what each has drawn itself, or what all have (`workers.drawn_texts`).
 
-Prompts are asked once an epoch, in another order each time, a few in each rollout, and dealt as a run deals them. Drafts
-have a fixed length, so nothing depends on the clock: steps, accepted tokens and bytes are counts, and other work on the
-machine does not matter. Of both ways, the samples are compared: they are the same.
+Prompts are asked once an epoch, in another order each time, a few in each rollout, and dealt as a run deals them.
+Drafts have a fixed length, so nothing depends on the clock: steps, accepted tokens and bytes are counts, and other work
+on the machine does not matter. Of both ways, the samples are compared: they are the same.
 
     python benchmarks/drafts_elsewhere.py                       # SmolLM2-135M-Instruct, 1, 2 and 4 instances, minutes
     python benchmarks/drafts_elsewhere.py --temperature 1 --instances 8
@@ -121,9 +121,7 @@ def main() -> None:
     options.epochs = 1 + options.repeats
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_model(Path(folder)) if options.tiny else load_model(options.model, dtype="bfloat16")
-    print(
-        "| instances | texts | epoch | tokens | steps | accepted | bytes told | per token told | CPU µs per token told |"
-    )
+    print("| instances | texts | epoch | tokens | steps | accepted | bytes told | per token told | CPU µs a token |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for num in options.instances:
         samples = []
