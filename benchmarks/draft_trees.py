@@ -35,11 +35,13 @@ import torch
 from low_bit_copy import matrices, rounded
 from step_curves import EPYC, XEON, StepCurve, curve
 
+from plait.data.packed import pack
 from plait.generation.engine import Engine, drain
 from plait.generation.settings import SamplingSettings
 from plait.kernels import draft_lookup
 from plait.kernels.draft_lookup import SEEN, WALK
 from plait.kernels.noise_bits import draw_key, gumbel
+from plait.models.compute.attention import PackedContext
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
 from plait.speculation.counts import SOURCES
@@ -179,8 +181,9 @@ class Drawn(Known):
 
     def _of_sample(self, one: Said) -> list[list[int]]:
         with torch.inference_mode():
-            ids = torch.tensor([[*one.prompt_ids, *one.token_ids[:-1]]])
-            logits_TV = self._model.module(ids).logits[0, len(one.prompt_ids) - 1 :].float()
+            row = pack([([*one.prompt_ids, *one.token_ids[:-1]], ())])
+            hidden_TH = self._model.hidden(row.token_ids_T, row.position_ids_T, PackedContext(row))
+            logits_TV = self._model.logits(hidden_TH[len(one.prompt_ids) - 1 :]).float()
             logprobs, tokens = torch.log_softmax(logits_TV / self._temperature, -1).topk(min(64, logits_TV.shape[-1]))
         found = []
         for place, (of_place, ids_of_place) in enumerate(zip(logprobs.tolist(), tokens.tolist(), strict=True)):
