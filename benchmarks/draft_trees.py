@@ -187,7 +187,7 @@ class Drawn(Known):
             logprobs, tokens = torch.log_softmax(logits_TV / self._temperature, -1).topk(min(64, logits_TV.shape[-1]))
         found = []
         for place, (of_place, ids_of_place) in enumerate(zip(logprobs.tolist(), tokens.tolist(), strict=True)):
-            key = draw_key(np.uint64(one.noise_key), np.uint64(place))
+            key = np.uint64(draw_key(np.uint64(one.noise_key), np.uint64(place)))
             sums = [
                 (logprob + gumbel(key, np.uint64(token)), token)
                 for logprob, token in zip(of_place, ids_of_place, strict=True)
