@@ -267,11 +267,6 @@ class Speculation:
             self.due.learns = False
         return num_tokens > 0
 
-    def _might_pay(self, proposed: DraftTokens, plain_s: float) -> bool:
-        """Whether all drafts that were found would gain enough for what looking takes, if rows took nothing."""
-        share = float(proposed.survival_BK.sum()) / len(proposed.lengths_B)
-        return (1.0 + share) * plain_s >= choice.LEAST_GAIN * (plain_s + self.due.looking.seconds)
-
     def _chosen(self, proposed: DraftTokens, num_context: int) -> Choice:
         """Which of the drafts are computed, of which there are some."""
         num_samples, num_tokens = len(proposed.lengths_B), proposed.num_tokens
@@ -285,7 +280,7 @@ class Speculation:
         looking_s = self.due.looking.seconds
         looks_s = self._spent.before_s + self._drafted_s + looking_s
         prices_M1 = self.cost.most(rows_M1, num_context) - plain_s
-        self.due.learns = self._might_pay(proposed, plain_s) and self.probes.is_wanted(num_samples)
+        self.due.learns = choice.might_pay(proposed, plain_s, looking_s) and self.probes.is_wanted(num_samples)
         least = min(self.probes.fewest(num_samples), num_tokens) if self.due.learns else 1
         self.due.least_price_s = float(prices_M1[least])
         room_s = self.margin.room_s(plain_s, once_s=looks_s + self.due.staked_s)

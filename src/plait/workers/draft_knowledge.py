@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from plait.data.records import Sample
 from plait.speculation.knowledge import Known
 from plait.workers.announcer import Announcer
-from plait.workers.drawn_texts import DrawnTexts
+from plait.workers.drawn_texts import DrawnTexts, drafting_rank
 from plait.workers.knowledge_upkeep import TakeUpKnowledge, TellKnowledge
-from plait.workers.ranks import LEADER
 from plait.workers.upkeep import Recall
 
 
@@ -39,12 +38,5 @@ class DraftKnowledge:
     def recall(self, role: str, samples: Sequence[Sample]) -> None:
         """See `runtime.workers`. In every instance it is told to the rank that makes its drafts."""
         instances = self._announcer.rank_state.places[role].drawing
-        recall(self._announcer, role, range(len(instances)), samples)
-
-
-def recall(announcer: Announcer, role: str, places: Iterable[int], samples: Sequence[Sample]) -> None:
-    """Tell the drafters of these instances of a role what it has drawn, the newest last."""
-    instances = announcer.rank_state.places[role].drawing
-    meshes = [instances[place].mesh.ranks for place in places]
-    receivers = [LEADER if LEADER in ranks else ranks[0] for ranks in meshes]
-    announcer.do(announcer.tell(receivers, Recall(role, DrawnTexts.told_of(samples)), None))
+        drafting = [drafting_rank(layout.mesh.ranks) for layout in instances]
+        self._announcer.do(self._announcer.tell(drafting, Recall(role, DrawnTexts.told_of(samples)), None))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from plait.data.records import FinishReason, Sample, logprobs_with
 from plait.policy.step import Key
+from plait.workers.ranks import LEADER
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class DrawnTexts:
         for place, length in zip(self.prompts_N.tolist(), self.lengths_N.tolist(), strict=True):
             start, stop = stop, stop + length
             yield prompt_ids[place], self.token_ids_T[start:stop].tolist(), self.logprobs_T[start:stop].tolist()
+
+
+def drafting_rank(ranks: Sequence[int]) -> int:
+    """The rank of an instance that makes its drafts, of all its ranks."""
+    return LEADER if LEADER in ranks else ranks[0]
 
 
 class Untold:

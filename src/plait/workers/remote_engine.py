@@ -19,15 +19,14 @@ from plait.speculation.pool import most_entries
 from plait.workers.announcer import Announcer
 from plait.workers.call_messages import Answer, Delivered, Forget, Generate, Halt, Migrate, Word, answer_of
 from plait.workers.dealing import Dealer, Outstanding
-from plait.workers.draft_knowledge import recall
-from plait.workers.drawn_texts import Untold
+from plait.workers.drawn_texts import DrawnTexts, Untold, drafting_rank
 from plait.workers.gathering import Computed, Gathering
 from plait.workers.lockstep_engine import LockstepEngine, join_instance
 from plait.workers.messages import Message
 from plait.workers.ranks import LEADER
 from plait.workers.remote_moves import RemoteMoves
 from plait.workers.remote_prompts import RemotePrompts
-from plait.workers.upkeep import EndTurns, Version
+from plait.workers.upkeep import EndTurns, Recall, Version
 
 Heard = tuple[int, int, Answer]
 """(instance, number of a command, its answer)."""
@@ -233,7 +232,9 @@ class RemoteEngine:
         if self._dealer.knows_turns:
             return
         for place, samples in self._untold.take():
-            recall(self._announcer, self._role, [place], samples)
+            drafting = drafting_rank(self._instances[place].mesh.ranks)
+            recall = Recall(self._role, DrawnTexts.told_of(samples))
+            self._announcer.do(self._announcer.tell([drafting], recall, None))
 
     def _deal(self, call: str) -> None:
         announcer, out, role = self._announcer, self._outstanding, self._role
