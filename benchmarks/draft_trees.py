@@ -7,8 +7,14 @@ first, and by how far the second lies behind it; of the first also by where it c
 survival, which no estimate could know better, the rows of a step are chosen that give the most tokens per second: among
 chains, and among trees.
 
+A draft model draws with the samples' noise: of its 64 likeliest tokens the two with the largest sums are its drafts. It
+is asked behind what the samples say, so of paths that a sample does not take nothing is known but how often each place
+of a path is right: its chains and trees are chosen by that alone.
+
     python benchmarks/draft_trees.py                 # SmolLM2-135M-Instruct, three rollouts of eight prompts, minutes
     python benchmarks/draft_trees.py --curve "mine=1:9,8:10.5,32:27"      # ms of steps of so many rows
+    python benchmarks/draft_trees.py --draft-model FOLDER --temperature 0.5
+    python benchmarks/draft_trees.py --copy-group 48  # drafts of the policy's copy in 4 bits (`low_bit_copy.py`)
     python benchmarks/draft_trees.py --tiny          # does the benchmark itself work?
 """
 
@@ -19,20 +25,23 @@ import heapq
 import math
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from low_bit_copy import matrices, rounded
 from step_curves import EPYC, XEON, StepCurve, curve
 
+from plait.data.packed import pack
 from plait.generation.engine import Engine, drain
 from plait.generation.settings import SamplingSettings
 from plait.kernels import draft_lookup
 from plait.kernels.draft_lookup import SEEN, WALK
 from plait.kernels.noise_bits import draw_key, gumbel
+from plait.models.compute.attention import PackedContext
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
 from plait.speculation.counts import SOURCES
@@ -83,6 +92,18 @@ class Shares:
         for of in counted:
             of[0] += 1
             of[1] += hit
+
+    by_rank: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Places with two drafts, by whether the first and the second were accepted."""
+
+    def learn_both(self, hits: tuple[bool, bool]) -> None:
+        self.by_rank[hits] = self.by_rank.get(hits, 0) + 1
+
+    @property
+    def of_failures(self) -> float:
+        """In what share of the places in which the first was wrong, the second was accepted."""
+        right, wrong = (self.by_rank.get((False, second), 0) for second in (True, False))
+        return right / max(1, right + wrong)
 
     def of(self, cell: Cell) -> float:
         trials, hits = self.trials.get(cell, (0, 0))
@@ -140,6 +161,41 @@ class Known:
         return drafts
 
 
+class Drawn(Known):
+    """Drafts of a model that draws with the samples' noise."""
+
+    def __init__(self, model: LanguageModel, temperature: float) -> None:
+        super().__init__()
+        self._model, self._temperature = model, temperature
+        self._best: list[list[list[int]]] = []
+        """Of each sample and place, the two tokens with the largest sums."""
+
+    def hear(self, samples: Sequence[Said]) -> None:
+        """These are said next."""
+        self._best = [self._of_sample(one) for one in samples]
+
+    def best(self, slot: int, noise_key: int, place: int, more: Sequence[int]) -> list[Draft]:
+        """See Known.best, of what the sample says."""
+        tokens = self._best[slot][place + len(more)]
+        return [Draft(token, (rank, len(more), 0, 0), SOURCES.index("model")) for rank, token in enumerate(tokens)]
+
+    def _of_sample(self, one: Said) -> list[list[int]]:
+        with torch.inference_mode():
+            row = pack([([*one.prompt_ids, *one.token_ids[:-1]], ())])
+            hidden_TH = self._model.hidden(row.token_ids_T, row.position_ids_T, PackedContext(row))
+            logits_TV = self._model.logits(hidden_TH[len(one.prompt_ids) - 1 :]).float()
+            logprobs, tokens = torch.log_softmax(logits_TV / self._temperature, -1).topk(min(64, logits_TV.shape[-1]))
+        found = []
+        for place, (of_place, ids_of_place) in enumerate(zip(logprobs.tolist(), tokens.tolist(), strict=True)):
+            key = np.uint64(draw_key(np.uint64(one.noise_key), np.uint64(place)))
+            sums = [
+                (logprob + gumbel(key, np.uint64(token)), token)
+                for logprob, token in zip(of_place, ids_of_place, strict=True)
+            ]
+            found.append([token for _, token in heapq.nlargest(2, sums)])
+        return found
+
+
 def drawn(model: LanguageModel, options: argparse.Namespace, rollout: int) -> list[Said]:
     """The samples of a rollout."""
     asked = requests(model, options, GROUP * options.prompts, rollout)
@@ -183,8 +239,23 @@ def learn(known: Known, shares: Shares, samples: Sequence[Said]) -> None:
             wanted = one.token_ids[place + deep]
             for draft in drafts:
                 shares.learn(draft, draft.token == wanted)
+            if len(drafts) > 1 and deep == 0:
+                shares.learn_both((drafts[0].token == wanted, drafts[1].token == wanted))
             if wanted not in [draft.token for draft in drafts]:
                 break
+
+
+def survivals_by_place(shares: Shares, *, tree: bool) -> list[float]:
+    """Of the likeliest MOST drafted rows where nothing is known of a draft but its rank and place."""
+    found: list[float] = []
+    open_paths = [(-1.0, 0)]
+    while open_paths and len(found) <= MOST:
+        survival, place = heapq.heappop(open_paths)
+        found.append(-survival)
+        for rank in range(2 if tree else 1) if place < DEEP else ():
+            if (more := survival * shares.of_rank(rank, place)) < -0.02:
+                heapq.heappush(open_paths, (more, place + 1))
+    return found[1:]
 
 
 def survivals(known: Known, shares: Shares, slot: int, one: Said, place: int, *, tree: bool) -> list[float]:
@@ -223,6 +294,7 @@ def print_shares(shares: Shares) -> None:
     """How often both draft tokens were accepted, place by place, and the first ones of each source."""
     for rank, name in enumerate(("first", "second")):
         print(name, *(f"{shares.of_rank(rank, place):.1%}" for place in range(DEEP)))
+    print(f"second, where the first was wrong {shares.of_failures:.1%}")
     for source, name in enumerate(SOURCES):
         counts = [shares.of_sources.get((source, place), (0, 0)) for place in range(DEEP)]
         if (looked_up := counts[0][0]) > 0:
@@ -233,12 +305,14 @@ def print_shares(shares: Shares) -> None:
 def print_rows(rollouts: Sequence[Sequence[Said]], shares: Shares, options: argparse.Namespace) -> None:
     """The table of what chains and trees come to."""
     rows: dict[bool, list[list[float]]] = {}
-    for tree in (False, True):
+    for tree in (False, True) if drafts_of(options) is None else ():
         known, rows[tree] = Known(), []
         for samples in rollouts:
             rows[tree] += [
                 survivals(known, shares, slot, samples[slot], place, tree=tree) for slot, place in steps(known, samples)
             ]
+    if drafts_of(options) is not None:
+        rows = {tree: [survivals_by_place(shares, tree=tree)] * max(options.running) for tree in (False, True)}
     print("\n| a step | running | chains to plain | trees to plain | trees to chains |")
     print("| --- | --- | --- | --- | --- |")
     for step_s in options.curve:
@@ -249,6 +323,23 @@ def print_rows(rollouts: Sequence[Sequence[Said]], shares: Shares, options: argp
                 f"| {step_s} | {running} | {chains / plain:.3f} | {trees / plain:.3f} | {trees / chains:.3f} |",
                 flush=True,
             )
+
+
+def drafts_of(options: argparse.Namespace) -> str | None:
+    """Who drafts, in words; None: drafts are looked up."""
+    if options.copy_group is not None:
+        return f"the policy's copy in 4 bits with groups of {options.copy_group}"
+    return options.draft_model
+
+
+def draft_model(options: argparse.Namespace, read: Callable[[], LanguageModel]) -> LanguageModel:
+    if options.copy_group is None:
+        return load_model(options.draft_model, dtype="bfloat16")
+    copy = read()
+    with torch.no_grad():
+        for weight in matrices(copy):
+            weight.copy_(rounded(weight, options.copy_group))
+    return copy
 
 
 def main() -> None:
@@ -270,19 +361,29 @@ def main() -> None:
     parser.add_argument(
         "--running", type=int, nargs="*", default=[1, 4, 8, 32], help="samples that run at a time; none: no table"
     )
+    drafts = parser.add_mutually_exclusive_group()
+    drafts.add_argument("--draft-model", help="whose drafts are counted in place of those that are looked up")
+    drafts.add_argument("--copy-group", type=int, help="the same of the policy's copy in 4 bits, in groups of so many")
     parser.add_argument("--tiny", action="store_true", help="a random model of two layers")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.tiny:
         options.prompts, options.tokens, options.rollouts, options.running = 2, 20, 2, [1, 4]
-    with tempfile.TemporaryDirectory() as folder:
-        model = tiny_model(Path(folder)) if options.tiny else load_model(options.model, dtype="bfloat16")
+
+    def read() -> LanguageModel:
+        with tempfile.TemporaryDirectory() as folder:
+            return tiny_model(Path(folder)) if options.tiny else load_model(options.model, dtype="bfloat16")
+
+    model, drafter = read(), drafts_of(options)
     rollouts = [drawn(model, options, number) for number in range(options.rollouts)]
-    shares, known = Shares(), Known()
+    shares = Shares()
+    known = Known() if drafter is None else Drawn(draft_model(options, read), options.temperature)
     for samples in rollouts:
+        if isinstance(known, Drawn):
+            known.hear(samples)
         learn(known, shares, samples)
     tokens = sum(len(one.token_ids) for samples in rollouts for one in samples)
-    print(f"{options.task}, temperature {options.temperature:g}, {tokens} tokens")
+    print(f"{options.task}, temperature {options.temperature:g}, {tokens} tokens, drafts of {drafter or 'known texts'}")
     print_shares(shares)
     if options.running:
         print_rows(rollouts, shares, options)

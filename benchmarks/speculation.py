@@ -94,12 +94,17 @@ def requests(model: LanguageModel, options: argparse.Namespace, running: int, ro
     texts, asked = TASKS[options.task], []
     for uid in range(max(1, running // group)):
         text = texts[uid % len(texts)]
-        if model.tokenizer.chat_template is not None:
-            messages = [{"role": "user", "content": text}]
-            text = model.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        token_ids = tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
-        asked.append(Request(Prompt(uid, text, token_ids), group, sampling, NoiseKey(0, rollout)))
+        prompt = Prompt(uid, text, prompt_ids_of(model, text))
+        asked.append(Request(prompt, group, sampling, NoiseKey(0, rollout)))
     return asked
+
+
+def prompt_ids_of(model: LanguageModel, text: str) -> tuple[int, ...]:
+    """The tokens of what a user says, by the model's chat template if it has one."""
+    if model.tokenizer.chat_template is not None:
+        messages = [{"role": "user", "content": text}]
+        text = model.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def timed(engine: Engine, asked: list[Request]) -> tuple[float, dict[str, Sample]]:

@@ -11,12 +11,14 @@ from typing import Any
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.generation.request import Request
 from plait.generation.sampling import Sampling
+from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
+from plait.speculation.counts import Counts
 from plait.workers.call_messages import Delivered, Forget, Generate
 from plait.workers.messages import Message
 from plait.workers.remote_engine import RemoteEngine
-from plait.workers.upkeep import EndTurns
+from plait.workers.upkeep import EndTurns, Recall
 
 
 def request(uid: int, prompt_tokens: int, *lengths: int, rollout: int = 0) -> Request:
@@ -31,6 +33,8 @@ class Ranks:
     def __init__(self, *instances: Layout) -> None:
         self.told: list[tuple[tuple[int, ...], list[int]]] = []
         self.also_told: list[tuple[list[int], Forget | EndTurns]] = []
+        self.recalled: list[tuple[list[int], list[tuple[int, ...]]]] = []
+        """Who was told texts of which prompts."""
         self.coming: list[tuple[int, Message]] = []
         place = SimpleNamespace(generate=instances, drawing=instances)
         self.rank_state = SimpleNamespace(
@@ -40,6 +44,7 @@ class Ranks:
             held_copies={"actor": ()},
             keeps_all=True,
             moves_samples=False,
+            recipe=SimpleNamespace(sampling=SamplingSettings()),
         )
         self.transport, self.status = self, SimpleNamespace(doing=lambda what: nullcontext())
         self.fresh = self
@@ -54,8 +59,10 @@ class Ranks:
     def sync_weights(self, role: str, mode: str) -> None:
         """Weights are where they are."""
 
-    def tell(self, ranks: Collection[int], command: Generate | Forget | EndTurns, copies: Any) -> Any:
-        if isinstance(command, Generate):
+    def tell(self, ranks: Collection[int], command: Generate | Forget | EndTurns | Recall, copies: Any) -> Any:
+        if isinstance(command, Recall):
+            self.recalled.append((list(ranks), [prompt_ids for prompt_ids, *_ in command.texts]))
+        elif isinstance(command, Generate):
             self.told.append((tuple(ranks), [request.prompt.uid for request in command.requests]))
         else:
             self.also_told.append((sorted(ranks), command))
@@ -67,10 +74,12 @@ class Ranks:
     def poll(self, sources: list[int], wait_s: float, what: str, *, answers: Any) -> tuple[int, Message] | None:
         return self.coming.pop(0) if self.coming else None
 
-    def finish(self, rank: int, *asked: Request) -> None:
-        """All samples of these requests are on their way from this rank."""
-        samples = [Sample(r.prompt, i, (), (), "", FinishReason.STOP) for r in asked for i in range(r.num_samples)]
-        self.coming.append((rank, replace(Delivered(samples, {}).to_message(), number=1)))
+    def finish(self, rank: int, *asked: Request, counts: Counts | None = None) -> None:
+        """All samples of these requests are on their way from this rank, which drafts where it has counts."""
+        samples = [
+            Sample(r.prompt, i, (3,), (0.0,), "", FinishReason.STOP) for r in asked for i in range(r.num_samples)
+        ]
+        self.coming.append((rank, replace(Delivered(samples, {}, counts).to_message(), number=1)))
 
 
 def engine_of(ranks: Any) -> RemoteEngine:
@@ -142,6 +151,35 @@ def test_weights_are_moved_only_to_instances_that_have_nothing_in_flight() -> No
     engine.advance("actor.generate")
     engine.advance("actor.generate")
     assert ranks.told[1:] == [((2,), [2])]
+
+
+def test_who_drafts_is_told_what_others_have_drawn_when_all_have_ended() -> None:
+    """One rank of each instance, which drafts for all of it. Of samples that may go on nobody is told before they do
+    not; where nobody drafts, never."""
+    for in_turns, counts in ((False, Counts()), (True, Counts()), (False, None)):
+        ranks = Ranks(Layout.on((1, 2), tp=2), Layout.on((3, 4), tp=2))
+        engine = engine_of(ranks)
+        first, second = (replace(request(uid, uid, 5, 5), in_turns=in_turns) for uid in (1, 2))
+        assert dealt(engine, ranks, first, second) == [((1, 2), [2]), ((3, 4), [1])]
+        ranks.finish(3, first, counts=counts)
+        engine.advance("actor.generate")
+        assert ranks.recalled == [], "the other one is at work"
+        ranks.finish(1, second, counts=counts)
+        engine.advance("actor.generate")
+        if in_turns:
+            assert ranks.recalled == []
+            engine.end_turns()
+        assert ranks.recalled == ([] if counts is None else [([1], [(1,), (1,)]), ([3], [(1, 1), (1, 1)])])
+
+
+def test_what_nobody_waits_for_is_not_told() -> None:
+    ranks = Ranks(Layout.on((1,)), Layout.on((2,)))
+    engine, one = engine_of(ranks), replace(request(1, 1, 5), in_turns=True)
+    dealt(engine, ranks, one)
+    ranks.finish(1, one, counts=Counts())
+    engine.advance("actor.generate")
+    engine.give_up()
+    assert ranks.recalled == []
 
 
 def test_after_an_error_nothing_is_held_for_samples_that_would_have_gone_on() -> None:

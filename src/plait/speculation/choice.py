@@ -73,6 +73,12 @@ def least_survival(cost: StepCost, num_samples: int, num_context: int) -> float:
     return max(LEAST_SURVIVAL, 0.5 * min(1.0, row_s * num_samples / max(plain, 1e-12)))
 
 
+def might_pay(drafts: DraftTokens, plain_s: float, look_s: float) -> bool:
+    """Whether all drafts that were found would gain enough for what looking takes, if rows took nothing."""
+    share = float(drafts.survival_BK.sum()) / len(drafts.lengths_B)
+    return (1.0 + share) * plain_s >= LEAST_GAIN * (plain_s + look_s)
+
+
 @dataclass(frozen=True)
 class Weighed:
     """All drafts of a batch, weighed at once."""

@@ -42,6 +42,8 @@ class Due:
         """What drafts gain in the mean, as a share of a step."""
         self.least_price_s = 0.0
         """Seconds that one draft token costs."""
+        self.learns = False
+        """Whether drafts that were found would show what rows take, and might pay."""
         self.overlaps = False
         """Whether several steps were ever under way at once, as where stages pass steps on."""
         self._stakes: deque[float] = deque()
@@ -111,7 +113,7 @@ class Due:
         looking_s, step_s = self.looking.seconds, self._ledger.step.seconds
         if looked:
             pays = self.gain * step_s > looking_s and not self._ledger.rests
-            is_new = not self._is_adaptive or self._ledger.cost.num_steps < PROBES
+            is_new = not self._is_adaptive or self._ledger.cost.num_steps < PROBES or self.learns
             seldom = int(min(max(looking_s / max(OVERHEAD * step_s, 1e-12), 1), SELDOM))
             self._in_vain = 0 if is_open else self._in_vain + 1
             steps = 1 if is_new else min(max(self._in_vain - EAGER, 1), MOST_STEPS)

@@ -17,6 +17,8 @@ PROBED = (1.25, 1.5, 2.0)
 """Rows of such steps, in rows without drafts."""
 PROBES = 2
 """Trials of each, for every power of two of running samples."""
+MOST_LOOKS = 32
+"""Looks for such trials, of every power of two: where most are not covered, no more are looked for."""
 
 
 class Probes:
@@ -25,11 +27,24 @@ class Probes:
     def __init__(self) -> None:
         self.trials: dict[tuple[int, int], int] = {}
         """By the bits of the number of running samples, and the place in PROBED."""
+        self._looks: dict[int, int] = {}
+        """Those that were meant for a trial, by the bits of the number of running samples."""
 
     def is_known(self, num_samples: int) -> bool:
         """Whether steps of so many samples were computed with half as many rows more or, where that is covered, with
         twice as many: where rows are dear the most never is."""
         return any(self._num(num_samples, number) >= PROBES for number in (len(PROBED) - 2, len(PROBED) - 1))
+
+    def is_wanted(self, num_samples: int) -> bool:
+        """Whether to look for drafts to compute in a further trial. Each call is such a look."""
+        bits = num_samples.bit_length()
+        looks = self._looks[bits] = self._looks.get(bits, 0) + 1
+        return looks <= MOST_LOOKS and not self.is_known(num_samples)
+
+    def fewest(self, num_samples: int) -> int:
+        """Rows more of the smallest trial that was not made often enough; 1: of none."""
+        rows = (ceil(num_samples * factor) - num_samples for factor in PROBED)
+        return next((more for number, more in enumerate(rows) if self._num(num_samples, number) < PROBES), 1)
 
     def more(self, num_samples: int, allowed_M1: NDArray[np.bool_]) -> int:
         """Rows more that the next step is to have; 0: what they take is known, or is not covered, or there is nothing

@@ -265,6 +265,7 @@ class Speculation:
         adaptive engine notes that drafting gained nothing."""
         if self.is_adaptive and (num_tokens == 0 or self.cost.num_steps < PROBES):
             self.due.gained(0.0)
+            self.due.learns = False
         return num_tokens > 0
 
     def _chosen(self, proposed: DraftTokens, num_context: int) -> Choice:
@@ -280,7 +281,9 @@ class Speculation:
         looking_s = self.due.looking.seconds
         looks_s = self._spent.before_s + self._drafted_s + looking_s
         prices_M1 = self.cost.most(rows_M1, num_context) - plain_s
-        self.due.least_price_s = float(prices_M1[1])
+        self.due.learns = choice.might_pay(proposed, plain_s, looking_s) and self.probes.is_wanted(num_samples)
+        least = min(self.probes.fewest(num_samples), num_tokens) if self.due.learns else 1
+        self.due.least_price_s = float(prices_M1[least])
         room_s = self.margin.room_s(plain_s, once_s=looks_s + self.due.staked_s)
         room = Room.of(room_s, num_samples, looking_s) if wanted is None else Room(room_s)
         # What the model's drafts took, those of the next step will, too.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from plait.data.records import Sample
 from plait.speculation.knowledge import Known
 from plait.workers.announcer import Announcer
+from plait.workers.drawn_texts import DrawnTexts, drafting_rank
 from plait.workers.knowledge_upkeep import TakeUpKnowledge, TellKnowledge
-from plait.workers.ranks import LEADER
 from plait.workers.upkeep import Recall
 
 
@@ -37,7 +37,6 @@ class DraftKnowledge:
 
     def recall(self, role: str, samples: Sequence[Sample]) -> None:
         """See `runtime.workers`. In every instance it is told to the rank that makes its drafts."""
-        instances = [layout.mesh.ranks for layout in self._announcer.rank_state.places[role].generate]
-        receivers = [ranks[0] for ranks in instances if LEADER not in ranks]
-        receivers += [LEADER] if any(LEADER in ranks for ranks in instances) else []
-        self._announcer.do(self._announcer.tell(receivers, Recall(role, samples), None))
+        instances = self._announcer.rank_state.places[role].drawing
+        drafting = [drafting_rank(layout.mesh.ranks) for layout in instances]
+        self._announcer.do(self._announcer.tell(drafting, Recall(role, DrawnTexts.told_of(samples)), None))

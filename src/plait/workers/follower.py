@@ -24,6 +24,7 @@ from plait.workers.score_call import ScoreCall
 from plait.workers.status_file import StatusFile
 from plait.workers.train_calls import EvaluateCall, TrainCall
 from plait.workers.transport import Transport
+from plait.workers.upkeep import Recall
 
 REPORT_S = 0.25
 """Seconds between two reports of a call in which the leader has no part."""
@@ -109,6 +110,8 @@ class FollowerLoop:
                     self._generate(command.role, number)
             case Forget():
                 self._rank_state.take(number, command)
+            case Recall():  # at once, whatever is under way: others wait for no part of it
+                self._recorder.drain(self._rank_state.take(number, command), command.role)
             case ForgetCall():
                 self._forget(command.call)
             case End():

@@ -15,16 +15,18 @@ from plait.policy.prompt_pace import PromptRoom
 from plait.policy.step import Key
 from plait.schedule.work import MOVED_ON, Done
 from plait.speculation.counts import Counts
+from plait.speculation.pool import most_entries
 from plait.workers.announcer import Announcer
 from plait.workers.call_messages import Answer, Delivered, Forget, Generate, Halt, Migrate, Word, answer_of
 from plait.workers.dealing import Dealer, Outstanding
+from plait.workers.drawn_texts import DrawnTexts, Untold, drafting_rank
 from plait.workers.gathering import Computed, Gathering
 from plait.workers.lockstep_engine import LockstepEngine, join_instance
 from plait.workers.messages import Message
 from plait.workers.ranks import LEADER
 from plait.workers.remote_moves import RemoteMoves
 from plait.workers.remote_prompts import RemotePrompts
-from plait.workers.upkeep import EndTurns, Version
+from plait.workers.upkeep import EndTurns, Recall, Version
 
 Heard = tuple[int, int, Answer]
 """(instance, number of a command, its answer)."""
@@ -66,6 +68,7 @@ class RemoteEngine:
         """See GenerationEngine: as of the last message of each instance; of the leader's own, as of now."""
         self._speculation: dict[int, Counts] = {}
         """Instance → its counts of drafts, as of its last samples."""
+        self._untold = Untold(num_drawing, most_entries(rank_state.recipe.sampling.draft_pool_bytes))
         self.moves: RemoteMoves | None = None
         if rank_state.moves_samples and num_drawing > 1:
             self.moves = RemoteMoves(num_drawing, self._outstanding, self._tell_of_move, gathers=rank_state.fuses)
@@ -153,13 +156,17 @@ class RemoteEngine:
             finished = [*self._heard(answers), *self._delivered(call, POLL_S if own is None else 0.0)]
             for sample in finished:
                 key = sample.prompt.uid, sample.index
+                place = self._outstanding.where.pop(key)
                 self.said.pop(key, None)
-                self._dealer.delivered(sample, self._outstanding.where.pop(key))
+                self._dealer.delivered(sample, place)
+                if self._speculation:
+                    self._untold.drew(sample, place)
             for others in (self.moves, self._prompts):
                 if others is not None:
                     others.go_on()
             if not self.has_work:
                 self._forget()
+                self._tell_texts()
         done = MOVED_ON if own is None else own.last_done(call)
         return replace(done, units=len(finished)), finished
 
@@ -219,6 +226,16 @@ class RemoteEngine:
             if others is not None:
                 others.forget()
 
+    def _tell_texts(self) -> None:
+        """Tell instances that draft what others have drawn, so that each knows what a lone one would. Samples that may
+        still go on are told when they have ended."""
+        if self._dealer.knows_turns:
+            return
+        for place, samples in self._untold.take():
+            drafting = drafting_rank(self._instances[place].mesh.ranks)
+            recall = Recall(self._role, DrawnTexts.told_of(samples))
+            self._announcer.do(self._announcer.tell([drafting], recall, None))
+
     def _deal(self, call: str) -> None:
         announcer, out, role = self._announcer, self._outstanding, self._role
         needed = announcer.rank_state.copies_for(role, "decode")
@@ -263,6 +280,7 @@ class RemoteEngine:
                 self._own_step(self._own, f"{self._role}.generate")
             self._outstanding.where.clear()
             self._forget()
+        self._untold.clear()
         if self._dealer.knows_turns:
             self.end_turns()
 
@@ -284,6 +302,7 @@ class RemoteEngine:
         """See GenerationEngine."""
         self._dealer.end_turns()
         self._do(EndTurns(self._role))
+        self._tell_texts()
 
     def _do(self, command: Version | EndTurns) -> None:
         """Have all ranks of the instances do it."""

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from plait.data.records import Sample, logprobs_with
 from plait.models.files.finite import Broken
 from plait.models.files.tensor_file import FileDigest
 from plait.policy.decode_ring import StageUse
 from plait.schedule.timeline import Span
 from plait.schedule.work import Work, at_once
+from plait.workers.drawn_texts import DrawnTexts
 from plait.workers.messages import Message
 from plait.workers.peak_memory import peak_bytes
 from plait.workers.rank_optimizers import Counts
@@ -52,10 +52,10 @@ class EndTurns(Record):
 
 @dataclass(frozen=True)
 class Recall(Record):
-    """What a role drew earlier, for its engine to draft from."""
+    """What a role drew earlier or elsewhere, for its engine to draft from. No other rank has a part in it."""
 
     role: str
-    samples: Sequence[Sample]
+    texts: DrawnTexts
 
     kind: ClassVar[str] = "recall"
 
@@ -63,9 +63,8 @@ class Recall(Record):
     def run(self, rank_state: RankState) -> None:
         engine = rank_state.roles[self.role].engine
         assert engine is not None, f"role {self.role} has no engine on rank {rank_state.rank}"
-        for sample in self.samples:
-            logprobs = logprobs_with(sample.replies, sample.logprobs)
-            engine.speculates.recall(sample.prompt.token_ids, sample.all_ids, logprobs)
+        for prompt_ids, token_ids, logprobs in self.texts:
+            engine.speculates.recall(prompt_ids, token_ids, logprobs)
 
 
 @dataclass(frozen=True)
