@@ -232,9 +232,39 @@ def _check_completion(prompt: str | Messages | None, completion: str | Messages,
         return
     if not (turns := [message for message in completion if message["role"] == "assistant"]):
         raise DataError(f"{place}: `{name}` has no turn of the assistant, so there is nothing to learn; remove the row")
+    for message in completion:
+        _check_weight(message, name, place)
+    if not any(map(is_learnt, turns)):
+        raise DataError(
+            f"{place}: all turns of the assistant in `{name}` say not to be learnt (`weight: 0`, `train: false`), so "
+            "there is nothing to learn; remove the row"
+        )
     for message in turns:
         if not message["content"] and not message.get("tool_calls"):
             raise DataError(f"{place}: a turn of the assistant in `{name}` is empty; remove the row")
+
+
+def is_learnt(message: Mapping[str, Any]) -> bool:
+    """Whether a message of a completion is the assistant's, and does not say that it is not to be learnt: as OpenAI's
+    format has it (`weight: 0`), or `train: false`."""
+    return message["role"] == "assistant" and message.get("weight", 1) != 0 and message.get("train") is not False
+
+
+def _check_weight(message: Mapping[str, Any], name: str, place: str) -> None:
+    """Raises DataError where a message says that it is to be learnt otherwise than whole or not at all."""
+    weight, train = message.get("weight"), message.get("train")
+    if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
+        found = f"found {weight!r:.40}; give one of them, or repeat the row"
+        raise DataError(f"{place}: `weight` of a message in `{name}` must be 0 (not learnt) or 1 (learnt), {found}")
+    if train is not None and not isinstance(train, bool):
+        raise DataError(f"{place}: `train` of a message in `{name}` must be true or false, found {train!r:.40}")
+    wanted = [key for key, value in (("weight", weight), ("train", train)) if value]
+    if wanted and not is_learnt(message):
+        why = "it says otherwise too" if message["role"] == "assistant" else "only what the assistant says is"
+        raise DataError(
+            f"{place}: a message of the role `{message['role']}` in `{name}` is to be learnt by its `{wanted[0]}`, but "
+            f"{why}; remove the key"
+        )
 
 
 def checked_prompt(prompt: Any, place: str) -> str | Messages:
