@@ -34,6 +34,7 @@ from plait.runtime.folder.run_files import (
     RunFiles,
 )
 from plait.runtime.folder.run_lock import Lent, Lock
+from plait.runtime.folder.unsaved import nothing_saved
 
 _LOGS = (METRICS, TRACE)
 """Files that grow row by row; a checkpoint states how long each was."""
@@ -41,6 +42,8 @@ _LOGGED = (METRICS, EVALUATIONS, DOCTOR, TRACE, SAMPLES, "tensorboard", "wandb")
 _RUN = (RECIPE, PLAN, CHECKPOINTS, *_LOGGED, BEST, FINAL, MERGED, HISTORY, CODE, SUMMARY, FORECAST, *DECISIONS)
 _CLEARED = (*_RUN, OLD_WORKERS)
 """What `overwrite` removes, in this order: without a recipe nothing can be resumed by mistake half-way."""
+BEFORE_ALL = -1
+"""The step before the evaluation of step 0."""
 _STEP_FILE = re.compile(r"\.?(?:step|eval)-(\d+)\b.*")
 
 
@@ -87,8 +90,14 @@ class RunDirectory:
             raise ConfigError(f"key `run_dir`: {path} cannot be written: {why_not_written(path, error)}") from error
         if not overwrite and (entries := [name for name in _RUN if name in _names(path)]):
             directory.close()
+            there = f"({', '.join(entries[:3])})"
+            if RECIPE in entries and nothing_saved(directory.files):
+                raise ConfigError(
+                    f"key `run_dir`: {path} holds a run already {there}, of which no step is saved; begin again in it "
+                    f"with {RESUME} or `overwrite: true`, by the same keys or others, or give another `run_dir`"
+                )
             raise ConfigError(
-                f"key `run_dir`: {path} holds a run already ({', '.join(entries[:3])}); continue it with {RESUME}, "
+                f"key `run_dir`: {path} holds a run already {there}; continue it with {RESUME}, "
                 "replace it with `overwrite: true`, or give another `run_dir`"
             )
         return directory
@@ -120,6 +129,10 @@ class RunDirectory:
     def begun(self) -> bool:
         """Whether there is a run in it that can be resumed."""
         return self._begun
+
+    def begin_anew(self) -> None:
+        """Take the run in it for one to be replaced, as `claim` with `overwrite` does: it stays until `begin`."""
+        self._begun = False
 
     def note_begun(self) -> None:
         """Another process, to which it was lent, may have begun a run: the recipe is not the one from before then."""
@@ -183,6 +196,7 @@ class RunDirectory:
         Call it with no log open.
 
         Args:
+            step: BEFORE_ALL: the evaluation before the first step goes, too.
             is_over: `step` is the last one: the trace keeps the actions of the evaluation behind it.
 
         Raises:

@@ -81,6 +81,8 @@ class History:
         self._folder = folder
         self._path = folder / HISTORY
         self.saved_step = 0
+        self.files_changed = False
+        """Whether files of code or data are others than in the stay before; known from `begin` on."""
         self.stays: list[dict[str, Any]] = []
         if resume and self._path.exists():
             self._read()
@@ -130,6 +132,7 @@ class History:
             *_changed(last.get("inputs", []), inputs, "key"),
             *_changed(last.get("code", []), code, "key", "path"),
         ]
+        self.files_changed = bool(changed)
         stay = {
             "started": _now(),
             "ended": None,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from plait.checkpoint.step_folders import steps_in
 from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.errors import ConfigError, RunError
 
@@ -38,12 +39,12 @@ class Progressed:
 
 def has_all_steps(checkpoints: Path, steps: int) -> bool:
     """Whether the newest checkpoint of a run, whole or not, is of its last step."""
-    return CheckpointStore(checkpoints, keep_last=1).steps()[-1:] == [steps]
+    return steps_in(checkpoints)[-1:] == [steps]
 
 
 def has_checkpoint(checkpoints: Path) -> bool:
     """Whether a run that is resumed goes on from a checkpoint, or cannot go on: whether one is whole is not checked."""
-    return bool(CheckpointStore(checkpoints, keep_last=1).steps())
+    return bool(steps_in(checkpoints))
 
 
 def check_not_gone(checkpoint: Checkpoint | None, store: CheckpointStore, saved_step: int, run_dir: Path) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from plait.observe.progress import Progress
+from plait.observe.progress import NONE_BESIDE, Progress
 
 _WRITE_S = 0.1
 """Units of a phase are told at most so often."""
@@ -42,9 +42,11 @@ class RelayedProgress:
         if time.monotonic() - self._told_s > _WRITE_S:
             self._flush_count()
 
-    def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def step_done(
+        self, step: int, metrics: Mapping[str, Any], beside: Mapping[str, float] = NONE_BESIDE, once_s: float = 0.0
+    ) -> None:
         self._flush_count()
-        self._tell("step_done", step, dict(metrics))
+        self._tell("step_done", step, dict(metrics), dict(beside), once_s)
 
     def message(self, text: str) -> None:
         self._tell("message", text)
