@@ -201,7 +201,7 @@ def _hub_records(name: str, key: str) -> Iterable[Record]:
 def _records(rows: Iterable[dict[str, Any]], name: str, start: int) -> Iterator[Record]:
     for number, row in enumerate(rows, start=start + 1):
         place = f"{name}:{number}"
-        yield {column: _as_written(_plain(value, column, place), column) for column, value in row.items()}, place
+        yield {column: _as_written(plain(value, column, place), column) for column, value in row.items()}, place
 
 
 def _as_written(value: Any, column: str) -> Any:
@@ -223,16 +223,16 @@ def _without_null(value: Any) -> Any:
     return value
 
 
-def _plain(value: Any, column: str, place: str) -> Any:
+def plain(value: Any, column: str, place: str) -> Any:
     """A value of a table as JSON has it (a number that is not finite is None): rows are written to sample files."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, list | tuple):
-        return [_plain(item, column, place) for item in value]
+        return [plain(item, column, place) for item in value]
     if isinstance(value, dict):
-        return {str(name): _plain(item, column, place) for name, item in value.items()}
+        return {str(name): plain(item, column, place) for name, item in value.items()}
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, timedelta):

@@ -116,7 +116,8 @@ def make_row(value: dict[str, Any], kind: RowKind, prompt_column: str, place: st
         raise DataError(f"{place}: column `{seen}`: only text models are trained; remove the column")
     if prompt_column not in value and (kind is RowKind.PROMPTS or prompt_column != "prompt"):
         missing = f"no column `{prompt_column}`{nearest(prompt_column, list(value))}"
-        mend = _CONVERSATIONS.format("prompt") if "conversations" in value else "set `data.prompt_column`"
+        mend = "set `data.prompt_column`, or make rows of these by `data.rows`"
+        mend = _CONVERSATIONS.format("prompt") if "conversations" in value else mend
         raise DataError(f"{place}: {missing}; found {', '.join(f'`{name}`' for name in value) or 'no column'}; {mend}")
     columns = dict(value)
     if prompt_column in value:
@@ -195,9 +196,10 @@ def _wanting(kind: RowKind, columns: Mapping[str, Any], place: str) -> DataError
         (other, name) for name in missing for other in others if other in _CALLED.get(name, ())
     ]:
         taken = {name: other for other, name in reversed(renamed)}  # the first of several that could be meant
-        mend = "rename " + " and ".join(f"`{other}` to `{name}`" for name, other in reversed(taken.items()))
+        renames = " and ".join(f"`{other}` to `{name}`" for name, other in reversed(taken.items()))
+        mend = f"rename {renames}, in the file or by `data.rows`"
     else:
-        mend = "rename the columns of `data.source`"
+        mend = "rename the columns of `data.source`, in the file or by `data.rows`"
     names = ", ".join(f"`{name}`" for name in present)
     return DataError(f"{place}: {kind.noun} need the columns {_WANTED[kind]}; found {names or 'no column'}; {mend}")
 

@@ -22,6 +22,7 @@ from plait.data.formats import (
     text_of,
 )
 from plait.data.labels import rows_of_record, unpaired
+from plait.data.made_rows import FindFunction, RowMaker
 from plait.data.one_format import check_one_format
 from plait.data.settings import DEFAULT_TASK_SIZE, DataSettings
 from plait.dataflow.unfit import nearest
@@ -74,6 +75,7 @@ def open_sources(
     evaluation_items: int = 0,
     kind: RowKind = RowKind.PROMPTS,
     held_elsewhere: Collection[str] = (),
+    find: FindFunction | None = None,
 ) -> tuple[Splits, ...]:
     """`open_splits` of each source, `evaluation_items` held out from each.
 
@@ -82,16 +84,17 @@ def open_sources(
 
     Args:
         held_elsewhere: questions that other data of the run hold out; they are not trained on.
+        find: the function that `data.rows` names.
 
     Raises:
         DataError: as there; the source is named where there are several.
     """
     if not settings.more:
-        return (_without(open_splits(settings, evaluation_items, kind), settings.source, held_elsewhere),)
+        return (_without(open_splits(settings, evaluation_items, kind, find), settings.source, held_elsewhere),)
     opened = []
     for source in settings.sources:
         with _named(source):
-            opened.append(open_splits(source, evaluation_items, kind))
+            opened.append(open_splits(source, evaluation_items, kind, find))
     held_out = questions_held_out(opened).union(held_elsewhere)
     names = tuple(dict.fromkeys(name for splits in opened for name in splits.train.columns))
     return tuple(
@@ -146,16 +149,27 @@ def _without(splits: Splits, name: str, held_out: Collection[str]) -> Splits:
     return replace(splits, train=replace(splits.train, rows=kept), num_removed=removed)
 
 
-def open_splits(settings: DataSettings, evaluation_items: int = 0, kind: RowKind = RowKind.PROMPTS) -> Splits:
+def open_splits(
+    settings: DataSettings,
+    evaluation_items: int = 0,
+    kind: RowKind = RowKind.PROMPTS,
+    find: FindFunction | None = None,
+) -> Splits:
     """Read or draw the training rows and `evaluation_items` held-out ones, disjoint by the text of the question.
 
     The question is the prompt; of rows that are learnt whole, all of the text; where all examples or pairs have the
     same prompt, their completions. Held-out questions are distinct, and depend neither on `data.size` nor on the seed
     of a run.
 
+    Args:
+        find: see `open_sources`.
+
     Raises:
+        ConfigError: `find` raises it.
         DataError: the source is missing, malformed, empty or too small; the message names the key to change.
     """
+    if settings.rows is not None and (settings.task or settings.source.startswith(movie_reviews.PREFIX)):
+        raise DataError(f"`data.rows` is for files and data sets, but `data.source` is `{settings.source}`; remove it")
     if settings.task is not None:
         if kind is not RowKind.PROMPTS:
             raise DataError(f"`data.source`: a reasoning_gym task has prompts, but {kind.noun} are needed; give a file")
@@ -168,11 +182,12 @@ def open_splits(settings: DataSettings, evaluation_items: int = 0, kind: RowKind
                 "`data.parameters` belongs to a reasoning_gym task or the film reviews, but `data.source` is a file; "
                 "remove it"
             )
-        rows, raw = read_rows(settings.source, kind, settings.prompt_column, key="data.source"), False
+        rows, raw = read_rows(settings.source, kind, settings.prompt_column, maker=_maker(settings, find)), False
     if settings.evaluation_source is not None:
         if evaluation_items == 0:
             raise DataError("`data.evaluation_source` is set, but `evaluation.items` is 0; set how many items to take")
-        pool = read_rows(settings.evaluation_source, kind, settings.prompt_column, key="data.evaluation_source")
+        key, maker = "data.evaluation_source", _maker(settings, find)
+        pool = read_rows(settings.evaluation_source, kind, settings.prompt_column, key=key, maker=maker)
         held_out = _hold_out(_ordered(pool, kind), evaluation_items, settings.seed, settings.evaluation_source)
         check_one_format([*rows, *pool], kind)
     else:
@@ -191,6 +206,14 @@ def open_splits(settings: DataSettings, evaluation_items: int = 0, kind: RowKind
         )
     evaluation = Source(settings.evaluation_source or settings.source, tuple(held_out), kind, raw) if held_out else None
     return Splits(Source(settings.source, tuple(train[: settings.size]), kind, raw), evaluation, len(rows) - len(train))
+
+
+def _maker(settings: DataSettings, find: FindFunction | None) -> RowMaker | None:
+    """What makes rows of a source's records; None: they are rows as they stand."""
+    if settings.rows is None:
+        return None
+    assert find is not None, "who opens sources of the user's finds their functions"
+    return RowMaker(find(settings.rows), settings.rows)
 
 
 def _reviews(settings: DataSettings, kind: RowKind) -> list[Row]:
@@ -216,18 +239,29 @@ def _reviews(settings: DataSettings, kind: RowKind) -> list[Row]:
 
 
 def read_rows(
-    name: str, kind: RowKind = RowKind.PROMPTS, prompt_column: str = "prompt", *, key: str = "data.source"
+    name: str,
+    kind: RowKind = RowKind.PROMPTS,
+    prompt_column: str = "prompt",
+    *,
+    key: str = "data.source",
+    maker: RowMaker | None = None,
 ) -> list[Row]:
     """Rows of a file or a data set (see `files`), absent columns None.
+
+    Args:
+        maker: makes other records of those of the source.
 
     Raises:
         DataError: the file is missing or empty, a record is malformed (its place is named), a column is absent (the
             nearest one is named) or neither text nor messages, formats are mixed.
     """
     records = files.read_records(name, key)
+    if maker is not None:
+        records = maker.made_of(records)
     rows = [row for value, place in records for row in rows_of_record(value, kind, prompt_column, place)]
     if not rows:
-        raise DataError(f"`{name}` holds no row; give another source in `{key}`")
+        left = "" if maker is None else " of which `data.rows` makes one"
+        raise DataError(f"`{name}` holds no row{left}; give another source in `{key}`")
     check_one_format(rows, kind)
     if kind is not RowKind.PROMPTS and len({row.question for row in rows}) == 1:
         # One prompt for all says nothing of what a row is about, and would leave none to hold out.

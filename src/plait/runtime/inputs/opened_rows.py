@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from plait.data.formats import RowKind
+from plait.data.made_rows import RowFunction
 from plait.data.movie_reviews import PREFIX
 from plait.data.numbers import check_numbers, names_asked
 from plait.data.settings import DataSettings
@@ -17,6 +18,7 @@ from plait.errors import ConfigError, DataError
 from plait.models.files.known_shapes import is_shape
 from plait.observe.loading import loading
 from plait.recipes.recipe import Recipe
+from plait.rewards.loading import load_function
 
 EARLY_BYTES = 16 << 20
 """Files up to this size, together, are read before torch is there, and once more when it is: that takes less time than
@@ -36,7 +38,8 @@ def open_rows(flow: Dataflow, recipe: Recipe) -> Opened:
     """Read what a flow trains on and is measured on.
 
     Raises:
-        ConfigError: the flow reads several data sets and generates from none, or a section is missing.
+        ConfigError: the flow reads several data sets and generates from none, a section is missing, or the function of
+            `data.rows` cannot be loaded.
         DataError: a source or one of its rows cannot be used, as far as no tokenizer is needed to see that.
     """
     generates = bool(flow.of_kind(CallKind.GENERATE))
@@ -46,7 +49,7 @@ def open_rows(flow: Dataflow, recipe: Recipe) -> Opened:
     prompts: tuple[Splits, ...] = ()
     if generates:
         loading(f"data {recipe.data.title}")
-        prompts = open_sources(recipe.data, recipe.evaluation.items)
+        prompts = open_sources(recipe.data, recipe.evaluation.items, find=_find)
         asked = names_asked(flow.of_kind(CallKind.GENERATE))
         for splits in prompts:
             check_numbers(splits.train.rows, asked)  # no flow reads those that are held out
@@ -56,7 +59,7 @@ def open_rows(flow: Dataflow, recipe: Recipe) -> Opened:
         with in_keys_of(flow):
             settings = settings_of(name, flow, recipe)
             loading(f"data {settings.title}")
-            given[name] = open_sources(settings, items, RowKind(name), questions)
+            given[name] = open_sources(settings, items, RowKind(name), questions, _find)
             read = (name, MISMATCHED) if name == LABELLED else (name,)
             asked = names_asked(node for node in flow.of_kind(CallKind.READ) if node.call in read)
             for source in (source for splits in given[name] for source in (splits.train, splits.evaluation) if source):
@@ -65,7 +68,8 @@ def open_rows(flow: Dataflow, recipe: Recipe) -> Opened:
 
 
 def check_rows(flow: Dataflow, recipe: Recipe) -> None:
-    """`open_rows`, where that takes no time: of files up to `EARLY_BYTES`. Raises as it does."""
+    """`open_rows`, where that takes no time: of files up to `EARLY_BYTES` of which no function of the user's makes
+    rows. Raises as it does."""
     sections = (recipe.data, *([] if recipe.pretraining is None else [recipe.pretraining]))
     sources = [source for section in sections for source in section.sources]
     if is_shape(recipe.model) or not all(map(_is_file, sources)):
@@ -75,9 +79,13 @@ def check_rows(flow: Dataflow, recipe: Recipe) -> None:
         open_rows(flow, recipe)
 
 
+def _find(path: str) -> RowFunction:
+    return load_function(path, key="data.rows")
+
+
 def _is_file(source: DataSettings) -> bool:
     names = (source.source, *([] if source.evaluation_source is None else [source.evaluation_source]))
-    is_other = source.task is not None or source.source.startswith(PREFIX)
+    is_other = source.task is not None or source.source.startswith(PREFIX) or source.rows is not None
     return not is_other and all(os.path.isfile(name) for name in names)
 
 
@@ -113,5 +121,7 @@ def in_section(section: str) -> Iterator[None]:
     inside does, so worded."""
     try:
         yield
-    except DataError as error:
-        raise DataError(str(error).replace("`data.", f"`{section}.")) from None
+    except (DataError, ConfigError) as error:
+        worded = type(error)(str(error).replace("`data.", f"`{section}."))
+        worded.frames = error.frames
+        raise worded from None
