@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from plait.cli.line_text import in_a_line
 from plait.cost.corrections import with_carried
 from plait.cost.estimate import human_bytes
 from plait.launch.nodes.gathered import STOPPED_CODE
@@ -296,4 +297,5 @@ def _numbers(
 
 def _text(value: Any) -> str:
     text = value if isinstance(value, str) else value[-1]["content"] if isinstance(value, list) else str(value)
+    text = in_a_line(text)
     return text if len(text) <= 160 else text[:157] + "…"
