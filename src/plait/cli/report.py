@@ -296,6 +296,7 @@ def _numbers(
 
 
 def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else value[-1]["content"] if isinstance(value, list) else str(value)
-    text = in_a_line(text)
+    text = in_a_line(
+        value if isinstance(value, str) else value[-1]["content"] if isinstance(value, list) else str(value)
+    )
     return text if len(text) <= 160 else text[:157] + "…"

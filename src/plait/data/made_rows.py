@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from plait.data.files import plain
-from plait.data.text_files import Record
+from plait.data.plain_values import plain
 from plait.errors import DataError
 from plait.json_text import kind_of
 from plait.user_code import CALL_LIMIT_S, UserCode
@@ -14,6 +13,8 @@ from plait.user_draws import draws_kept, seed_all
 
 RowFunction = Callable[[dict[str, Any]], Any]
 """A row → a row, a list of rows, or None, which leaves it out."""
+Record = tuple[dict[str, Any], str]
+"""The columns of a row, and the place where it stands, for messages."""
 FindFunction = Callable[[str], RowFunction]
 """A function's path, as a recipe says it → the function."""
 
@@ -63,3 +64,15 @@ class RowMaker:
                 f"{kind_of(given)}: {given!r:.80}"
             )
         return {name: plain(value, name, place) for name, value in given.items()}, place
+
+
+def maker_of(path: str | None, find: FindFunction | None) -> RowMaker | None:
+    """What makes rows of a source's records by the function of a path; None: they are rows as they stand.
+
+    Raises:
+        ConfigError: `find` raises it.
+    """
+    if path is None:
+        return None
+    assert find is not None, "who opens sources of the user's finds their functions"
+    return RowMaker(find(path), path)

@@ -98,7 +98,7 @@ class DataSettings(Settings):
         default=(), description="further sources, each with keys of its own; `data` as a list says the same"
     )
 
-    _paths = path_key("source", "evaluation_source")
+    _paths = path_key("source", "evaluation_source", "rows")
 
     @model_validator(mode="after")
     def _check_sources(self) -> Self:

@@ -6,7 +6,6 @@ reaches the reward. The splits are a function of the data settings alone, never 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -21,8 +20,9 @@ from plait.data.formats import (
     parts_of,
     text_of,
 )
+from plait.data.held_out import hold_out, ordered
 from plait.data.labels import rows_of_record, unpaired
-from plait.data.made_rows import FindFunction, RowMaker
+from plait.data.made_rows import FindFunction, RowMaker, maker_of
 from plait.data.one_format import check_one_format
 from plait.data.settings import DEFAULT_TASK_SIZE, DataSettings
 from plait.dataflow.unfit import nearest
@@ -182,16 +182,16 @@ def open_splits(
                 "`data.parameters` belongs to a reasoning_gym task or the film reviews, but `data.source` is a file; "
                 "remove it"
             )
-        rows, raw = read_rows(settings.source, kind, settings.prompt_column, maker=_maker(settings, find)), False
+        rows, raw = read_rows(settings.source, kind, settings.prompt_column, maker=maker_of(settings.rows, find)), False
     if settings.evaluation_source is not None:
         if evaluation_items == 0:
             raise DataError("`data.evaluation_source` is set, but `evaluation.items` is 0; set how many items to take")
-        key, maker = "data.evaluation_source", _maker(settings, find)
+        key, maker = "data.evaluation_source", maker_of(settings.rows, find)
         pool = read_rows(settings.evaluation_source, kind, settings.prompt_column, key=key, maker=maker)
-        held_out = _hold_out(_ordered(pool, kind), evaluation_items, settings.seed, settings.evaluation_source)
+        held_out = hold_out(ordered(pool, kind), evaluation_items, settings.seed, settings.evaluation_source)
         check_one_format([*rows, *pool], kind)
     else:
-        held_out = _hold_out(_ordered(rows, kind), evaluation_items, settings.seed, settings.source)
+        held_out = hold_out(ordered(rows, kind), evaluation_items, settings.seed, settings.source)
     questions = {row.question for row in held_out}
     train = [row for row in rows if row.question not in questions]
     if not train:
@@ -206,14 +206,6 @@ def open_splits(
         )
     evaluation = Source(settings.evaluation_source or settings.source, tuple(held_out), kind, raw) if held_out else None
     return Splits(Source(settings.source, tuple(train[: settings.size]), kind, raw), evaluation, len(rows) - len(train))
-
-
-def _maker(settings: DataSettings, find: FindFunction | None) -> RowMaker | None:
-    """What makes rows of a source's records; None: they are rows as they stand."""
-    if settings.rows is None:
-        return None
-    assert find is not None, "who opens sources of the user's finds their functions"
-    return RowMaker(find(settings.rows), settings.rows)
 
 
 def _reviews(settings: DataSettings, kind: RowKind) -> list[Row]:
@@ -277,32 +269,6 @@ def read_prompts(path: Path, prompt_column: str = "prompt", *, key: str = "data.
         DataError: as `read_rows`.
     """
     return read_rows(str(path), RowKind.PROMPTS, prompt_column, key=key)
-
-
-def _ordered(rows: list[Row], kind: RowKind) -> list[Row]:
-    """The rows that held-out ones are taken of: of a question the first. Of labelled responses to one prompt this is
-    another than the first of the file, which may always have the same label."""
-    if kind is not RowKind.LABELLED:
-        return rows
-    return sorted(rows, key=lambda row: _digest(row.question + text_of(row.columns["completion"])))
-
-
-def _digest(text: str, key: bytes = b"") -> bytes:
-    return hashlib.blake2b(text.encode(), key=key, digest_size=16).digest()
-
-
-def _hold_out(rows: Sequence[Row], items: int, seed: int, name: str) -> list[Row]:
-    """One row of each of `items` distinct questions, those whose keyed hash is least: no row's place matters."""
-    if items == 0:
-        return []
-    unique = {row.question: row for row in reversed(rows)}
-    if len(unique) < items:
-        raise DataError(
-            f"`evaluation.items` asks for {items} questions, `{name}` has {len(unique)} distinct ones; lower it"
-        )
-    key = seed.to_bytes(8, "little")
-    ranked = sorted(unique, key=lambda text: _digest(text, key))
-    return [unique[text] for text in ranked[:items]]
 
 
 def _task_splits(settings: DataSettings, name: str, evaluation_items: int) -> Splits:

@@ -16,25 +16,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from plait.observe.beside_steps import COMPILING
+from plait.observe.beside_steps import NONE_BESIDE, stage_text
 from plait.observe.screen import outliving, say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-NONE_BESIDE: Mapping[str, float] = MappingProxyType({})
 _SHOWN_STEPS = 8
 _AVERAGED_STEPS = 10
 _DRAWS_PER_S = 4
-_SHOWN_S = 0.05
 _BAR_COLUMNS, _LEAST_BAR_COLUMNS = 32, 8
-
-
-STAGE_SECONDS = "timing_s/"
-"""Every metric that begins so is a stage's busy seconds; `timing_s/step` is the whole step and left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +147,7 @@ class Progress:
         self._step_started_s = now
         self._steps_done = step
         self._phase, self._phase_done, self._phase_total = "", 0, 0
-        self._stages = self._stage_text(metrics, beside)
+        self._stages = stage_text(metrics, beside)
         numbers = {each.title: text for each in self._watched if (text := each.text(metrics)) is not None}
         self._had |= numbers.keys()
         self._rows.append(_Row(str(step), numbers, f"{seconds:.1f}"))
@@ -213,18 +206,6 @@ class Progress:
             return
         draws.append(now)
         self._live.update(self.picture(), refresh=True)
-
-    def _stage_text(self, metrics: Mapping[str, Any], beside: Mapping[str, float]) -> str:
-        """Seconds of each stage, and of what is done beside them; how many of all these compiled is said last."""
-        prefix = STAGE_SECONDS
-        stages = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
-        stages.pop("step", None)
-        least = min(_SHOWN_S, max(stages.values(), default=0.0))  # what takes no time is no stage to watch
-        stages = {name: seconds for name, seconds in stages.items() if seconds >= least}
-        stages |= {name: seconds for name, seconds in beside.items() if name != COMPILING and seconds >= _SHOWN_S}
-        text = ", ".join(f"{name} {float(value):.1f}" for name, value in stages.items())
-        compiling_s = beside.get(COMPILING, 0.0)
-        return f"{text}; of it {COMPILING} {compiling_s:.1f}" if compiling_s >= _SHOWN_S else text
 
     def _left_text(self) -> str:
         left_s = self.left_s

@@ -34,7 +34,7 @@ from plait.runtime.folder.run_files import (
     RunFiles,
 )
 from plait.runtime.folder.run_lock import Lent, Lock
-from plait.runtime.folder.unsaved import nothing_saved
+from plait.runtime.folder.unsaved import said_of_taken
 
 _LOGS = (METRICS, TRACE)
 """Files that grow row by row; a checkpoint states how long each was."""
@@ -90,16 +90,7 @@ class RunDirectory:
             raise ConfigError(f"key `run_dir`: {path} cannot be written: {why_not_written(path, error)}") from error
         if not overwrite and (entries := [name for name in _RUN if name in _names(path)]):
             directory.close()
-            there = f"({', '.join(entries[:3])})"
-            if RECIPE in entries and nothing_saved(directory.files):
-                raise ConfigError(
-                    f"key `run_dir`: {path} holds a run already {there}, of which no step is saved; begin again in it "
-                    f"with {RESUME} or `overwrite: true`, by the same keys or others, or give another `run_dir`"
-                )
-            raise ConfigError(
-                f"key `run_dir`: {path} holds a run already {there}; continue it with {RESUME}, "
-                "replace it with `overwrite: true`, or give another `run_dir`"
-            )
+            raise ConfigError(f"key `run_dir`: {path} holds a run already {said_of_taken(directory.files, entries)}")
         return directory
 
     @classmethod

@@ -81,8 +81,7 @@ class History:
         self._folder = folder
         self._path = folder / HISTORY
         self.saved_step = 0
-        self.files_changed = False
-        """Whether files of code or data are others than in the stay before; known from `begin` on."""
+        self.files_changed = False  # of code or data, since the stay before; known from `begin` on
         self.stays: list[dict[str, Any]] = []
         if resume and self._path.exists():
             self._read()

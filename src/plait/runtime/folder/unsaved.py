@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from plait.checkpoint.step_folders import steps_in
-from plait.errors import DataError
+from plait.errors import RESUME, DataError
 from plait.runtime.folder.history import History
-from plait.runtime.folder.run_files import RunFiles
+from plait.runtime.folder.run_files import RECIPE, RunFiles
 
 
 def nothing_saved(files: RunFiles) -> bool:
@@ -17,3 +19,12 @@ def nothing_saved(files: RunFiles) -> bool:
         return History(files.path, resume=True).saved_step == 0
     except DataError:
         return False
+
+
+def said_of_taken(files: RunFiles, entries: Sequence[str]) -> str:
+    """What is said of a run that has a folder which another one asks for: what there is of it, and what can be done."""
+    there = f"({', '.join(entries[:3])})"
+    if RECIPE in entries and nothing_saved(files):
+        begins = f"begin again in it with {RESUME} or `overwrite: true`, by the same keys or others"
+        return f"{there}, of which no step is saved; {begins}, or give another `run_dir`"
+    return f"{there}; continue it with {RESUME}, replace it with `overwrite: true`, or give another `run_dir`"

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from plait.observe.progress import NONE_BESIDE, Progress
+from plait.observe.beside_steps import NONE_BESIDE
+from plait.observe.progress import Progress
 
 _WRITE_S = 0.1
 """Units of a phase are told at most so often."""
