@@ -8,6 +8,7 @@ def visible(text: str) -> str:
     return text if text.strip() else repr(text)
 
 
-def in_a_line(text: str) -> str:
-    """`visible`, all on one line."""
-    return " ".join(visible(text).split())
+def in_a_line(text: str, *, most: int | None = None) -> str:
+    """`visible`, all on one line, of a long one the first `most` characters or somewhat less."""
+    line = " ".join(visible(text).split())
+    return line if most is None or len(line) <= most else f"{line[: most - 3]}…"

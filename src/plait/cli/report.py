@@ -296,7 +296,5 @@ def _numbers(
 
 
 def _text(value: Any) -> str:
-    text = in_a_line(
-        value if isinstance(value, str) else value[-1]["content"] if isinstance(value, list) else str(value)
-    )
-    return text if len(text) <= 160 else text[:157] + "…"
+    said = value if isinstance(value, str) else value[-1]["content"] if isinstance(value, list) else str(value)
+    return in_a_line(said, most=160)
