@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from plait.cli.line_text import in_a_line, visible
-from plait.cli.report import _text
 
 
 def test_white_space_alone_is_seen_and_lines_are_joined() -> None:
@@ -11,8 +10,4 @@ def test_white_space_alone_is_seen_and_lines_are_joined() -> None:
     assert visible("a\n\n b") == "a\n\n b"
     assert in_a_line("a\n\n b") == "a b"
     assert in_a_line("a" * 20, most=10) == "a" * 7 + "…"
-
-
-def test_an_answer_of_line_ends_takes_one_line_of_the_closing_table() -> None:
-    assert _text("\n" * 500) == "'" + r"\n" * 78 + "…"
-    assert _text([{"role": "user", "content": "so\nwhat?"}]) == "so what?"
+    assert in_a_line("\n" * 500, most=160) == "'" + r"\n" * 78 + "…"

@@ -90,7 +90,7 @@ def claim(recipe: Recipe, *, resume: bool) -> RunDirectory:
     try:
         _check_same(directory.files.recipe, recipe)
     except ConfigError:
-        if not nothing_saved(directory.files):
+        if not nothing_saved(*directory.files.saved):
             directory.close()
             raise
         directory.begin_anew()

@@ -34,7 +34,7 @@ from plait.runtime.folder.run_files import (
     RunFiles,
 )
 from plait.runtime.folder.run_lock import Lent, Lock
-from plait.runtime.folder.unsaved import said_of_taken
+from plait.runtime.folder.unsaved import nothing_saved, said_of_taken
 
 _LOGS = (METRICS, TRACE)
 """Files that grow row by row; a checkpoint states how long each was."""
@@ -90,7 +90,8 @@ class RunDirectory:
             raise ConfigError(f"key `run_dir`: {path} cannot be written: {why_not_written(path, error)}") from error
         if not overwrite and (entries := [name for name in _RUN if name in _names(path)]):
             directory.close()
-            raise ConfigError(f"key `run_dir`: {path} holds a run already {said_of_taken(directory.files, entries)}")
+            said = said_of_taken(entries, is_unsaved=RECIPE in entries and nothing_saved(*directory.files.saved))
+            raise ConfigError(f"key `run_dir`: {path} holds a run already {said}")
         return directory
 
     @classmethod

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from plait.checkpoint.step_folders import steps_in
 from plait.errors import RESUME, DataError
 from plait.runtime.folder.history import History
-from plait.runtime.folder.run_files import RECIPE, RunFiles
 
 
-def nothing_saved(files: RunFiles) -> bool:
+def nothing_saved(folder: Path, checkpoints: Path, *weights: Path) -> bool:
     """Whether no step of a run was ever saved, as far as its folder says it. One whose `run.json` is damaged may have
-    had some."""
-    if steps_in(files.checkpoints) or files.best.exists() or files.final.exists():
+    had some.
+
+    Args:
+        checkpoints, weights: where it keeps them.
+    """
+    if steps_in(checkpoints) or any(path.exists() for path in weights):
         return False
     try:
-        return History(files.path, resume=True).saved_step == 0
+        return History(folder, resume=True).saved_step == 0
     except DataError:
         return False
 
 
-def said_of_taken(files: RunFiles, entries: Sequence[str]) -> str:
+def said_of_taken(entries: Sequence[str], *, is_unsaved: bool) -> str:
     """What is said of a run that has a folder which another one asks for: what there is of it, and what can be done."""
     there = f"({', '.join(entries[:3])})"
-    if RECIPE in entries and nothing_saved(files):
+    if is_unsaved:
         begins = f"begin again in it with {RESUME} or `overwrite: true`, by the same keys or others"
         return f"{there}, of which no step is saved; {begins}, or give another `run_dir`"
     return f"{there}; continue it with {RESUME}, replace it with `overwrite: true`, or give another `run_dir`"
