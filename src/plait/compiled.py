@@ -152,6 +152,11 @@ class Announcement:
         remedy = "" if kept else "; set NUMBA_CACHE_DIR to one that can"
         self._say(f"compiling kernels for this CPU, a minute or two in all ({until}{remedy})")
 
+    @property
+    def taken_s(self) -> float:
+        """Seconds that were compiled for, up to now."""
+        return self._taken_s + (time.monotonic() - self._since_s if self._open else 0.0)
+
     def ends(self) -> None:
         """It is compiled."""
         self._passed()

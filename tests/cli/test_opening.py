@@ -240,5 +240,10 @@ def test_a_run_folder_that_is_taken_is_told_before_torch_is_imported(
     assert main(["train", str(path)]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
+    begins = f"of which no step is saved; begin again in it with {RESUME} or `overwrite: true`"
+    assert f"{begins}, by the same keys or others, or give another `run_dir`" in said
+    (run_dir / "checkpoints/step-1").mkdir(parents=True)
+    assert main(["train", str(path)]) == 2
+    said = capsys.readouterr().err
     assert f"continue it with {RESUME}, replace it with `overwrite: true`, or give another `run_dir`" in said
     assert (run_dir / "recipe.yaml").exists()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from plait.data.records import EVALUATION_UID
 from tests.cli.printed import is_one_error, run
 
 
@@ -86,6 +87,22 @@ def test_a_step_an_evaluation_a_sample(folder: Path, capsys: pytest.CaptureFixtu
     assert "7.0" not in run(capsys, "samples", folder, "--uid", "7.2")[1]
     few = run(capsys, "samples", folder, "--prompts", 1)[1].splitlines()
     assert few[-1].startswith("1 more prompt (--prompts 2 shows all); every column is in ")
+
+
+def test_items_of_an_evaluation_are_counted_from_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As messages call them; what the file has finds them, too."""
+    items = [{**sample(f"{EVALUATION_UID + at}.0", "\n \n", None), "reward": 0.5} for at in (0, 4)]
+    (folder / "samples/eval-000003.jsonl").write_text("".join(json.dumps(row) + "\n" for row in items))
+    shown = run(capsys, "samples", folder, "--evaluation")[1]
+    assert "prompt 1\n" in shown
+    assert "  5.0  reward 0.5  2 tokens  stop\n    '\\n \\n'\n" in shown
+    assert str(EVALUATION_UID)[:5] not in shown
+    one, other = (run(capsys, "samples", folder, "--evaluation", "--uid", uid)[1] for uid in ("5.0", "2147483652"))
+    assert one == other
+    assert "prompt 5\n" in one
+    assert "prompt 1\n" not in one
+    _, _, error = run(capsys, "samples", folder, "--evaluation", "--uid", "3")
+    assert "has no sample `3`; its prompts are 1, 5" in error
 
 
 def test_what_is_not_there_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

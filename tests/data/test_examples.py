@@ -90,6 +90,39 @@ def test_only_turns_of_the_assistant_are_learnt_each_with_the_token_that_closes_
     assert one.sample.text == tiny_tokenizer().decode(one.sample.token_ids, skip_special_tokens=True)
 
 
+@pytest.mark.parametrize("off", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"weight": 0, "train": False}])
+def test_turns_that_say_so_are_read_and_not_learnt(tmp_path, off):
+    """As OpenAI's format for training has it; the last one ends the sample where what is learnt ends."""
+    first = [user("1+1?"), assistant("3") | off, user("sure?"), assistant("2") | {"weight": 1, "train": None}]
+    (one,) = prepare(tmp_path, {"messages": first}).given(0, 0)
+    prompt, response, learnt = shown(one)
+    opened = "<|im_start|>assistant\n"
+    assert prompt + response == (
+        f"<|im_start|>user\n1+1?{END}\n{opened}3{END}\n<|im_start|>user\nsure?{END}\n{opened}2{END}"
+    )
+    assert learnt.replace(".", "") == f"2{END}"
+    (one,) = prepare(tmp_path, {"messages": [*first, user("so?"), assistant("4") | off]}).given(0, 0)
+    assert shown(one) == (prompt, response, learnt)
+    alike = {"prompt": first[:1], "completion": first[1:]}
+    assert shown(prepare(tmp_path, alike).given(0, 0)[0]) == (prompt, response, learnt)
+
+
+def test_what_is_not_learnt_of_a_pair_is_not_learnt_of_either(tmp_path):
+    begin = [user("1+1?"), assistant("3") | {"weight": 0}, user("sure?")]
+    row = {"prompt": begin[:1], "chosen": [*begin[1:], assistant("2")], "rejected": [*begin[1:], assistant("5")]}
+    chosen, rejected = pairs(tmp_path, row).given(0, 0)
+    assert [shown(one)[2].replace(".", "") for one in (chosen, rejected)] == [f"2{END}", f"5{END}"]
+
+
+def test_of_a_conversation_in_parts_those_without_anything_to_learn_are_left_out(tmp_path):
+    messages = [user("1+1?"), assistant("2#two"), user("so?"), assistant("2#so") | {"weight": 0}]
+    tokenizer = reworded(tiny_tokenizer())
+    found = prepare(tmp_path, {"messages": messages}, tokenizer=tokenizer)
+    alone = prepare(tmp_path, {"messages": messages[:2]}, tokenizer=tokenizer)
+    assert len(found) == 1
+    assert shown(found.given(0, 0)[0]) == shown(alone.given(0, 0)[0])
+
+
 def test_results_of_tools_are_not_learnt(tmp_path):
     call = {"role": "assistant", "content": "sum(1, 2)"}
     row = {"prompt": [user("1+2?")], "completion": [call, {"role": "tool", "content": "3"}, assistant("it is 3")]}
@@ -551,6 +584,15 @@ def test_turns_that_are_rewritten_at_once_are_refused(tmp_path):
         ),
         ({"conversations": [{"from": "human", "value": "a"}]}, ["make of `conversations` a column `messages`"]),
         ({"text": "a b", "images": [1]}, ["images"]),
+        ({"messages": [user("a"), assistant("b") | {"weight": 0.5}]}, ["must be 0 (not learnt) or 1", "found 0.5"]),
+        ({"messages": [user("a"), assistant("b") | {"weight": "0"}]}, ["must be 0 (not learnt) or 1", "found '0'"]),
+        ({"messages": [user("a"), assistant("b") | {"train": 0}]}, ["`train` of a message", "must be true or false"]),
+        ({"messages": [user("a"), assistant("b") | {"weight": 0}]}, ["all turns of the assistant", "nothing to learn"]),
+        ({"messages": [user("a"), assistant("b") | {"weight": 1, "train": False}]}, ["by its `weight`", "otherwise"]),
+        (
+            {"messages": [user("a"), assistant("b"), user("c") | {"train": True}, assistant("d")]},
+            ["of the role `user`", "by its `train`", "only what the assistant says"],
+        ),
     ],
 )
 def test_bad_examples_are_named(tmp_path, row, said):

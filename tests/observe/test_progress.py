@@ -38,6 +38,22 @@ def plain_text(output: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output)
 
 
+def test_what_is_no_stage_is_named_and_what_comes_once_is_not_expected_again():
+    clock, stream = Clock(), io.StringIO()
+    with Progress(3, stream=stream, clock=clock) as progress:
+        progress.start()
+        clock.now_s += 128.5
+        progress.step_done(1, METRICS, {"first evaluation": 124.0, "saving": 0.01, "compiling": 115.0}, 124.0)
+        clock.now_s += 7.5
+        progress.step_done(2, METRICS, {"saving": 3.0, "compiling": 0.0}, 0.0)
+    stages = "gen 3.0, update_actor 1.5"
+    assert stream.getvalue().splitlines() == [
+        # 2 steps of 128.5 - 124 s, then 1 of (4.5 + 7.5) / 2 s
+        f"step 1/3  128.5 s ({stages}, first evaluation 124.0; of it compiling 115.0)  left 0:09",
+        f"step 2/3  7.5 s ({stages}, saving 3.0)  left 0:06",
+    ]
+
+
 def test_without_a_terminal_a_step_is_one_line():
     clock, stream = Clock(), io.StringIO()
     with Progress(10, watched=WATCHED, stream=stream, clock=clock) as progress:

@@ -297,7 +297,7 @@ def test_a_tilde_is_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
         "sampling": {"draft_model": "~/small"},
         "plan": "~/plan.json",
         "algorithm": "~/flows.py:mine",
-        "data": {"source": "~/a.jsonl", "more": [{"source": "~/c.jsonl"}]},
+        "data": {"source": "~/a.jsonl", "rows": "~/r.py:h", "more": [{"source": "~/c.jsonl"}]},
         "reward": {"model": "~/judge", "functions": ["~/r.py:f", "task"]},
         "evaluation": {"items": 1, "functions": "~/r.py:g", "sets": ["~/b.jsonl", {"source": "~/d.jsonl"}]},
         "run_dir": "~/runs/one",
@@ -306,6 +306,7 @@ def test_a_tilde_is_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recipe.algorithm == "/home/me/flows.py:mine"
     assert [source.source for source in recipe.data.sources] == ["/home/me/a.jsonl", "/home/me/c.jsonl"]
     assert [one.source for one in recipe.evaluation.sets] == ["/home/me/b.jsonl", "/home/me/d.jsonl"]
+    assert recipe.data.rows == "/home/me/r.py:h"
     assert recipe.reward.functions == ("/home/me/r.py:f", "task")
     assert recipe.evaluation.functions == ("/home/me/r.py:g",)
     assert (recipe.run_dir, recipe.plan) == (Path("/home/me/runs/one"), "/home/me/plan.json")
@@ -523,3 +524,10 @@ def test_shipped_recipes_are_short_and_valid(path: Path) -> None:
         assert list(load_stages(path).recipes) == list(stages)
     else:
         load_recipe(path)
+
+
+@pytest.mark.parametrize(("plan", "found"), [(None, "null"), (3, "a number"), (["split"], "a list")])
+def test_a_plan_that_is_no_text_is_told_what_it_may_be(plan: object, found: str) -> None:
+    said = rf"key `plan`: expected auto, colocated, split, standalone or the path of a plan file, found {found}$"
+    with pytest.raises(ConfigError, match=said):
+        load_recipe(None, [("model", "m"), ("data.source", "d.jsonl"), ("plan", plan)])

@@ -152,6 +152,11 @@ def test_a_dry_run_refuses_what_a_run_refuses_and_leaves_nothing(
     before = tree(tmp_path / "run")
     with pytest.raises(ConfigError, match="holds a run already"):
         dry_run(make_recipe())
+    for keys, kind, message in wrong_inputs(tmp_path)[
+        :2
+    ]:  # what the run would be refused for in any folder comes first
+        with pytest.raises(kind, match=message):
+            dry_run(make_recipe(**keys))
     assert dry_run(make_recipe(steps=3), resume=True) == 0
     assert tree(tmp_path / "run") == before
 
@@ -260,6 +265,73 @@ def test_the_evaluation_before_the_first_step_outlives_a_failure_in_it(
     assert evaluated == [1]
     assert outcome.before is not None
     assert steps_of(recipe, "evaluations") == [0, 1]
+
+
+def fail_behind_the_first_evaluation(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_reward(tmp_path, "if (here / 'fail').exists(): raise ValueError('a mistake')")
+    record = Session.record_evaluation
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "record_evaluation", lambda *a: (record(*a), (tmp_path / "fail").touch()))
+        with pytest.raises(RunError, match=r"no step is saved; --resume.* begins again at step 1, also by other keys"):
+            run(recipe)
+
+
+def test_a_run_that_failed_before_it_saved_begins_again_by_other_keys(
+    make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newcomer's loop: it fails, one key or one file is mended, the same command again."""
+    wrong = make_recipe(steps=1, **{"evaluation.items": 2})
+    fail_behind_the_first_evaluation(wrong, tmp_path, monkeypatch)
+    assert steps_of(wrong, "evaluations") == [0]
+    before = tree(wrong.run_dir)
+    mended = make_recipe(steps=1, seed=1, **{"evaluation.items": 3})
+    assert dry_run(mended, resume=True) == 0
+    assert tree(wrong.run_dir) == before
+    with pytest.raises(ModelError, match="absent"):
+        run(make_recipe(steps=1, model=str(tmp_path / "absent")), resume=True)
+    assert tree(wrong.run_dir) == before, "another run that is refused leaves it as it was"
+    write_reward(tmp_path, "pass")
+    capsys.readouterr()
+    outcome = run(mended, resume=True)
+    assert "keys have other values: the run begins anew" in capsys.readouterr().err
+    assert outcome.before is not None
+    assert outcome.before.num_items == 3, "what was measured by other keys is gone"
+    assert steps_of(mended, "evaluations") == [0, 1]
+    stays = json.loads((mended.run_dir / "run.json").read_text())["stays"]
+    assert [stay["from_step"] for stay in stays] == [0]
+    with pytest.raises(ConfigError, match=r"begun with other values of .*`seed` \(1 then, 0 now\)"):
+        run(wrong, resume=True)
+
+
+def test_what_was_measured_with_files_that_were_mended_is_measured_again(
+    make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe(steps=1, **{"evaluation.items": 2})
+    fail_behind_the_first_evaluation(recipe, tmp_path, monkeypatch)
+    write_reward(tmp_path, "return [1.0 for _ in completions]")
+    outcome = run(recipe, resume=True)
+    assert "the evaluation before the first step is done again" in capsys.readouterr().err
+    assert outcome.before is not None
+    assert outcome.before.metrics()["eval/reward"] == 1.0
+    assert [row["eval/reward"] for row in read_rows(recipe.run_dir / "evaluations.jsonl")] == [1.0, 1.0]
+
+
+def test_the_advice_of_a_failed_reward_can_be_followed(
+    make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`reward.on_error: drop` is what its message names: the run goes on by it from the next step on."""
+    counting = "n = here / 'calls'; k = len(n.read_text()) if n.exists() else 0; n.write_text('x' * (k + 1))\n"
+    odd = "import re; odd = any(int(re.search(r'[0-9]+', str(p))[0]) % 2 for p in prompts)"
+    write_reward(tmp_path, f"{counting}    {odd}\n    if k >= 3 and odd: raise ValueError('odd')")
+    recipe = make_recipe(steps=2, **{"checkpoint.every": 1})
+    with pytest.raises(RunError, match=r"`reward\.on_error: drop` leaves such samples out[\s\S]*checkpoint of step 1"):
+        run(recipe)
+    dropping = make_recipe(steps=2, **{"checkpoint.every": 1, "reward.on_error": "drop"})
+    assert run(dropping, resume=True).finished
+    assert "from step 2 on, `reward.on_error` is 'drop'; it was 'stop'" in capsys.readouterr().err
+    stays = json.loads((recipe.run_dir / "run.json").read_text())["stays"]
+    assert [stay["steering"]["reward.on_error"] for stay in stays] == ["stop", "drop"]
+    assert steps_of(recipe) == [1, 2]
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -75,7 +75,7 @@ def test_who_is_left_out_and_what_is_told(
             assert row["rewards/whole"] == len(row["last"])
             assert "advantages" in row
     assert f"reply `faulty` failed on sample {failed[0]['uid']}, turn " in said
-    assert "of the evaluation), turn 2: raised KeyError" in said
+    assert " of the evaluation, turn 2: raised KeyError" in said
     metrics = logged(whole)[0]
     assert metrics["turns/errors"] == len(failed) / len(rows)
     assert metrics["reward/dropped"] == 0

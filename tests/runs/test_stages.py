@@ -151,6 +151,31 @@ def test_resume_skips_stages_that_are_done(recipe: Path, tmp_path: Path, capsys:
     assert main(["train", str(recipe)]) == 2, "a run is there already"
 
 
+@pytest.mark.slow
+def test_a_stage_that_failed_before_it_saved_begins_again_by_other_keys(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those before it are done, and stay; no other key of theirs may change."""
+    judge = (tmp_path / "judge.py").read_text()
+    (tmp_path / "judge.py").write_text("def sevens(completions, **columns):\n    raise ValueError('a mistake')\n")
+    assert main(["train", str(recipe)]) == 1
+    assert "no step is saved; --resume" in capsys.readouterr().err
+    (tmp_path / "judge.py").write_text(judge)
+    final = tmp_path / "run/reward_model/final/model.safetensors"
+    before = final.read_bytes()
+    others = ["--policy.sampling.max_response_tokens", "5", "--resume"]
+    assert main(["train", str(recipe), *others, "--dry-run"]) == 0
+    capsys.readouterr()
+    assert main(["train", str(recipe), *others]) == 0
+    shown = capsys.readouterr()
+    assert shown.err.count("keys have other values: the run begins anew") == 1
+    assert shown.out.count("done before") == 2
+    assert final.read_bytes() == before
+    assert [row["step"] for row in read_rows(tmp_path / "run/policy/metrics.jsonl")] == [1, 2]
+    assert main(["train", str(recipe), "--sft.seed", "1", "--resume"]) == 2
+    assert "begun with other values of `seed`" in capsys.readouterr().err
+
+
 def test_a_stage_that_is_done_needs_neither_its_data_nor_its_plan(
     trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -32,6 +31,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from plait.checkpoint.digests import digest_of_size, write_durably
+from plait.checkpoint.step_folders import steps_in
 from plait.errors import RESUME, RunError
 from plait.file_writes import why_not_written
 from plait.json_text import parse
@@ -40,7 +40,6 @@ from plait.output import sync
 
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 _FORMAT = 1
-_STEP_NAME = re.compile(r"step-(0|[1-9]\d*)(\.replaced)?", re.ASCII)
 _DTYPE_NAMES: Mapping[torch.dtype, str] = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -199,10 +198,7 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Return the steps that have a checkpoint folder, ascending; whether each is whole is not checked."""
-        if not self.folder.is_dir():
-            return []
-        names = (_STEP_NAME.fullmatch(path.name) for path in self.folder.iterdir())
-        return sorted({int(name.group(1)) for name in names if name})
+        return steps_in(self.folder)
 
     def discard_after(self, step: int) -> None:
         """Remove the checkpoints of later steps, which a run that goes on from `step` writes anew."""

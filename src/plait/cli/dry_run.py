@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,13 +20,14 @@ from plait.cost.rank_order import BetterOrder, better_orders
 from plait.dataflow import CallKind, CallName
 from plait.errors import ConfigError
 from plait.models.files.known_shapes import is_shape
+from plait.observe.screen import say
 from plait.recipes.algorithm import rows_of
 from plait.recipes.device_checks import check_device, ranks_on_ray
 from plait.recipes.engine_checks import said_of_program
 from plait.recipes.plan_files import plan_file, ranks_of
 from plait.recipes.recipe import Recipe
 from plait.recipes.turn_checks import said_of_made, said_of_rounds
-from plait.runtime.folder.claim import claim
+from plait.runtime.folder.claim import BEGINS_ANEW, check_packages, claim
 from plait.runtime.folder.progressed import last_step
 from plait.runtime.folder.stored_recipe import as_begun, check_left
 from plait.runtime.inputs.held_out import num_items
@@ -49,7 +51,8 @@ _PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "bold"
 
 
 def dry_run(recipe: Recipe, *, resume: bool = False, nodes: int = 1) -> int:
-    """Resolve everything that needs no weights, as a run does, and print it. Leaves nothing behind.
+    """Resolve everything that needs no weights, as a run does, and print it. Leaves nothing behind. That another run
+    has the folder is said last: nothing is written here, and it is the quickest to mend.
 
     Args:
         nodes: machines that the run would be on; no other is asked.
@@ -60,20 +63,27 @@ def dry_run(recipe: Recipe, *, resume: bool = False, nodes: int = 1) -> int:
     if recipe.launcher == "ray":
         ranks_on_ray(recipe)
     recipe, machines = on_machines(recipe, nodes)
-    with claim(recipe, resume=resume) as directory:
-        if resume:
-            recipe = as_begun(directory.files.recipe, recipe)
-        if (shape := shape_of(recipe)) is not None:
-            print_shape(outline(recipe), shape, nodes)
-            return 0
-        kept = kept_for(recipe, machines.count, directory.files if resume else None)
-        prepared = prepare(recipe, kept=kept, machines=machines)
-        if resume:
-            of_run = partial(last_step, directory.path, recipe.evaluation, prepared.recipe.steps)
-            check_left(directory.files.recipe, prepared.recipe, lambda: of_run() is not None)
-        check_disk(prepared, directory.files, resume=resume)
-        with ExitStack() as stack:
-            open_pools(prepared, stack)
+    check_packages(recipe)
+    with claim(recipe, resume=True) if resume else nullcontext() as directory:
+        begun = directory.files if directory is not None and directory.begun else None
+    stated = recipe
+    if begun is not None:
+        recipe = as_begun(begun.recipe, recipe)
+    elif resume:
+        say(BEGINS_ANEW, file=sys.stderr)
+    if (shape := shape_of(recipe)) is not None:
+        foreseen = outline(recipe)
+        claim(stated, resume=resume).close()
+        print_shape(foreseen, shape, nodes)
+        return 0
+    prepared = prepare(recipe, kept=kept_for(recipe, machines.count, begun), machines=machines)
+    if begun is not None:
+        of_run = partial(last_step, recipe.run_dir, recipe.evaluation, prepared.recipe.steps)
+        check_left(begun.recipe, prepared.recipe, lambda: of_run() is not None)
+    with ExitStack() as stack:
+        open_pools(prepared, stack)
+    with claim(stated, resume=resume) as directory:
+        check_disk(prepared, directory.files, resume=begun is not None)
     print_plan(prepared, nodes)
     return 0
 

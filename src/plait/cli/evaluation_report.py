@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from plait.cli.line_text import in_a_line
 from plait.observe.console import SafeConsole
 from plait.recipes.evaluation_sets import Answering, EvaluationSet, evaluation_sets
 from plait.rewards.statistics import item_means, paired_difference
@@ -212,5 +213,5 @@ def _numbers(
 
 
 def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else value[-1]["content"] if isinstance(value, list) else str(value)
-    return text if len(text) <= 160 else text[:157] + "…"
+    said = value if isinstance(value, str) else value[-1]["content"] if isinstance(value, list) else str(value)
+    return in_a_line(said, most=160)

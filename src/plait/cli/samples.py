@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from plait.cli.app import Place, Whole
+from plait.cli.line_text import in_a_line, visible
+from plait.data.records import shown_uid
 from plait.json_text import kind_of
 from plait.runtime.evaluating.parts import OF_REWARDS
 
@@ -79,7 +81,8 @@ def samples(
     groups = _by_prompt(rows)
     chosen = {of: asked for of, group in groups.items() if (asked := [row for row in group if _is_asked(row, uid)])}
     if uid and not chosen:
-        raise ConfigError(f"--uid: {path} has no sample `{uid}`; its prompts are {_listed([of for _, of in groups])}")
+        there = _listed(shown_uid(of) for _, of in groups)
+        raise ConfigError(f"--uid: {path} has no sample `{uid}`; its prompts are {there}")
     console = SafeConsole()
     where = f"the evaluation after step {step}" if evaluation else f"step {step}"
     console.print(f"{where} of {run_dir}: {_summary(rows, len(groups))}", soft_wrap=True)
@@ -189,7 +192,7 @@ def _is_scored(row: Row) -> bool:
 
 
 def _is_asked(row: Row, uid: str) -> bool:
-    return not uid or row["uid"] == uid or row["uid"].startswith(f"{uid}.")
+    return not uid or any(name == uid or name.startswith(f"{uid}.") for name in (row["uid"], shown_uid(row["uid"])))
 
 
 def _summary(rows: list[Row], num_prompts: int) -> str:
@@ -211,13 +214,13 @@ def _print_group(console: SafeConsole, group: list[Row], *, whole: bool) -> None
 
     first = group[0]
     of = first.get("rollout") or first.get("evaluation_set")
-    title = f"prompt {first['uid'].rpartition('.')[0]}" + (f" of {of}" if of else "")
+    title = f"prompt {shown_uid(first['uid'].rpartition('.')[0])}" + (f" of {of}" if of else "")
     console.print()
     console.print(Text("  ").join([Text(title, "bold"), *map(Text, _of_data(first))]), soft_wrap=True)
     _print_text(console, first["prompt"], "  ", whole=whole, last=True)
     for row in group:
         told = [*(f"{name} {_number(value)}" for name, value in _numbers(row)), f"{len(row['token_ids'])} tokens"]
-        parts = [Text(f"  {row['uid']}", "bold"), *map(Text, told), Text(row["finish_reason"])]
+        parts = [Text(f"  {shown_uid(row['uid'])}", "bold"), *map(Text, told), Text(row["finish_reason"])]
         console.print(Text("  ").join(parts), soft_wrap=True)
         if "reply_error" in row:
             _print_text(console, f"no reply: {row['reply_error']}", "    ", whole=whole)
@@ -231,12 +234,9 @@ def _print_group(console: SafeConsole, group: list[Row], *, whole: bool) -> None
 def _print_text(console: SafeConsole, text: str, indent: str, *, whole: bool, last: bool = False) -> None:
     """A text below its heading; of a long one the beginning and the end, or with `last` the end alone. White space that
     is all there is stands as escapes."""
-    if not text.strip():
-        text = repr(text)
-    if not whole:
-        text = " ".join(text.split())
-        if len(text) > _MOST:
-            text = f"… {text[-_MOST:]}" if last else f"{text[: _MOST // 2]} … {text[-_MOST // 2 :]}"
+    text = visible(text) if whole else in_a_line(text)
+    if not whole and len(text) > _MOST:
+        text = f"… {text[-_MOST:]}" if last else f"{text[: _MOST // 2]} … {text[-_MOST // 2 :]}"
     for line in text.splitlines() or [""]:
         console.print(indent + line, soft_wrap=True)
 

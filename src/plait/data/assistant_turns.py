@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from plait.data.chat import EndingTokenizer, Ids, render, rendered_whole, shared_prefix
-from plait.data.formats import Messages, Row
+from plait.data.formats import Messages, Row, is_learnt
 from plait.errors import DataError
 
 
@@ -15,12 +15,12 @@ class Spoken(NamedTuple):
 
     token_ids: tuple[int, ...]
     spans: tuple[tuple[int, int], ...]
-    """Half-open ranges of tokens, one per turn of the assistant, each with the token that closes the turn."""
+    """Half-open ranges of tokens, one per turn of the assistant that is learnt, each with the token that closes it."""
     at_once: bool
-    """Whether the first of the turns is the assistant's."""
+    """Whether the first of the turns is one of these."""
 
     def after(self, cut: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Tokens from `cut`, the end of the prompt, to the end of the last turn; and 1.0 for each spoken one."""
+        """Tokens from `cut`, the end of the prompt, to the end of the last learnt turn; and 1.0 for each learnt one."""
         stop = self.spans[-1][1]
         trained = [0.0] * (stop - cut)
         first = (cut if self.at_once else self.spans[0][0], self.spans[0][1])
@@ -46,7 +46,7 @@ class SpokenFinder:
         self._markers = frozenset(tokenizer.all_special_ids) | frozenset(tokenizer.get_added_vocab().values())
 
     def find(self, prompt: Messages, turns: Messages, row: Row, remedy: str) -> Spoken:
-        """Where the assistant speaks in `turns`, which follow `prompt` and hold a turn of it.
+        """Where the assistant says what is to be learnt in `turns`, which follow `prompt`.
 
         Raises:
             DataError: the template writes a turn in another way once others follow, or leaves out its content.
@@ -61,7 +61,7 @@ class SpokenFinder:
         whole = self._ids(rendered_whole(self._tokenizer, messages, row, remedy=remedy, begin_answer=False), chat=True)
         spans = []
         for number in range(len(prompt), len(messages)):
-            if messages[number]["role"] != "assistant":
+            if not is_learnt(messages[number]):
                 continue
             before = self._reach(ids(number), whole, number, row)
             # An opened answer may hold more than the whole does, such as the begin of reasoning; the tokens from where
@@ -77,11 +77,12 @@ class SpokenFinder:
                     f"{number + 1}; give it another `content`, or another `model`"
                 )
             spans.append((begin, end))
-        return Spoken(whole, tuple(spans), turns[0]["role"] == "assistant")
+        return Spoken(whole, tuple(spans), is_learnt(turns[0]))
 
     def parted(self, prompt: Messages, turns: Messages, row: Row, remedy: str) -> list[tuple[Messages, Messages]]:
         """The same conversation as prompts and turns in which `find` finds what the assistant says: one, or as many as
-        the template needs. In each the assistant reads what was said before as it would when it answers.
+        the template needs. In each the assistant reads what was said before as it would when it answers; and in each
+        is something to learn.
 
         Raises:
             DataError: as `find`, where parting does not help.
@@ -97,7 +98,7 @@ class SpokenFinder:
             parts.append(([*prompt, *turns[:start]], turns[start:]))
             answers = [at for at, message in enumerate(turns[:start]) if message["role"] == "assistant"]
             turns = turns[: answers[-1] + 1] if answers else []
-        return parts[::-1]
+        return [(before, said) for before, said in reversed(parts) if any(map(is_learnt, said))]
 
     def _written_alike(self, prompt: Messages, turns: Messages, row: Row, remedy: str) -> int:
         """Where in `turns` the first answer stands from which on the template writes all as in the whole. Looked for

@@ -8,16 +8,14 @@ datasets (the extra `data`) are imported where they are needed.
 from __future__ import annotations
 
 import glob
-import math
 import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from plait.data.plain_values import plain
 from plait.data.settings import SEVERAL
 from plait.data.text_files import Record, text_records
 from plait.dataflow.unfit import nearest
@@ -201,7 +199,7 @@ def _hub_records(name: str, key: str) -> Iterable[Record]:
 def _records(rows: Iterable[dict[str, Any]], name: str, start: int) -> Iterator[Record]:
     for number, row in enumerate(rows, start=start + 1):
         place = f"{name}:{number}"
-        yield {column: _as_written(_plain(value, column, place), column) for column, value in row.items()}, place
+        yield {column: _as_written(plain(value, column, place), column) for column, value in row.items()}, place
 
 
 def _as_written(value: Any, column: str) -> Any:
@@ -221,27 +219,6 @@ def _without_null(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_null(part) for key, part in value.items() if part is not None}
     return value
-
-
-def _plain(value: Any, column: str, place: str) -> Any:
-    """A value of a table as JSON has it (a number that is not finite is None): rows are written to sample files."""
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, list | tuple):
-        return [_plain(item, column, place) for item in value]
-    if isinstance(value, dict):
-        return {str(name): _plain(item, column, place) for name, item in value.items()}
-    if isinstance(value, datetime | date | time):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
-    raise DataError(
-        f"{place}: column `{column}` holds {type(value).__name__}, which is neither text nor number; remove the column"
-    )
 
 
 def _import_datasets(why: str) -> Any:

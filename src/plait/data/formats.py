@@ -117,7 +117,8 @@ def make_row(value: dict[str, Any], kind: RowKind, prompt_column: str, place: st
         raise DataError(f"{place}: column `{seen}`: only text models are trained; remove the column")
     if prompt_column not in value and (kind is RowKind.PROMPTS or prompt_column != "prompt"):
         missing = f"no column `{prompt_column}`{nearest(prompt_column, list(value))}"
-        mend = _CONVERSATIONS.format("prompt") if "conversations" in value else "set `data.prompt_column`"
+        mend = "set `data.prompt_column`, or make rows of these by `data.rows`"
+        mend = _CONVERSATIONS.format("prompt") if "conversations" in value else mend
         raise DataError(f"{place}: {missing}; found {', '.join(f'`{name}`' for name in value) or 'no column'}; {mend}")
     columns = dict(value)
     if prompt_column in value:
@@ -196,9 +197,10 @@ def _wanting(kind: RowKind, columns: Mapping[str, Any], place: str) -> DataError
         (other, name) for name in missing for other in others if other in _CALLED.get(name, ())
     ]:
         taken = {name: other for other, name in reversed(renamed)}  # the first of several that could be meant
-        mend = "rename " + " and ".join(f"`{other}` to `{name}`" for name, other in reversed(taken.items()))
+        renames = " and ".join(f"`{other}` to `{name}`" for name, other in reversed(taken.items()))
+        mend = f"rename {renames}, in the file or by `data.rows`"
     else:
-        mend = "rename the columns of `data.source`"
+        mend = "rename the columns of `data.source`, in the file or by `data.rows`"
     names = ", ".join(f"`{name}`" for name in present)
     return DataError(f"{place}: {kind.noun} need the columns {_WANTED[kind]}; found {names or 'no column'}; {mend}")
 
@@ -233,9 +235,39 @@ def _check_completion(prompt: str | Messages | None, completion: str | Messages,
         return
     if not (turns := [message for message in completion if message["role"] == "assistant"]):
         raise DataError(f"{place}: `{name}` has no turn of the assistant, so there is nothing to learn; remove the row")
+    for message in completion:
+        _check_weight(message, name, place)
+    if not any(map(is_learnt, turns)):
+        raise DataError(
+            f"{place}: all turns of the assistant in `{name}` say not to be learnt (`weight: 0`, `train: false`), so "
+            "there is nothing to learn; remove the row"
+        )
     for message in turns:
         if not message["content"] and not message.get("tool_calls"):
             raise DataError(f"{place}: a turn of the assistant in `{name}` is empty; remove the row")
+
+
+def is_learnt(message: Mapping[str, Any]) -> bool:
+    """Whether a message of a completion is the assistant's, and does not say that it is not to be learnt: as OpenAI's
+    format has it (`weight: 0`), or `train: false`."""
+    return message["role"] == "assistant" and message.get("weight", 1) != 0 and message.get("train") is not False
+
+
+def _check_weight(message: Mapping[str, Any], name: str, place: str) -> None:
+    """Raises DataError where a message says that it is to be learnt otherwise than whole or not at all."""
+    weight, train = message.get("weight"), message.get("train")
+    if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
+        found = f"found {weight!r:.40}; give one of them, or repeat the row"
+        raise DataError(f"{place}: `weight` of a message in `{name}` must be 0 (not learnt) or 1 (learnt), {found}")
+    if train is not None and not isinstance(train, bool):
+        raise DataError(f"{place}: `train` of a message in `{name}` must be true or false, found {train!r:.40}")
+    wanted = [key for key, value in (("weight", weight), ("train", train)) if value]
+    if wanted and not is_learnt(message):
+        why = "it says otherwise too" if message["role"] == "assistant" else "only what the assistant says is"
+        raise DataError(
+            f"{place}: a message of the role `{message['role']}` in `{name}` is to be learnt by its `{wanted[0]}`, but "
+            f"{why}; remove the key"
+        )
 
 
 def checked_prompt(prompt: Any, place: str) -> str | Messages:

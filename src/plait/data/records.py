@@ -83,13 +83,27 @@ class Prompt:
 
     def title(self, index: int | None = None) -> str:
         """What messages call it; or one of its samples, by index."""
+        name = shown_uid(self.name)
         if index is not None:
-            name = f"sample {self.name}.{index}"
+            title = f"sample {name}.{index}"
         else:
-            name = f"prompt {self.name}" if self.made_of is None else f"the prompt made of sample {self.name}"
-        if self.made_of is not None:
-            return name
-        return name if self.uid < EVALUATION_UID else f"{name} (item {self.uid - EVALUATION_UID + 1} of the evaluation)"
+            title = f"prompt {name}" if self.made_of is None else f"the prompt made of sample {name}"
+        if is_of_evaluation(self.name):
+            title += " of the evaluation"
+        own = self.columns.get("id")
+        return f"{title} (`id` {own})" if isinstance(own, str | int) and str(own) else title
+
+
+def is_of_evaluation(uid: str) -> bool:
+    """Whether the uid of a prompt or a sample is that of an item of an evaluation."""
+    first = uid.partition(".")[0]
+    return first.isdecimal() and int(first) >= EVALUATION_UID
+
+
+def shown_uid(uid: str) -> str:
+    """A uid as people read it: items of an evaluation are counted from 1."""
+    first, point, rest = uid.partition(".")
+    return f"{int(first) - EVALUATION_UID + 1}{point}{rest}" if is_of_evaluation(uid) else uid
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,11 @@ class DataSettings(Settings):
     )
     seed: Seed = Field(default=0, description="draws a task's questions and the held-out rows of a file")
     shuffle: bool = Field(default=True, description="a new order in every epoch; false: the order of the source")
+    rows: str | None = Field(
+        default=None,
+        description="FILE.py:FUNCTION that makes of each row of a file what is read: a row, a list of rows, or None to "
+        "leave it out",
+    )
     prompt_column: str = Field(default="prompt", min_length=1, description="column of a file that holds the prompt")
     system_prompt: str | None = Field(default=None, description="system message put before each prompt")
     prompt_template: str | None = Field(default=None, description="text around a text prompt; contains {question}")
@@ -97,7 +102,7 @@ class DataSettings(Settings):
         default=(), description="further sources, each with keys of its own; `data` as a list says the same"
     )
 
-    _paths = path_key("source")
+    _paths = path_key("source", "rows")
 
     @model_validator(mode="after")
     def _check_sources(self) -> Self:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from plait.data import files, movie_reviews
 from plait.data.formats import RowKind
+from plait.data.made_rows import FindFunction
 from plait.data.settings import DataSettings
 from plait.data.sources import Source, Splits, open_splits, without
 from plait.errors import DataError
@@ -19,6 +20,7 @@ def open_sources(
     evaluation_items: int = 0,
     kind: RowKind = RowKind.PROMPTS,
     held_elsewhere: Collection[str] = (),
+    find: FindFunction | None = None,
 ) -> tuple[Splits, ...]:
     """`open_splits` of each source, `evaluation_items` held out from each.
 
@@ -26,17 +28,17 @@ def open_sources(
     all (None where their own source lacks one).
 
     Args:
-        held_elsewhere: as there.
+        held_elsewhere, find: as there.
 
     Raises:
         DataError: as there; the source is named where there are several.
     """
     if not settings.more:
-        return (open_splits(settings, evaluation_items, kind, held_elsewhere),)
+        return (open_splits(settings, evaluation_items, kind, held_elsewhere, find),)
     opened = []
     for source in settings.sources:
         with _named(source):
-            opened.append(open_splits(source, evaluation_items, kind, held_elsewhere))
+            opened.append(open_splits(source, evaluation_items, kind, held_elsewhere, find))
     held_out = questions_held_out(opened)
     names = tuple(dict.fromkeys(name for splits in opened for name in splits.train.columns))
     return tuple(

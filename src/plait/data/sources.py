@@ -6,8 +6,7 @@ reaches the reward. The splits are a function of the data settings alone, never 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,9 @@ from plait.data.formats import (
     parts_of,
     text_of,
 )
+from plait.data.held_out import hold_out, ordered
 from plait.data.labels import rows_of_record, unpaired
+from plait.data.made_rows import FindFunction, RowMaker, maker_of
 from plait.data.one_format import check_one_format
 from plait.data.settings import DEFAULT_TASK_SIZE, DataSettings
 from plait.dataflow.unfit import nearest
@@ -85,6 +86,7 @@ def open_splits(
     evaluation_items: int = 0,
     kind: RowKind = RowKind.PROMPTS,
     held_elsewhere: Collection[str] = (),
+    find: FindFunction | None = None,
 ) -> Splits:
     """Read or draw the training rows and `evaluation_items` held-out ones, disjoint by the text of the question.
 
@@ -94,15 +96,18 @@ def open_splits(
 
     Args:
         held_elsewhere: questions that other data of the run hold out; they are not trained on.
+        find: finds the function that `data.rows` names.
 
     Raises:
+        ConfigError: `find` raises it.
         DataError: the source is missing, malformed, empty or too small; the message names the key to change.
     """
+    _check_rows_key(settings)
     if settings.task is not None:
         splits = _task_splits(settings, settings.task, evaluation_items, kind)
         return without(splits, settings.source, held_elsewhere)
-    rows, raw = _given_rows(settings, kind)
-    held_out = _hold_out(_ordered(rows, kind), evaluation_items, settings, "evaluation.items")
+    rows, raw = _given_rows(settings, kind, find)
+    held_out = hold_out(ordered(rows, kind), evaluation_items, settings.seed, settings.source, "evaluation.items")
     questions = {row.question for row in held_out}.union(held_elsewhere)
     train = [row for row in rows if row.question not in questions]
     if not train:
@@ -119,16 +124,32 @@ def open_splits(
     return Splits(Source(settings.source, tuple(train[: settings.size]), kind, raw), evaluation, len(rows) - len(train))
 
 
-def open_held_out(settings: DataSettings, items: int | None, kind: RowKind = RowKind.PROMPTS) -> Source:
+def _check_rows_key(settings: DataSettings) -> None:
+    if settings.rows is not None and (settings.task or settings.source.startswith(movie_reviews.PREFIX)):
+        raise DataError(f"`data.rows` is for files and data sets, but `data.source` is `{settings.source}`; remove it")
+
+
+def open_held_out(
+    settings: DataSettings,
+    items: int | None,
+    kind: RowKind = RowKind.PROMPTS,
+    find: FindFunction | None = None,
+) -> Source:
     """Read or draw rows of a source that has nothing but held-out ones: `items` of distinct questions, chosen as
     `open_splits` chooses those that it holds out; None: one of each question.
 
+    Args:
+        find: as there.
+
     Raises:
+        ConfigError: `find` raises it.
         DataError: as there; all of a task are asked for, which has no end.
     """
+    _check_rows_key(settings)
     if settings.task is None:
-        rows, raw = _given_rows(settings, kind)
-        return Source(settings.source, tuple(_hold_out(_ordered(rows, kind), items, settings, "data.items")), kind, raw)
+        rows, raw = _given_rows(settings, kind, find)
+        held_out = hold_out(ordered(rows, kind), items, settings.seed, settings.source, "data.items")
+        return Source(settings.source, tuple(held_out), kind, raw)
     from plait.data import tasks
 
     _check_task(settings, kind)
@@ -143,7 +164,7 @@ def open_held_out(settings: DataSettings, items: int | None, kind: RowKind = Row
     return Source(settings.source, tuple(rows))
 
 
-def _given_rows(settings: DataSettings, kind: RowKind) -> tuple[list[Row], bool]:
+def _given_rows(settings: DataSettings, kind: RowKind, find: FindFunction | None) -> tuple[list[Row], bool]:
     """All rows of a source that is no task, and whether they are beginnings of texts (`Source.raw`). Raises
     DataError."""
     if settings.source.startswith(movie_reviews.PREFIX):
@@ -153,7 +174,8 @@ def _given_rows(settings: DataSettings, kind: RowKind) -> tuple[list[Row], bool]
             "`data.parameters` belongs to a reasoning_gym task or the film reviews, but `data.source` is a file; "
             "remove it"
         )
-    return read_rows(settings.source, kind, settings.prompt_column, key="data.source"), False
+    maker = maker_of(settings.rows, find)
+    return read_rows(settings.source, kind, settings.prompt_column, key="data.source", maker=maker), False
 
 
 def _reviews(settings: DataSettings, kind: RowKind) -> list[Row]:
@@ -175,18 +197,29 @@ def _reviews(settings: DataSettings, kind: RowKind) -> list[Row]:
 
 
 def read_rows(
-    name: str, kind: RowKind = RowKind.PROMPTS, prompt_column: str = "prompt", *, key: str = "data.source"
+    name: str,
+    kind: RowKind = RowKind.PROMPTS,
+    prompt_column: str = "prompt",
+    *,
+    key: str = "data.source",
+    maker: RowMaker | None = None,
 ) -> list[Row]:
     """Rows of a file or a data set (see `files`), absent columns None.
+
+    Args:
+        maker: makes other records of those of the source.
 
     Raises:
         DataError: the file is missing or empty, a record is malformed (its place is named), a column is absent (the
             nearest one is named) or neither text nor messages, formats are mixed.
     """
     records = files.read_records(name, key)
+    if maker is not None:
+        records = maker.made_of(records)
     rows = [row for value, place in records for row in rows_of_record(value, kind, prompt_column, place)]
     if not rows:
-        raise DataError(f"`{name}` holds no row; give another source in `{key}`")
+        left = "" if maker is None else " of which `data.rows` makes one"
+        raise DataError(f"`{name}` holds no row{left}; give another source in `{key}`")
     check_one_format(rows, kind)
     if kind is not RowKind.PROMPTS and len({row.question for row in rows}) == 1:
         # One prompt for all says nothing of what a row is about, and would leave none to hold out.
@@ -202,37 +235,6 @@ def read_prompts(path: Path, prompt_column: str = "prompt", *, key: str = "data.
         DataError: as `read_rows`.
     """
     return read_rows(str(path), RowKind.PROMPTS, prompt_column, key=key)
-
-
-def _ordered(rows: list[Row], kind: RowKind) -> list[Row]:
-    """The rows that held-out ones are taken of: of a question the first. Of labelled responses to one prompt this is
-    another than the first of the file, which may always have the same label."""
-    if kind is not RowKind.LABELLED:
-        return rows
-    return sorted(rows, key=lambda row: _digest(row.question + text_of(row.columns["completion"])))
-
-
-def _digest(text: str, key: bytes = b"") -> bytes:
-    return hashlib.blake2b(text.encode(), key=key, digest_size=16).digest()
-
-
-def _hold_out(rows: Sequence[Row], items: int | None, settings: DataSettings, asks: str) -> list[Row]:
-    """One row of each of `items` distinct questions (None: of all), those whose keyed hash is least: no row's place
-    matters.
-
-    Args:
-        asks: the key that says how many.
-    """
-    if items == 0:
-        return []
-    unique = {row.question: row for row in reversed(rows)}
-    if items is not None and len(unique) < items:
-        raise DataError(
-            f"`{asks}` asks for {items} questions, `{settings.source}` has {len(unique)} distinct ones; lower it"
-        )
-    key = settings.seed.to_bytes(8, "little")
-    ranked = sorted(unique, key=lambda text: _digest(text, key))
-    return [unique[text] for text in ranked[:items]]
 
 
 def _check_task(settings: DataSettings, kind: RowKind) -> None:

@@ -71,7 +71,7 @@ def read_folder(name: str, dtype: torch.dtype, *, decoder_only: bool = False) ->
     """
     from plait.models.files.hub import is_hub_id
 
-    loading(f"model {name}")
+    loading(f"model {name}, which scores" if decoder_only else f"model {name}")
     folder, _, tokenizer = read_config(name)
     with reading(name):
         module, report = module_of(folder, name, dtype, decoder_only=decoder_only)

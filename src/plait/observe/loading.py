@@ -9,19 +9,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
+_listener: ContextVar[tuple[Callable[[str], None], set[str]] | None] = ContextVar("listener", default=None)
+"""Who listens, and what was said."""
 
 
-def loading(what: str) -> None:
-    """Say that `what` is loaded from now on: `model smollm2-135m-instruct`."""
-    if (show := _listener.get()) is not None:
+def loading(what: str, *, once: bool = False) -> None:
+    """Say that `what` is loaded from now on: `model smollm2-135m-instruct`.
+
+    Args:
+        once: not if it was said before: it is read again and again, and quickly.
+    """
+    if (listener := _listener.get()) is None:
+        return
+    show, said = listener
+    if not once or what not in said:
+        said.add(what)
         show(what)
 
 
 @contextmanager
 def loading_shown(show: Callable[[str], None]) -> Iterator[None]:
     """Hand every `loading` in here to `show`."""
-    token = _listener.set(show)
+    token = _listener.set((show, set()))
     try:
         yield
     finally:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from plait.observe.beside_steps import NONE_BESIDE, stage_text
 from plait.observe.screen import outliving, say
 
 if TYPE_CHECKING:
@@ -26,12 +27,7 @@ if TYPE_CHECKING:
 _SHOWN_STEPS = 8
 _AVERAGED_STEPS = 10
 _DRAWS_PER_S = 4
-_SHOWN_S = 0.05
 _BAR_COLUMNS, _LEAST_BAR_COLUMNS = 32, 8
-
-
-STAGE_SECONDS = "timing_s/"
-"""Every metric that begins so is a stage's busy seconds; `timing_s/step` is the whole step and left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,9 @@ class ProgressSink(Protocol):
 
     def advance(self, count: int = 1) -> None: ...
 
-    def step_done(self, step: int, metrics: Mapping[str, Any]) -> None: ...
+    def step_done(
+        self, step: int, metrics: Mapping[str, Any], beside: Mapping[str, float] = NONE_BESIDE, once_s: float = 0.0
+    ) -> None: ...
 
     def message(self, text: str) -> None: ...
 
@@ -135,23 +133,30 @@ class Progress:
         self._note = note
         self._draw()
 
-    def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Training step `step` (1 …) has ended with these metrics."""
+    def step_done(
+        self, step: int, metrics: Mapping[str, Any], beside: Mapping[str, float] = NONE_BESIDE, once_s: float = 0.0
+    ) -> None:
+        """Training step `step` (1 …) has ended with these metrics.
+
+        Args:
+            beside, once_s: see `BesideSteps.take`; what comes once does not count for the steps that are left.
+        """
         now = self._clock()
-        self._step_seconds.append(now - self._step_started_s)
+        seconds = now - self._step_started_s
+        self._step_seconds.append(max(0.0, seconds - once_s))
         self._step_started_s = now
         self._steps_done = step
         self._phase, self._phase_done, self._phase_total = "", 0, 0
-        self._stages = self._stage_text(metrics)
+        self._stages = stage_text(metrics, beside)
         numbers = {each.title: text for each in self._watched if (text := each.text(metrics)) is not None}
         self._had |= numbers.keys()
-        self._rows.append(_Row(str(step), numbers, f"{self._step_seconds[-1]:.1f}"))
+        self._rows.append(_Row(str(step), numbers, f"{seconds:.1f}"))
         if self._is_live:
             self._draw(soon=True)
             return
         shown = "".join(f"{title} {number}  " for title, number in numbers.items())
         self._print(
-            f"step {step}/{self._total_steps}  {shown}{self._step_seconds[-1]:.1f} s "
+            f"step {step}/{self._total_steps}  {shown}{seconds:.1f} s "
             f"({self._stages or 'no stage times'})  left {self._left_text()}"
         )
 
@@ -178,7 +183,8 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to the run's end by the mean of the last steps; None before the first step has ended."""
+        """Seconds to the run's end by the mean of the last steps, without what came once in them; None before the first
+        step has ended."""
         if not self._step_seconds:
             return None
         mean = sum(self._step_seconds) / len(self._step_seconds)
@@ -200,14 +206,6 @@ class Progress:
             return
         draws.append(now)
         self._live.update(self.picture(), refresh=True)
-
-    def _stage_text(self, metrics: Mapping[str, Any]) -> str:
-        prefix = STAGE_SECONDS
-        stages = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
-        stages.pop("step", None)
-        least = min(_SHOWN_S, max(stages.values(), default=0.0))  # what takes no time is no stage to watch
-        stages = {name: seconds for name, seconds in stages.items() if seconds >= least}
-        return ", ".join(f"{name} {float(value):.1f}" for name, value in stages.items())
 
     def _left_text(self) -> str:
         left_s = self.left_s

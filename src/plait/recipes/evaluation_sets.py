@@ -115,5 +115,5 @@ def _source_of(source: str, own: EvaluationSetSettings, data: DataSettings) -> D
     said: dict[str, Any] = {key: value for key in OF_SOURCE if (value := getattr(own, key)) is not None}
     plain = {"more": (), "name": None, "weight": None, "size": None, "parameters": {}}
     if not is_file:
-        plain["prompt_column"] = "prompt"
+        plain |= {"prompt_column": "prompt", "rows": None}
     return data.model_copy(update={**plain, **said, "source": source})

@@ -14,7 +14,16 @@ from plait.settings import Seed, Settings, word_or_number
 
 HELD_OUT = "held_out"
 """Name of a set that is held out of `data`, among several."""
-OF_SOURCE = ("parameters", "seed", "prompt_column", "system_prompt", "prompt_template", "examples", "max_prompt_tokens")
+OF_SOURCE = (
+    "parameters",
+    "seed",
+    "rows",
+    "prompt_column",
+    "system_prompt",
+    "prompt_template",
+    "examples",
+    "max_prompt_tokens",
+)
 """Keys of a set that are about a source of its own."""
 _ITEMS = word_or_number(("all",), int, lambda number: number >= 0, "all or a number of items")
 _SET_ITEMS = word_or_number(("all",), int, lambda number: number >= 1, "all or a number of items from 1 on")
@@ -38,6 +47,7 @@ class EvaluationSetSettings(Settings):
     )
     parameters: dict[str, Any] = Field(default_factory=dict, description="as data.parameters, of its source")
     seed: Seed | None = Field(default=None, description="as data.seed: which of its rows are asked")
+    rows: str | None = Field(default=None, description="as data.rows")
     prompt_column: str | None = Field(default=None, min_length=1, description="as data.prompt_column")
     system_prompt: str | None = Field(default=None, description="as data.system_prompt")
     prompt_template: str | None = Field(default=None, description='as data.prompt_template; "{question}": none')
@@ -51,7 +61,7 @@ class EvaluationSetSettings(Settings):
     samples_per_prompt: int | None = Field(default=None, ge=1)
     pass_at: _PassAt | None = Field(default=None)
 
-    _paths = path_key("source")
+    _paths = path_key("source", "rows")
 
     @model_validator(mode="before")
     @classmethod

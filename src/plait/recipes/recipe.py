@@ -19,6 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from plait.data.settings import DataSettings
 from plait.errors import ConfigError
 from plait.generation.settings import SamplingSettings
+from plait.json_text import kind_of
 from plait.models.lora_settings import LoraSettings
 from plait.observe.doctor_settings import DoctorSettings
 from plait.paths import named_folder, path_key
@@ -190,6 +191,15 @@ class Recipe(OpenKeys):
         except (TypeError, ValueError) as error:
             raise ValueError(f"expected texts, numbers, lists and maps, as a file has them: {error}") from None
         return options
+
+    @field_validator("plan", mode="before")
+    @classmethod
+    def _is_named_plan(cls, plan: Any) -> Any:
+        if not isinstance(plan, str):
+            raise ValueError(
+                "expected auto, colocated, split, standalone or the path of a plan file, found " + kind_of(plan)
+            )
+        return plan
 
     @field_validator("device", mode="before")
     @classmethod

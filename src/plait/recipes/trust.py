@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from plait.data.settings import DataSettings
 from plait.errors import ConfigError
 from plait.output import run_holding
 from plait.recipes.algorithm import BUILT_IN, checked_recipe
@@ -50,6 +51,7 @@ def check_origin(path: Path, recipe: Recipe, overrides: Sequence[tuple[str, Any]
     if run is None:
         return
     overridden = {key for key, _ in overrides}
+    overridden |= {f"{key}.rows" for key in overridden if key.endswith((".more", ".sets"))}
     named = {key: names for key, names in code_of(recipe).items() if key not in overridden}
     if named:
         listed = "; ".join(f"`{key}`: {', '.join(names)}" for key, names in named.items())
@@ -63,15 +65,26 @@ def check_origin(path: Path, recipe: Recipe, overrides: Sequence[tuple[str, Any]
 def code_of(recipe: Recipe) -> dict[str, tuple[str, ...]]:
     """Key of the recipe → the functions of the user's that it names; those of plait are left out."""
     named = {
+        **_makers_of_rows("data", recipe.data),
+        **({} if recipe.pretraining is None else _makers_of_rows("pretraining", recipe.pretraining)),
         "algorithm": () if recipe.algorithm in BUILT_IN else (recipe.algorithm,),
         "reward.functions": recipe.reward.functions,
         "cost.functions": recipe.cost.functions,
         "evaluation.functions": recipe.evaluation.functions,
+        "evaluation.sets.rows": tuple(own.rows for own in recipe.evaluation.sets if own.rows is not None),
         "turns.reply": () if recipe.turns.reply is None else (recipe.turns.reply,),
         "turns.tools": recipe.turns.tools,
     }
     own = {key: tuple(name for name in names if _is_of_the_user(name)) for key, names in named.items()}
     return {key: names for key, names in own.items() if names}
+
+
+def _makers_of_rows(section: str, settings: DataSettings) -> dict[str, tuple[str, ...]]:
+    """What makes rows of the first source of a section, and of further ones, for which other keys speak."""
+    return {
+        f"{section}.rows": () if settings.rows is None else (settings.rows,),
+        f"{section}.more.rows": tuple(source.rows for source in settings.more if source.rows is not None),
+    }
 
 
 def _is_of_the_user(name: str) -> bool:

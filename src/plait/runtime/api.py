@@ -21,7 +21,7 @@ from plait.recipes.trust import user_recipe
 from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
 from plait.runtime.evaluating.evaluations import Evaluations
-from plait.runtime.folder.claim import claim
+from plait.runtime.folder.claim import BEGINS_ANEW, claim
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import Origin
 from plait.runtime.folder.stored_recipe import as_begun
@@ -132,9 +132,11 @@ def run(
         claim(recipe, resume=resume) as directory,
         gathering(recipe, directory.path, loading) as nodes,
     ):
-        if resume:
+        if directory.begun:
             recipe = as_begun(directory.files.recipe, recipe)
-        outcome = _run_claimed(recipe, directory, resume, origin, nodes, planned)
+        elif resume:
+            say(BEGINS_ANEW, file=sys.stderr)
+        outcome = _run_claimed(recipe, directory, directory.begun, origin, nodes, planned)
         if nodes is not None and (outcome.asked_to_stop or not outcome.finished):
             nodes.end(STOPPED_CODE, "node 0: the run was stopped")
         return outcome

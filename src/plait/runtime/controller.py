@@ -69,14 +69,17 @@ def train(session: Session, stopped_by: Sequence[Signals] = STOP_SIGNALS) -> Out
     on_error = saying_how_to_resume(tell_user, lambda: session.how_to_resume, session.rescue)
     with stop_signals(tell_user, stopped_by) as stop, on_error:
         session.progress.start(done.step)
+        session.beside.take()  # what was compiled while it loaded
         metrics, before, after = records.last_metrics(), records.evaluation(0), None
         if before is None and done.step == 0:
-            before = evaluate(session, stop, "leaving the evaluation before the first step")
+            with session.beside.part("first evaluation", once=True):
+                before = evaluate(session, stop, "leaving the evaluation before the first step")
         while not session.is_over and not stop.asked:
             stop.doing = f"finishing step {done.step + 1}, then saving"
             metrics = run_step(session)  # generate → score → advantages → train
             if is_due(recipe.checkpoint.every, done.step) or stop.asked or session.is_over:
-                session.save()
+                with session.beside.part("saving"):
+                    session.save()
         if session.is_over:
             after = records.evaluation(done.step)
             if after is None:
@@ -105,14 +108,15 @@ def run_step(session: Session) -> dict[str, float]:
     findings = session.doctor.after_step(state, metrics) if session.doctor is not None else ()
     if is_due(session.recipe.evaluation.every, done.step) and session.prepared.num_held_out:
         try:
-            evaluation = session.evaluate()
-            session.record_evaluation(evaluation)
+            with session.beside.part("evaluation"):
+                evaluation = session.evaluate()
+                session.record_evaluation(evaluation)
         except RunError:
             session.record_step(state, metrics)  # the step itself is whole, and can be saved
             raise
         metrics |= evaluation.metrics()
     session.record_step(state, metrics)
-    session.progress.step_done(done.step, metrics)
+    session.progress.step_done(done.step, metrics, *session.beside.take())
     if session.doctor is not None:
         session.doctor.stop_if_asked(findings)
     return metrics

@@ -128,9 +128,9 @@ class Records:
             return
         metrics = sorted(evaluations[-1].keys() - {"step"})
         have = ", ".join(f"`{metric}`" for metric in metrics)
-        raise RunError(
-            f"`evaluation.best_by`: no evaluation has a metric `{name}`; they have {have}{nearest(name, metrics)}"
-        )
+        group = "eval/"  # which all have, so that it makes none of them nearer
+        near = nearest(name.removeprefix(group), [metric.removeprefix(group) for metric in metrics], group)
+        raise RunError(f"`evaluation.best_by`: no evaluation has a metric `{name}`; they have {have}{near}")
 
     def best_value(self) -> float:
         """The best value of an evaluation after a step; −∞ if there is none."""

@@ -14,12 +14,13 @@ import torch
 from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.errors import RESUME, RunError
 from plait.file_writes import why_not_written, writing
+from plait.observe.beside_steps import BesideSteps
 from plait.output import write_file
 from plait.recipes.role_models import main_role, trained_roles
 from plait.runtime.evaluating.engine_gate import check_engines
 from plait.runtime.evaluating.evaluations import Evaluations
 from plait.runtime.evaluating.measure import measure
-from plait.runtime.folder.directory import RunDirectory
+from plait.runtime.folder.directory import BEFORE_ALL, RunDirectory
 from plait.runtime.folder.export import marker_of, write_weights
 from plait.runtime.folder.history import FINISHED, STOPPED, History, Origin
 from plait.runtime.folder.moments import Moments
@@ -67,6 +68,7 @@ class Session:
         self.saved: int | None = None
         """Step of the newest checkpoint."""
         self._save_failed = self._has_final = False
+        self.beside = BesideSteps()
         self._stack = contextlib.ExitStack()
         self._resume = resume
 
@@ -192,7 +194,7 @@ class Session:
     def how_to_resume(self) -> str:
         """How a run that ends now can be resumed, in words."""
         if self.saved is None:
-            return f"no step is saved; {RESUME} begins again at step 1"
+            return f"no step is saved; {RESUME} begins again at step 1, also by other keys"
         return (
             f"the checkpoint of step {self.saved} is good ({self.directory.files.checkpoints}/step-{self.saved}); "
             f"go on from it with {RESUME}"
@@ -306,6 +308,9 @@ class Session:
         with writing(self.directory.path):
             for line in self.history.begin(self._origin, recipe, plan, step, self.progress.message):
                 self.progress.message(f"warning: {line}")
+        if step == 0 and self.history.files_changed and self.directory.files.evaluations.exists():
+            self.progress.message("the evaluation before the first step is done again")
+            self.directory.rollback_to({}, BEFORE_ALL)
 
     def _cut_back(self, checkpoint: Checkpoint | None) -> None:
         """Remove what the interrupted run wrote after its last checkpoint; store keys that have changed."""

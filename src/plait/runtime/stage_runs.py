@@ -99,7 +99,11 @@ class Checked:
 
 
 def checked_stages(stages: Stages, *, resume: bool, placing: Placing = UNJOINED) -> dict[str, Checked]:
-    """By name, all stages as they were found to be able to run; see `check_stages`."""
+    """By name, all stages as they were found to be able to run; see `check_stages`. Their folders come first."""
+    for name in stages.recipes:
+        with in_stage(name):
+            recipe = stages.resolved(name)
+            claim(recipe, resume=resume and _has_begun(recipe)).close()
     return {
         name: Checked(stages.recipes[name].steps, None)
         if prepared is None
@@ -124,7 +128,8 @@ def check_stages(stages: Stages, *, resume: bool, placing: Placing = UNJOINED) -
             begun = RunFiles(recipe.run_dir) if resume and _has_begun(recipe) else None
             if begun is not None:
                 _check_sources(stages, name, steps)
-            claim(recipe, resume=begun is not None).close()
+                with claim(recipe, resume=True) as directory:
+                    begun = begun if directory.begun else None
             if begun is not None and _is_done_anyway(recipe):
                 check_left(begun.recipe, recipe, lambda: True)
                 steps[name] = recipe.steps
@@ -142,6 +147,7 @@ def check_stages(stages: Stages, *, resume: bool, placing: Placing = UNJOINED) -
                 check_left(begun.recipe, recipe, partial(_is_done, recipe, steps[name]))
             with ExitStack() as stack:
                 open_pools(prepared, stack)
+            claim(recipe, resume=resume and _has_begun(recipe)).close()
         yield name, prepared
 
 

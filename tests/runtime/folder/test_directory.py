@@ -40,10 +40,25 @@ def test_paths_and_recipe(tmp_path: Path):
 
 def test_an_existing_run_is_refused_and_the_three_remedies_named(tmp_path: Path):
     begun(tmp_path, RECIPE).close()
-    remedies = r"key `run_dir`.*holds a run already.*resume=True.*`overwrite: true`.*`run_dir`"
+    (tmp_path / "checkpoints/step-1").mkdir(parents=True)
+    remedies = r"key `run_dir`.*holds a run already.*; continue it with.*resume=True.*`overwrite: true`.*`run_dir`"
     with pytest.raises(ConfigError, match=remedies):
         begun(tmp_path, RECIPE)
     RunDirectory.resume(tmp_path).close()
+
+
+@pytest.mark.parametrize("saved", ["checkpoints/step-2", "checkpoints/step-2.replaced", "final", "run.json"])
+def test_only_where_no_step_was_ever_saved_a_run_may_begin_again_by_other_keys(tmp_path: Path, saved: str):
+    begun(tmp_path, RECIPE).close()
+    (tmp_path / "checkpoints/step-1.tmp").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"no step is saved; begin again .*resume=True.* the same keys or others"):
+        begun(tmp_path, RECIPE)
+    if saved == "run.json":
+        (tmp_path / saved).write_text('{"format": "plait-run", "version": 1, "saved_step": 2, "stays": []}')
+    else:
+        (tmp_path / saved).mkdir()
+    with pytest.raises(ConfigError, match=r"recipe\.yaml.*\); continue it with"):
+        begun(tmp_path, RECIPE)
 
 
 def test_overwrite_clears_what_a_run_wrote_and_nothing_else(tmp_path: Path):

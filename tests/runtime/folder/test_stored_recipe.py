@@ -133,10 +133,15 @@ def test_keys_that_there_are_no_more_are_named_with_the_way_on(tmp_path: Path) -
     del tree["doctor"]["kl"], tree["restarts"]
     (tmp_path / "run.lock").touch()
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    saved = tmp_path / "checkpoints/step-1"
+    saved.mkdir(parents=True)
     with pytest.raises(
         ConfigError, match=r"was begun with `once`, `sampling\.gone`, which this version .* not have; go on w"
     ):
         claim(recipe, resume=True)
+    saved.rmdir()
+    with claim(recipe, resume=True) as directory:
+        assert not directory.begun, "nothing is lost where no step was ever saved"
     del tree["once"], tree["sampling"]["gone"]
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
     claim(recipe, resume=True).close()
@@ -147,6 +152,7 @@ def test_a_run_whose_recipe_cannot_be_read_is_let_go_of(tmp_path: Path) -> None:
     stored, recipe = tmp_path / "recipe.yaml", load_recipe(None, [*KEYS.items(), ("run_dir", str(tmp_path))])
     stored.write_text("steps: [")
     (tmp_path / "run.lock").touch()
+    (tmp_path / "checkpoints/step-1").mkdir(parents=True)
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"recipe\.yaml"):
             claim(recipe, resume=True)

@@ -33,14 +33,14 @@ def test_units_are_told_now_and_then_and_all_before_what_follows_them(hand: Hand
     hand.now_s += 0.2
     progress.advance()
     progress.advance()
-    progress.step_done(4, {"reward": 0.5})
+    progress.step_done(4, {"reward": 0.5}, {"saving": 1.5}, 0.5)
     assert told(texts) == [
         ["start", 3],
         ["phase", "actor.generate", 12, "samples"],
         ["advance", 2],
         ["advance", 9],
         ["advance", 1],
-        ["step_done", 4, {"reward": 0.5}],
+        ["step_done", 4, {"reward": 0.5}, {"saving": 1.5}, 0.5],
     ]
 
 
@@ -75,7 +75,7 @@ def test_the_same_calls_are_shown_in_their_order() -> None:
         ("start", 0),
         ("phase", "actor.train", 2, "micro-batches"),
         ("advance", 2),
-        ("step_done", 1, {"loss": float("inf"), "name": "a"}),
+        ("step_done", 1, {"loss": float("inf"), "name": "a"}, {}, 0.0),
         ("message", "saved"),
     ]
 
@@ -98,4 +98,9 @@ def test_once_it_is_said_for_whom_a_silent_leader_waits(monkeypatch: pytest.Monk
         assert asked.wait(10)
         time.sleep(0.05)
         progress.step_done(1, {})
-    assert shown.calls == [("message", "read"), ("start", 0), ("message", "rank 1 loads"), ("step_done", 1, {})]
+    assert shown.calls == [
+        ("message", "read"),
+        ("start", 0),
+        ("message", "rank 1 loads"),
+        ("step_done", 1, {}, {}, 0.0),
+    ]

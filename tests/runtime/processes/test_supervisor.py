@@ -34,7 +34,8 @@ def test_only_a_run_that_has_begun_is_to_be_resumed(tmp_path: Path) -> None:
         with RunDirectory.claim(tmp_path, overwrite=True) as directory:
             assert how_to_resume(job, directory) == "no step is saved; begin the run again"
             RunDirectory.lent(tmp_path).begin("model: m\n")
-            assert how_to_resume(job, directory) == f"no step is saved; {RESUME} begins again at step 1"
+            again = f"no step is saved; {RESUME} begins again at step 1, also by other keys"
+            assert how_to_resume(job, directory) == again
             assert directory.begun
 
 

@@ -12,6 +12,7 @@ from plait.recipes.open_keys import MEMORY_KEYS
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.stored_recipe import OPTIMIZERS, STEERED_KEYS, changed_keys, gone_keys
+from plait.runtime.folder.unsaved import nothing_saved
 
 RESUMABLE_KEYS = frozenset(
     {
@@ -55,6 +56,10 @@ RESUMABLE_KEYS = frozenset(
     }
 )
 """Keys that may differ when a run is resumed; every other one would change what its logs compare."""
+BEGINS_ANEW = (
+    "no step is saved, and keys have other values: the run begins anew, with the evaluation before its first step"
+)
+"""What is said of a run that `claim` with `resume` takes for one to be replaced."""
 
 
 def check_packages(recipe: Recipe) -> None:
@@ -72,6 +77,9 @@ def check_packages(recipe: Recipe) -> None:
 def claim(recipe: Recipe, *, resume: bool) -> RunDirectory:
     """Take the run directory, and check what can be checked of the run before any work: nothing in it changes.
 
+    With `resume` a run of which no step is saved may have begun by other keys: then it is to be replaced, as
+    `RunDirectory.begun` says, and what it has evaluated with it.
+
     Raises:
         ConfigError: the folder is taken, or holds a run that `recipe` does not continue.
         UserError: as of `check_packages`.
@@ -82,6 +90,11 @@ def claim(recipe: Recipe, *, resume: bool) -> RunDirectory:
     directory = RunDirectory.resume(recipe.run_dir)
     try:
         _check_same(directory.files.recipe, recipe)
+    except ConfigError:
+        if not nothing_saved(*directory.files.saved):
+            directory.close()
+            raise
+        directory.begin_anew()
     except BaseException:
         directory.close()
         raise

@@ -34,6 +34,7 @@ from plait.runtime.folder.run_files import (
     RunFiles,
 )
 from plait.runtime.folder.run_lock import Lent, Lock
+from plait.runtime.folder.unsaved import nothing_saved, said_of_taken
 
 _LOGS = (METRICS, TRACE)
 """Files that grow row by row; a checkpoint states how long each was."""
@@ -41,6 +42,8 @@ _LOGGED = (METRICS, EVALUATIONS, DOCTOR, TRACE, SAMPLES, "tensorboard", "wandb")
 _RUN = (RECIPE, PLAN, CHECKPOINTS, *_LOGGED, BEST, FINAL, MERGED, HISTORY, CODE, SUMMARY, FORECAST, *DECISIONS)
 _CLEARED = (*_RUN, OLD_WORKERS)
 """What `overwrite` removes, in this order: without a recipe nothing can be resumed by mistake half-way."""
+BEFORE_ALL = -1
+"""The step before the evaluation of step 0."""
 _STEP_FILE = re.compile(r"\.?(?:step|eval)-(\d+)\b.*")
 
 
@@ -87,10 +90,8 @@ class RunDirectory:
             raise ConfigError(f"key `run_dir`: {path} cannot be written: {why_not_written(path, error)}") from error
         if not overwrite and (entries := [name for name in _RUN if name in _names(path)]):
             directory.close()
-            raise ConfigError(
-                f"key `run_dir`: {path} holds a run already ({', '.join(entries[:3])}); continue it with {RESUME}, "
-                "replace it with `overwrite: true`, or give another `run_dir`"
-            )
+            said = said_of_taken(entries, is_unsaved=RECIPE in entries and nothing_saved(*directory.files.saved))
+            raise ConfigError(f"key `run_dir`: {path} holds a run already {said}")
         return directory
 
     @classmethod
@@ -120,6 +121,10 @@ class RunDirectory:
     def begun(self) -> bool:
         """Whether there is a run in it that can be resumed."""
         return self._begun
+
+    def begin_anew(self) -> None:
+        """Take the run in it for one to be replaced, as `claim` with `overwrite` does: it stays until `begin`."""
+        self._begun = False
 
     def note_begun(self) -> None:
         """Note that a run has begun, if another process that the folder was lent to has written a new recipe."""
@@ -183,6 +188,7 @@ class RunDirectory:
         Call it with no log open.
 
         Args:
+            step: BEFORE_ALL: the evaluation before the first step goes, too.
             is_over: `step` is the last one: the trace keeps the actions of the evaluation behind it.
 
         Raises:

@@ -81,6 +81,7 @@ class History:
         self._folder = folder
         self._path = folder / HISTORY
         self.saved_step = 0
+        self.files_changed = False  # of code or data, since the stay before; known from `begin` on
         self.stays: list[dict[str, Any]] = []
         if resume and self._path.exists():
             self._read()
@@ -130,6 +131,7 @@ class History:
             *_changed(last.get("inputs", []), inputs, "key"),
             *_changed(last.get("code", []), code, "key", "path"),
         ]
+        self.files_changed = bool(changed)
         stay = {
             "started": _now(),
             "ended": None,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from plait.checkpoint.step_folders import steps_in
 from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.errors import ConfigError, RunError
 from plait.recipes.evaluation_settings import EvaluationSettings
@@ -47,7 +48,7 @@ def last_step(folder: Path, settings: EvaluationSettings, steps: int) -> int | N
         DataError: the log of its evaluations is damaged.
     """
     files = RunFiles(folder)
-    newest = next(reversed(CheckpointStore(files.checkpoints, keep_last=1).steps()), None)
+    newest = next(reversed(steps_in(files.checkpoints)), None)
     if newest is None or newest == steps:
         return newest
     return None if spent_patience(files.evaluations, settings, newest) is None else newest
@@ -55,7 +56,7 @@ def last_step(folder: Path, settings: EvaluationSettings, steps: int) -> int | N
 
 def has_checkpoint(checkpoints: Path) -> bool:
     """Whether a run that is resumed goes on from a checkpoint, or cannot go on: whether one is whole is not checked."""
-    return bool(CheckpointStore(checkpoints, keep_last=1).steps())
+    return bool(steps_in(checkpoints))
 
 
 def check_not_gone(checkpoint: Checkpoint | None, store: CheckpointStore, saved_step: int, run_dir: Path) -> None:

@@ -71,6 +71,11 @@ class RunFiles:
         self.workers = path / WORKERS
         self.old_workers = path / OLD_WORKERS
 
+    @property
+    def saved(self) -> tuple[Path, ...]:
+        """The folder, and where in it steps are saved."""
+        return self.path, self.checkpoints, self.best, self.final
+
     def samples(self, step: int) -> Path:
         return self.path / SAMPLES / f"step-{step:06d}.jsonl"
 

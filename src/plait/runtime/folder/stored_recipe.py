@@ -20,10 +20,13 @@ from plait.recipes.renamed_keys import with_new_names
 
 OPTIMIZERS = ("optimizer", "critic.optimizer", "cost_critic.optimizer")
 """The sections of optimizers."""
-STEERED_KEYS = tuple(
+_UPDATE_KEYS = tuple(
     f"{section}.{key}" for section in OPTIMIZERS for key in ("learning_rate", "weight_decay", "max_grad_norm")
 )
-"""How optimizers go on: a user may steer a run by them on the way. Each stay at the run says its values."""
+"""How optimizers go on."""
+STEERED_KEYS = (*_UPDATE_KEYS, *(f"{section}.on_error" for section in ("reward", "cost", "turns")))
+"""By which a user may steer a run on the way: optimizers, and whether it outlives an error of a function. Each stay at
+the run says its values."""
 
 
 def recipe_text(recipe: Recipe) -> str:
@@ -138,8 +141,8 @@ def with_sampling(recipe: Recipe, sampling: SamplingSettings) -> Recipe:
 
 def steering(recipe: Recipe) -> dict[str, Any]:
     """The values of `STEERED_KEYS`, as JSON has them: an infinite one is a text."""
-    values = keys_of(recipe)
-    return {key: values[key] if math.isfinite(values[key]) else str(values[key]) for key in STEERED_KEYS}
+    values = {key: value for key, value in keys_of(recipe).items() if key in STEERED_KEYS}
+    return {key: str(value) if value == math.inf else value for key, value in values.items()}
 
 
 def said_of_steering(then: Mapping[str, Any], now: Mapping[str, Any], step: int) -> list[str]:
@@ -152,8 +155,9 @@ def said_of_steering(then: Mapping[str, Any], now: Mapping[str, Any], step: int)
 
 
 def check_left(old: Path, recipe: Recipe, is_done: Callable[[], bool]) -> None:
-    """Raises ConfigError where a run is steered otherwise than its stored recipe says, and has no step left to do."""
-    steered = [f"`{key}`" for key in changed_keys(old, recipe) if key in STEERED_KEYS]
+    """Raises ConfigError where optimizers are to go on otherwise than a stored recipe says, and its run has no step
+    left to do. What an error means may still count, in the evaluation behind the last step."""
+    steered = [f"`{key}`" for key in changed_keys(old, recipe) if key in _UPDATE_KEYS]
     if steered and is_done():
         raise ConfigError(
             f"key `run_dir`: the run in `{recipe.run_dir}` has done all of its steps, and would do none with other "

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from plait.data.formats import RowKind
+from plait.data.made_rows import RowFunction
 from plait.data.movie_reviews import PREFIX
 from plait.data.numbers import check_numbers, names_asked
 from plait.data.settings import DataSettings
@@ -20,6 +21,7 @@ from plait.models.files.known_shapes import is_shape
 from plait.observe.loading import loading
 from plait.recipes.evaluation_sets import EvaluationSet, evaluation_sets
 from plait.recipes.recipe import Recipe
+from plait.rewards.loading import load_function
 
 EARLY_BYTES = 16 << 20
 """Files up to this size, together, are read before torch is there, and once more when it is: that takes less time than
@@ -48,7 +50,8 @@ def open_rows(flow: Dataflow, recipe: Recipe) -> Opened:
     """Read what a flow trains on and is measured on.
 
     Raises:
-        ConfigError: the flow reads several data sets and generates from none, or a section is missing.
+        ConfigError: the flow reads several data sets and generates from none, a section is missing, or the function of
+            `data.rows` cannot be loaded.
         DataError: a source or one of its rows cannot be used, as far as no tokenizer is needed to see that.
     """
     generates = bool(flow.of_kind(CallKind.GENERATE))
@@ -64,7 +67,7 @@ def open_rows(flow: Dataflow, recipe: Recipe) -> Opened:
     held_out: tuple[HeldOutRows, ...] = ()
     if generates:
         loading(f"data {recipe.data.title}")
-        prompts = open_sources(recipe.data, items, held_elsewhere=questions)
+        prompts = open_sources(recipe.data, items, held_elsewhere=questions, find=_find)
         asked = names_asked(flow.of_kind(CallKind.GENERATE))
         for splits in prompts:
             check_numbers(splits.train.rows, asked)  # no flow reads those that are held out
@@ -76,7 +79,7 @@ def open_rows(flow: Dataflow, recipe: Recipe) -> Opened:
         with in_keys_of(flow):
             settings = settings_of(name, flow, recipe)
             loading(f"data {settings.title}")
-            given[name] = open_sources(settings, items, RowKind(name), questions)
+            given[name] = open_sources(settings, items, RowKind(name), questions, _find)
         if not generates:
             held_out = _held_out(recipe, sets, own, given[name])
         read = (name, MISMATCHED) if name == LABELLED else (name,)
@@ -94,7 +97,7 @@ def _of_own_sources(sets: Sequence[EvaluationSet], kind: RowKind) -> dict[str, S
         if one.source is not None:
             loading(f"held-out items {one.source.source}")
             with one.in_keys():
-                found[one.label] = open_held_out(one.source, one.items, kind)
+                found[one.label] = open_held_out(one.source, one.items, kind, _find)
     return found
 
 
@@ -120,7 +123,8 @@ def _held_out(
 
 
 def check_rows(flow: Dataflow, recipe: Recipe) -> None:
-    """`open_rows`, where that takes no time: of files up to `EARLY_BYTES`. Raises as it does."""
+    """`open_rows`, where that takes no time: of files up to `EARLY_BYTES` of which no function of the user's makes
+    rows. Raises as it does."""
     sections = (recipe.data, *([] if recipe.pretraining is None else [recipe.pretraining]))
     of_sets = [one.source for one in evaluation_sets(recipe) if one.source is not None]
     sources = [*(source for section in sections for source in section.sources), *of_sets]
@@ -130,8 +134,12 @@ def check_rows(flow: Dataflow, recipe: Recipe) -> None:
         open_rows(flow, recipe)
 
 
+def _find(path: str) -> RowFunction:
+    return load_function(path, key="data.rows")
+
+
 def _is_file(source: DataSettings) -> bool:
-    is_other = source.task is not None or source.source.startswith(PREFIX)
+    is_other = source.task is not None or source.source.startswith(PREFIX) or source.rows is not None
     return not is_other and os.path.isfile(source.source)
 
 
@@ -167,5 +175,7 @@ def in_section(section: str) -> Iterator[None]:
     inside does, so worded."""
     try:
         yield
-    except DataError as error:
-        raise DataError(str(error).replace("`data.", f"`{section}.")) from None
+    except (DataError, ConfigError) as error:
+        worded = type(error)(str(error).replace("`data.", f"`{section}."))
+        worded.frames = error.frames
+        raise worded from None

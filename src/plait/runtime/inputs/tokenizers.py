@@ -27,7 +27,7 @@ def load_tokenizer(model: str, key: str = "model") -> Any:
     """
     if is_shape(model):
         raise no_weights(model, key)
-    loading(f"tokenizer of {model}")
+    loading(f"tokenizer of {model}", once=True)
     adapter = adapter_of(model)
     if adapter is None:
         folder = resolve(model)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from plait.observe.beside_steps import NONE_BESIDE
 from plait.observe.progress import Progress
 
 _WRITE_S = 0.1
@@ -42,9 +43,11 @@ class RelayedProgress:
         if time.monotonic() - self._told_s > _WRITE_S:
             self._flush_count()
 
-    def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def step_done(
+        self, step: int, metrics: Mapping[str, Any], beside: Mapping[str, float] = NONE_BESIDE, once_s: float = 0.0
+    ) -> None:
         self._flush_count()
-        self._tell("step_done", step, dict(metrics))
+        self._tell("step_done", step, dict(metrics), dict(beside), once_s)
 
     def message(self, text: str) -> None:
         self._tell("message", text)

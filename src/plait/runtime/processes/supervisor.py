@@ -159,5 +159,5 @@ def how_to_resume(job: Job, directory: RunDirectory) -> str:
         if (checkpoint := store.latest()) is not None:
             where = f"the checkpoint of step {checkpoint.step} is good ({checkpoint.folder})"
             return f"{where}; go on from it with {RESUME}"
-        return f"no step is saved; {RESUME} begins again at step 1"
+        return f"no step is saved; {RESUME} begins again at step 1, also by other keys"
     return f"no checkpoint in {store.folder} is whole"
