@@ -1,4 +1,5 @@
-"""What a search and a simulation say of memory, and what a dry run says, is one forecast."""
+"""What a search and a simulation say of memory, and what a dry run says, is one forecast, but where a part of a model
+lies in another that is not the whole of it: there a simulation says more."""
 
 from __future__ import annotations
 
@@ -285,6 +286,38 @@ def test_what_leaves_is_counted_while_it_is_there() -> None:
     for memory, device in both(facts_for(leaving)):
         assert memory.peak_bytes == pytest.approx(device.most_bytes, abs=ZERO_UNIT)
         assert any(what.endswith("brought back") for what in memory.terms)
+
+
+LAYER, EMBEDDINGS, NORM = 2 * 3_540_096, 2 * 49_152 * 576, 2 * 576
+"""Bytes in bfloat16."""
+
+
+@pytest.mark.parametrize("recipe", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("order", "twice"),
+    [
+        ((0, 1, 2, 3), (8 * LAYER + EMBEDDINGS, 0, 0, 7 * LAYER + NORM + EMBEDDINGS)),
+        ((0, 2, 1, 3), (8 * LAYER + EMBEDDINGS, 7 * LAYER, 8 * LAYER, 7 * LAYER + NORM + EMBEDDINGS)),
+    ],
+    ids=["ascending", "nested"],
+)
+def test_a_stage_in_another_stage_is_counted_twice_by_a_simulation(order, twice, recipe) -> None:
+    """Four stages train, of 8, 7, 8 and 7 layers, and two generate, of 15 each. In a run a rank's stage lies in that of
+    15 layers where this has it, and a dry run says so. A simulation lets parts lie in whole models alone
+    (`simulator.step_weights`), so it says more by that stage."""
+
+    def make(flow, planned):
+        train = {"ranks": (0, 1, 2, 3), "pp": 4, "stages": (8, 7, 8, 7)}
+        decode = {"ranks": order, "dp": 2, "pp": 2, "stages": (15, 15)}
+        where = {"train": ("train", train), "generate": ("decode", decode)}
+        scores = ("score", {"ranks": (0, 1, 2, 3), "dp": 4})
+        found = [(node.call, *where.get(node.asks, scores)) for node in flow.nodes if node.role in planned]
+        return Plan("mine", 4, tuple(Placement(call, mode, **on) for call, mode, on in found))
+
+    found = both(facts_for(make, "grpo", **RECIPES[recipe]))
+    assert tuple(memory.peak_bytes - device.most_bytes for memory, device in found) == pytest.approx(twice, abs=2)
+    more = [memory.terms["actor: weights"] - dict(device.rows)["actor: weights (bfloat16)"] for memory, device in found]
+    assert more == pytest.approx(twice, abs=2)
 
 
 def test_adapters_are_small() -> None:

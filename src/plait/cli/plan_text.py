@@ -100,7 +100,7 @@ def _facts(report: Report, width: int) -> Iterator[str]:
     if planning.recipe.max_staleness:
         yield from _line("staleness", "a step draws the batch behind the one that it trains on", width)
     if choice.stopped_by is not None:
-        how = "all of them" if choice.stopped_by == "exhaustive" else f"in {choice.seconds:.1f} s"
+        how = "no other can be better" if choice.stopped_by == "exhaustive" else f"in {choice.seconds:.1f} s"
         yield from _line("tried", f"{choice.evaluations:,} plans, {how}", width)
     if not prediction.feasible:
         worst = max(prediction.memory, key=lambda rank: rank.peak_bytes / rank.limit_bytes)
