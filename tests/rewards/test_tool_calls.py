@@ -102,6 +102,20 @@ def test_what_is_malformed_is_said(inside: str, why: str) -> None:
     assert re.match(re.escape(why), call.why)
 
 
+@pytest.mark.parametrize(
+    ("begins", "repeated", "ends"),
+    [
+        ("add", "<arg_key>a</arg_key><arg_value>1", ""),
+        ("<function=add>", "<parameter=a>\n1\n", "</function>"),
+        ("<function=add>", "<parameter=a>1" + "\n" * 40, "</function>"),
+    ],
+)
+def test_arguments_that_are_repeated_and_never_closed_are_read_once(begins: str, repeated: str, ends: str) -> None:
+    """Searched through for each other they would take hours, and the tool be said to hang."""
+    [call] = found(f"<tool_call>{begins}{repeated * 5_000}{ends}</tool_call>")
+    assert call == Malformed(f"the arguments of the call cannot be read: {(repeated * 40)[:80]}")
+
+
 def test_a_call_that_is_not_closed() -> None:
     assert found('<tool_call>{"name": "add"}') == [Malformed("<tool_call> has no </tool_call>")]
 

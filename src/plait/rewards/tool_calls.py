@@ -54,8 +54,8 @@ _OPENS, _CLOSES = "<tool_call>", "</tool_call>"
 _REASONED = "</think>"
 """What ends reasoning: calls in it are thoughts."""
 _FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_KEY_AND_VALUE = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_KEY_AND_VALUE = re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 _WORDS = {"True": True, "False": False, "None": None}
 """Values as a template may write Python's."""
 
@@ -91,11 +91,10 @@ def _block(inside: str, schemas: Mapping[str, Schema]) -> ToolCall | Malformed:
         if found is None:
             return Malformed("<function=NAME> has no </function> at the end of the call")
         name, body = found.groups()
-        return _of_texts(name.strip(), _PARAMETER.findall(body), _PARAMETER.sub("", body), schemas)
+        return _of_texts(name.strip(), body, _PARAMETER, schemas)
     if "<arg_key>" in inside or re.fullmatch(r"[\w.-]+", inside):
         name, _, body = inside.partition("\n") if "\n" in inside else inside.partition("<arg_key>")
-        body = inside[len(name) :]
-        return _of_texts(name.strip(), _KEY_AND_VALUE.findall(body), _KEY_AND_VALUE.sub("", body), schemas)
+        return _of_texts(name.strip(), inside[len(name) :], _KEY_AND_VALUE, schemas)
     return _from_json(inside)
 
 
@@ -117,15 +116,19 @@ def _from_json(text: str) -> ToolCall | Malformed:
     return ToolCall(said["name"], arguments)
 
 
-def _of_texts(
-    name: str, pairs: list[tuple[str, str]], left: str, schemas: Mapping[str, Schema]
-) -> ToolCall | Malformed:
-    """A call whose arguments are texts. `left` is what stands beside them."""
-    if left.strip():
-        return Malformed(f"the arguments of the call cannot be read: {left.strip()[:80]}")
+def _of_texts(name: str, body: str, argument: re.Pattern[str], schemas: Mapping[str, Schema]) -> ToolCall | Malformed:
+    """A call whose arguments are texts, one behind another. They are read from the first on, and not searched for: of
+    arguments that a model repeats and never closes, each would be looked through to the end for each other."""
+    pairs, at = list[tuple[str, str]](), 0
+    while found := argument.match(body, at):
+        key, text = found.groups()
+        pairs.append((key.strip(), text))
+        at = found.end()
+    if left := body[at:].strip():
+        return Malformed(f"the arguments of the call cannot be read: {left[:80]}")
     function = schemas.get(name, {}).get("function", {})
     kinds = function.get("parameters", {}).get("properties", {})
-    return ToolCall(name, {key.strip(): _value(text, kinds.get(key.strip(), {})) for key, text in pairs})
+    return ToolCall(name, {key: _value(text, kinds.get(key, {})) for key, text in pairs})
 
 
 def _value(text: str, kind: Mapping[str, Any]) -> Any:
