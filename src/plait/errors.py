@@ -14,6 +14,7 @@ PlaitError
 from __future__ import annotations
 
 import re
+from typing import Self
 
 RESUME = "--resume (from Python: resume=True)"
 """What has a run go on, as messages say it: it is no key, which would have one name everywhere."""
@@ -24,6 +25,12 @@ class PlaitError(Exception):
 
     frames: str = ""
     """The lines of the user's own code that led to it, as a traceback shows them; empty where none did."""
+
+    def worded(self, *said: str) -> Self:
+        """The same error in other words."""
+        other = type(self)(*said)
+        other.frames = self.frames
+        return other
 
 
 class UserError(PlaitError, ValueError):
