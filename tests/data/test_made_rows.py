@@ -140,7 +140,9 @@ def test_a_recipe_names_the_file_which_is_code_of_the_user(tmp_path: Path) -> No
 
 def test_each_evaluation_set_says_what_makes_its_rows(tmp_path: Path) -> None:
     """By default what makes those of the data, if it has a file of its own."""
-    (tmp_path / "f.py").write_text(f"{FILE}\ndef sung(row):\n    return {{'prompt': 'la', 'completion': row['sung']}}\n")
+    (tmp_path / "f.py").write_text(
+        f"{FILE}\ndef sung(row):\n    return {{'prompt': 'la', 'completion': row['sung']}}\n"
+    )
     data = {"source": written(tmp_path / "rows.jsonl", ALPACA), "rows": f"{tmp_path}/f.py:alpaca"}
     same = {"source": written(tmp_path / "same.jsonl", ALPACA[1:])}
     other = {"source": written(tmp_path / "other.jsonl", [{"sung": "so"}]), "rows": f"{tmp_path}/f.py:sung"}
@@ -163,7 +165,9 @@ def test_each_evaluation_set_says_what_makes_its_rows(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"`evaluation\.sets\.1\.rows`: .*has no `song`"):
         open_rows(checked_flow(wrong), wrong)
     failing = recipe(same, {**other, "rows": data["rows"]})
-    with pytest.raises(DataError, match=r"set `other`: .*other\.jsonl:1: `evaluation\.sets\.1\.rows` .*KeyError") as caught:
+    with pytest.raises(
+        DataError, match=r"set `other`: .*other\.jsonl:1: `evaluation\.sets\.1\.rows` .*KeyError"
+    ) as caught:
         open_rows(checked_flow(failing), failing)
     assert 'if not row["output"].strip()' in caught.value.frames, "the user's own line is shown"
     assert code_of(recipe({**same, "rows": "none"})) == {"data.rows": (data["rows"],)}
