@@ -26,15 +26,15 @@ class PlaitError(Exception):
     frames: str = ""
     """The lines of the user's own code that led to it, as a traceback shows them; empty where none did."""
 
+
+class UserError(PlaitError, ValueError):
+    """The user's input cannot be used; nothing has been started."""
+
     def worded(self, *said: str) -> Self:
         """The same error in other words."""
         other = type(self)(*said)
         other.frames = self.frames
         return other
-
-
-class UserError(PlaitError, ValueError):
-    """The user's input cannot be used; nothing has been started."""
 
 
 class ConfigError(UserError):

@@ -96,8 +96,8 @@ def _check_told(data: RunData) -> None:
     untold += [one.title for one in data.held_out if not all(prompt.is_chat for prompt in one.prompts)]
     if untold:
         raise DataError(
-            f"{untold[0]}: `turns.tools` is set, but its prompts are texts that are sent raw, so the model would not know "
-            "of tools; remove `data.chat_template`, or reply by a function (`turns.reply`)"
+            f"{untold[0]}: `turns.tools` is set, but its prompts are texts that are sent raw, so the model would not "
+            "know of tools; set `data.chat_template` to true, or reply by a function (`turns.reply`)"
         )
 
 
