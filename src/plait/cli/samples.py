@@ -76,8 +76,7 @@ def samples(
     for number, row in enumerate(rows, start=1):
         if fault := _fault(row):
             raise damaged(f"{path}:{number}", fault)
-    if of_set:
-        rows = _of_set(rows, of_set, path)
+    rows = _of_set(rows, of_set, path) if of_set else rows
     groups = _by_prompt(rows)
     chosen = {of: asked for of, group in groups.items() if (asked := [row for row in group if _is_asked(row, uid)])}
     if uid and not chosen:
