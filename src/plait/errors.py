@@ -14,6 +14,7 @@ PlaitError
 from __future__ import annotations
 
 import re
+from typing import Self
 
 RESUME = "--resume (from Python: resume=True)"
 """What has a run go on, as messages say it: it is no key, which would have one name everywhere."""
@@ -28,6 +29,12 @@ class PlaitError(Exception):
 
 class UserError(PlaitError, ValueError):
     """The user's input cannot be used; nothing has been started."""
+
+    def worded(self, *said: str) -> Self:
+        """The same error in other words."""
+        other = type(self)(*said)
+        other.frames = self.frames
+        return other
 
 
 class ConfigError(UserError):

@@ -13,10 +13,11 @@ from plait.data.formats import RowKind
 from plait.data.made_rows import RowMaker
 from plait.data.settings import DataSettings
 from plait.data.several_sources import open_sources
-from plait.data.sources import open_splits, read_rows
+from plait.data.sources import open_held_out, open_splits, read_rows
 from plait.errors import ConfigError, DataError
 from plait.recipes.flow_checks import checked_flow
-from plait.recipes.recipe_file import load_recipe
+from plait.recipes.recipe import Recipe
+from plait.recipes.recipe_file import load_recipe, recipe_of
 from plait.recipes.trust import check_origin, code_of, user_recipe
 from plait.runtime.inputs.opened_rows import open_rows
 from tests.data.json_rows import written
@@ -106,11 +107,11 @@ def test_rows_of_training_and_of_evaluation_go_through_it_source_by_source(tmp_p
         asked.append(path)
         return alpaca
 
-    settings = DataSettings(source=one, rows="a.py:alpaca", evaluation_source=held)
-    splits = open_splits(settings, 2, RowKind.EXAMPLES, find)
+    items = open_held_out(DataSettings(source=held, rows="a.py:alpaca"), None, RowKind.EXAMPLES, find)
+    assert {row.prompt for row in items.rows} == {"greet", "sing"}
+    elsewhere = [row.question for row in items.rows]
+    splits = open_splits(DataSettings(source=one, rows="a.py:alpaca"), 0, RowKind.EXAMPLES, elsewhere, find)
     assert [row.prompt for row in splits.train.rows] == ["add 1 2"], "what is held out is not trained on"
-    assert splits.evaluation is not None
-    assert {row.prompt for row in splits.evaluation.rows} == {"greet", "sing"}
     several = DataSettings(source=one, rows="a.py:alpaca", more=(DataSettings(source=two),))
     found = open_sources(several, 0, RowKind.EXAMPLES, find=find)
     assert [[row.prompt for row in one.train.rows] for one in found] == [["add 1 2", "greet"], ["a", "c"]]
@@ -137,6 +138,58 @@ def test_a_recipe_names_the_file_which_is_code_of_the_user(tmp_path: Path) -> No
         open_rows(flow, load_recipe(path, [("data.rows", f"{file}:alpacas")]))
 
 
+def test_each_evaluation_set_says_what_makes_its_rows(tmp_path: Path) -> None:
+    """By default what makes those of the data, if it has a file of its own."""
+    (tmp_path / "f.py").write_text(
+        f"{FILE}\ndef sung(row):\n    return {{'prompt': 'la', 'completion': row['sung']}}\n"
+    )
+    data = {"source": written(tmp_path / "rows.jsonl", ALPACA), "rows": f"{tmp_path}/f.py:alpaca"}
+    same = {"source": written(tmp_path / "same.jsonl", ALPACA[1:])}
+    other = {"source": written(tmp_path / "other.jsonl", [{"sung": "so"}]), "rows": f"{tmp_path}/f.py:sung"}
+    plain = {"source": written(tmp_path / "plain.jsonl", [{"prompt": "a", "completion": "b"}]), "rows": "none"}
+
+    def recipe(*sets: dict[str, Any]) -> Recipe:
+        tree = {"model": "m", "algorithm": "sft", "steps": 1, "data": data}
+        return recipe_of({**tree, "evaluation": {"items": "all", "sets": sets}})
+
+    whole = recipe(same, other, plain)
+    opened = open_rows(checked_flow(whole), whole)
+    found = {one.of.label: [row.columns for _, source in one.parts for row in source.rows] for one in opened.held_out}
+    assert found == {
+        "same": [{"prompt": "greet", "completion": "hello"}],
+        "other": [{"prompt": "la", "completion": "so"}],
+        "plain": [{"prompt": "a", "completion": "b"}],
+    }
+    assert code_of(whole) == {"data.rows": (data["rows"],), "evaluation.sets.rows": (other["rows"],)}
+    wrong = recipe(same, {**other, "rows": f"{tmp_path}/f.py:song"})
+    with pytest.raises(ConfigError, match=r"`evaluation\.sets\.1\.rows`: .*has no `song`"):
+        open_rows(checked_flow(wrong), wrong)
+    failing = recipe(same, {**other, "rows": data["rows"]})
+    with pytest.raises(
+        DataError, match=r"set `other`: .*other\.jsonl:1: `evaluation\.sets\.1\.rows` .*KeyError"
+    ) as caught:
+        open_rows(checked_flow(failing), failing)
+    assert 'if not row["output"].strip()' in caught.value.frames, "the user's own line is shown"
+    assert code_of(recipe({**same, "rows": "none"})) == {"data.rows": (data["rows"],)}
+
+
+def test_of_several_sources_the_one_is_named_and_the_line_of_its_function_shown(tmp_path: Path) -> None:
+    (tmp_path / "f.py").write_text(FILE)
+    one = written(tmp_path / "one.jsonl", [{"prompt": "a", "completion": "b"}])
+    two = {"source": written(tmp_path / "two.jsonl", [{"inputs": "a"}]), "rows": f"{tmp_path}/f.py:alpaca"}
+
+    def opened(**keys: str) -> None:
+        data = {"source": one, "more": [{**two, **keys}]}
+        recipe = recipe_of({"model": "m", "algorithm": "sft", "steps": 1, "data": data})
+        open_rows(checked_flow(recipe), recipe)
+
+    with pytest.raises(DataError, match=r"source `two`: .*two\.jsonl:1: `data\.rows` .*KeyError") as caught:
+        opened()
+    assert 'if not row["output"].strip()' in caught.value.frames
+    with pytest.raises(ConfigError, match=r"source `two`: `data\.rows`: .*has no `song`"):
+        opened(rows=f"{tmp_path}/f.py:song")
+
+
 def test_a_recipe_in_the_folder_of_a_run_runs_it_only_if_it_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.lock").touch()
     path = tmp_path / "recipe.yaml"
@@ -149,3 +202,9 @@ def test_a_recipe_in_the_folder_of_a_run_runs_it_only_if_it_is_named(tmp_path: P
         user_recipe(path, [("data.rows", "a.py:a")])
     named = [("data.rows", "a.py:a"), ("data.more", further)]
     check_origin(path, user_recipe(path, named), named)
+    sets = [{"source": "c.jsonl", "rows": "c.py:c"}]
+    tree = {"model": "m", "algorithm": "sft", "steps": 1, "data": {"source": "a.jsonl"}}
+    path.write_text(json.dumps({**tree, "evaluation": {"items": 1, "sets": sets}}))
+    with pytest.raises(ConfigError, match=r"names code to run \(`evaluation\.sets\.rows`: c\.py:c\)"):
+        user_recipe(path, ())
+    user_recipe(path, [("evaluation.sets", sets)])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from plait.cli.dry_run import dry_run
 from plait.cli.report import print_outcome
 from plait.errors import ConfigError
 from plait.observe.run_log import read_rows
@@ -73,8 +74,11 @@ def test_a_run_ends_when_it_gets_no_better(make: MakeRecipe, capsys: pytest.Capt
     for again in (recipe, longer):  # more steps are no more patience
         outcome = run(again, resume=True)
         assert (outcome.finished, outcome.step, outcome.ended_early) == (True, 4, said)
-    with pytest.raises(ConfigError, match=r"has done all of its steps.*`evaluation.patience`"):
-        run(make("one", **{"optimizer.learning_rate": 0.5}), resume=True)
+    steered = {"optimizer.learning_rate": 0.5}
+    for tried in (dry_run, run):
+        with pytest.raises(ConfigError, match=r"has done all of its steps.*`evaluation.patience`"):
+            tried(make("one", **steered), resume=True)
+    assert dry_run(make("one", **steered, **{"evaluation.patience": 3}), resume=True) == 0
     outcome = run(make("one", steps=5, **{"evaluation.patience": 3}), resume=True)
     assert (outcome.finished, outcome.step, outcome.ended_early) == (True, 5, "")
     assert marked(recipe.run_dir / "best")["step"] == 5

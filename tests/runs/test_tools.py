@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from plait.data import movie_reviews
+from plait.data.formats import Row
 from plait.errors import ConfigError, DataError, RunError, UserError
 from plait.recipes.recipe import Recipe
 from plait.recipes.trust import code_of
@@ -209,6 +211,21 @@ def test_what_does_not_go_with_tools_is_refused(
         keys = keys | {"data.source": f"{tmp_path}/texts.jsonl"}
     with pytest.raises(error, match=message):
         prepare(make_recipe(**keys_of(tmp_path) | keys))
+
+
+def test_held_out_prompts_tell_of_tools_or_are_refused(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = keys_of(tmp_path) | {"evaluation.items": 1}
+    (tmp_path / "texts.jsonl").write_text('{"prompt": "a"}\n')
+    prepared = prepare(make_recipe(**keys, **{"evaluation.sets": [{}, f"{tmp_path}/texts.jsonl"]}))
+    for held_out in prepared.held_out:
+        (prompt,) = held_out.prompts
+        assert prompt.text.startswith("add: Adds.\nwhere: Says which sample asks.\n<|im_start|>user\n")
+    reviews = [Row({"prompt": "Review: the film"}, f"x:{n}") for n in range(3)]
+    monkeypatch.setattr(movie_reviews, "review_rows", lambda kind, parameters: reviews)
+    with pytest.raises(DataError, match=r"evaluation set `movie_reviews_prompts`: .*texts that are sent raw"):
+        prepare(make_recipe(**keys, **{"evaluation.sets": [{}, "movie_reviews:prompts"]}))
 
 
 def test_tools_are_code_of_the_user(make_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from plait.data.formats import RowKind
 from plait.data.made_rows import FindFunction
 from plait.data.settings import DataSettings
 from plait.data.sources import Source, Splits, open_splits, without
-from plait.errors import DataError
+from plait.errors import ConfigError, DataError
 
 
 def open_sources(
@@ -31,7 +31,7 @@ def open_sources(
         held_elsewhere, find: as there.
 
     Raises:
-        DataError: as there; the source is named where there are several.
+        ConfigError, DataError: as there; the source is named where there are several.
     """
     if not settings.more:
         return (open_splits(settings, evaluation_items, kind, held_elsewhere, find),)
@@ -68,8 +68,8 @@ def check_there(settings: DataSettings) -> None:
 def _named(source: DataSettings) -> Iterator[None]:
     try:
         yield
-    except DataError as error:
-        raise DataError(f"source `{source.label}`: {error}") from None
+    except (DataError, ConfigError) as error:
+        raise error.worded(f"source `{source.label}`: {error}") from None
 
 
 def _beside_others(splits: Splits, label: str, held_out: Collection[str], names: Sequence[str]) -> Splits:

@@ -15,7 +15,7 @@ from plait.data.settings import TASK_PREFIX, DataSettings
 from plait.errors import DataError
 from plait.generation.sampling import Sampling
 from plait.generation.settings import SamplingSettings
-from plait.recipes.evaluation_settings import OF_SOURCE, EvaluationSetSettings, stated
+from plait.recipes.evaluation_settings import NO_ROWS, OF_SOURCE, EvaluationSetSettings, stated
 from plait.recipes.recipe import Recipe
 
 
@@ -72,7 +72,7 @@ class EvaluationSet:
             text = str(error)
             for key in ("source", "items", *OF_SOURCE) if self.source is not None else ():
                 text = text.replace(f"`data.{key}`", f"`{self.section}.{key}`")
-            raise DataError(f"evaluation set `{self.label}`: {text}" if self.label else text) from None
+            raise error.worded(f"evaluation set `{self.label}`: {text}" if self.label else text) from None
 
 
 def evaluation_sets(recipe: Recipe) -> tuple[EvaluationSet, ...]:
@@ -113,6 +113,8 @@ def _source_of(source: str, own: EvaluationSetSettings, data: DataSettings) -> D
     are about the rows of another source."""
     is_file = not source.startswith((TASK_PREFIX, PREFIX))
     said: dict[str, Any] = {key: value for key in OF_SOURCE if (value := getattr(own, key)) is not None}
+    if own.rows == NO_ROWS:
+        said["rows"] = None
     plain = {"more": (), "name": None, "weight": None, "size": None, "parameters": {}}
     if not is_file:
         plain |= {"prompt_column": "prompt", "rows": None}

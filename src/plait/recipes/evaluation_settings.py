@@ -25,6 +25,8 @@ OF_SOURCE = (
     "max_prompt_tokens",
 )
 """Keys of a set that are about a source of its own."""
+NO_ROWS = "none"
+"""As `rows` of a set: its rows are read as they stand, though those of `data` are made by a function."""
 _ITEMS = word_or_number(("all",), int, lambda number: number >= 0, "all or a number of items")
 _SET_ITEMS = word_or_number(("all",), int, lambda number: number >= 1, "all or a number of items from 1 on")
 _PassAt = tuple[Annotated[int, Field(ge=1)], ...]
@@ -47,7 +49,7 @@ class EvaluationSetSettings(Settings):
     )
     parameters: dict[str, Any] = Field(default_factory=dict, description="as data.parameters, of its source")
     seed: Seed | None = Field(default=None, description="as data.seed: which of its rows are asked")
-    rows: str | None = Field(default=None, description="as data.rows")
+    rows: str | None = Field(default=None, description="as data.rows; none: its rows are read as they stand")
     prompt_column: str | None = Field(default=None, min_length=1, description="as data.prompt_column")
     system_prompt: str | None = Field(default=None, description="as data.system_prompt")
     prompt_template: str | None = Field(default=None, description='as data.prompt_template; "{question}": none')

@@ -131,9 +131,7 @@ def in_stage(name: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        named = type(error)(*(f"stage `{name}`: {said}" for said in error.args))
-        named.frames = error.frames
-        raise named from error
+        raise error.worded(*(f"stage `{name}`: {said}" for said in error.args)) from error
 
 
 def unknown_in(path: Path | None, overrides: Sequence[tuple[str, Any]]) -> list[str]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from plait.data.formats import RowKind
@@ -97,7 +98,7 @@ def _of_own_sources(sets: Sequence[EvaluationSet], kind: RowKind) -> dict[str, S
         if one.source is not None:
             loading(f"held-out items {one.source.source}")
             with one.in_keys():
-                found[one.label] = open_held_out(one.source, one.items, kind, _find)
+                found[one.label] = open_held_out(one.source, one.items, kind, partial(_find, key=f"{one.section}.rows"))
     return found
 
 
@@ -134,8 +135,8 @@ def check_rows(flow: Dataflow, recipe: Recipe) -> None:
         open_rows(flow, recipe)
 
 
-def _find(path: str) -> RowFunction:
-    return load_function(path, key="data.rows")
+def _find(path: str, key: str = "data.rows") -> RowFunction:
+    return load_function(path, key=key)
 
 
 def _is_file(source: DataSettings) -> bool:
@@ -171,11 +172,9 @@ def in_keys_of(flow: Dataflow) -> Iterator[None]:
 
 @contextmanager
 def in_section(section: str) -> Iterator[None]:
-    """What is wrong with data is told by the keys of the section that names them: raises DataError as what is done
-    inside does, so worded."""
+    """What is wrong with data is told by the keys of the section that names them: raises DataError and ConfigError as
+    what is done inside does, so worded."""
     try:
         yield
     except (DataError, ConfigError) as error:
-        worded = type(error)(str(error).replace("`data.", f"`{section}."))
-        worded.frames = error.frames
-        raise worded from None
+        raise error.worded(str(error).replace("`data.", f"`{section}.")) from None

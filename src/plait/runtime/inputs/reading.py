@@ -62,7 +62,6 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
         if (tools := tools_of(recipe.turns.tools, tokenizer)) is not None:
             opened = with_tools(opened, tools.schemas)
         train_set, columns = _prompts(recipe, opened.prompts, tokenizer, prompt_limit(recipe, shape))
-        _check_told(train_set, tools)
     given: dict[str, Mixed[ExampleSet]] = {}
     for name, splits in opened.given.items():
         settings = settings_of(name, dataflow, recipe)
@@ -80,6 +79,7 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
                 held_out.append(_held_out_given(rows, given, tokenizer, shape.max_positions, first_uid))
         first_uid += held_out[-1].num_items
     data = RunData(columns, train_set, given, tuple(held_out), tools)
+    _check_told(data)
     if trains or not opened.prompts:
         _check_written(dataflow, data)
     if trains:
@@ -87,14 +87,18 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
     return data
 
 
-def _check_told(prompts: Mixed[PromptSet], tools: Tools | None) -> None:
+def _check_told(data: RunData) -> None:
     """Raises DataError where there are tools, and prompts that no chat template writes."""
-    for rows in () if tools is None else prompts.sets:
-        if not rows.encoder.is_chat:
-            raise DataError(
-                f"{rows.source.name}: `turns.tools` is set, but its prompts are texts that are sent raw, so the model "
-                "would not know of tools; remove `data.chat_template`, or reply by a function (`turns.reply`)"
-            )
+    if data.tools is None:
+        return
+    sets = () if data.train_set is None else data.train_set.sets
+    untold = [rows.source.name for rows in sets if not rows.encoder.is_chat]
+    untold += [one.title for one in data.held_out if not all(prompt.is_chat for prompt in one.prompts)]
+    if untold:
+        raise DataError(
+            f"{untold[0]}: `turns.tools` is set, but its prompts are texts that are sent raw, so the model would not "
+            "know of tools; set `data.chat_template` to true, or reply by a function (`turns.reply`)"
+        )
 
 
 def _check_written(flow: Dataflow, data: RunData) -> None:
