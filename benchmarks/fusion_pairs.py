@@ -55,7 +55,7 @@ from plait.layout.mesh import Layout
 from plait.planner.search import search
 from plait.policy.early_scores import SPLITS
 from plait.policy.threshold import Outcome, Rollout, outcome
-from plait.policy.tuning import spread, tune
+from plait.policy.tuning import bootstrap, spread, tune
 from plait.policy.unfinished import finish_times
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.prepare import outline
@@ -349,7 +349,7 @@ def _tuned(
     """
     batch = sum(map(len, rows[0]))
     tried = thresholds if thresholds is not None else range(0, batch // 2 + 1, max(1, batch // 32))
-    tuned = tune(rollout, lengths, batch, draws=DRAWS, seed=1, thresholds=tried, kept=kept)
+    tuned = tune(rollout, bootstrap(lengths, batch, draws=DRAWS, seed=1), thresholds=tried, kept=kept)
     ends = [outcome(rollout, load, tuned.threshold, tuned.kept) for load in rows]
     streamed_s = sum(streamed_s_of(rollout, batch, end) for end in ends)
     total_s = sum(end.total_s for end in ends) / len(rows)

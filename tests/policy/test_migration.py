@@ -17,7 +17,7 @@ from plait.policy.migration import (
     decide,
 )
 from plait.policy.threshold import Gathered, Rollout, kept_counts, outcome
-from plait.policy.tuning import FEW, best_way, tune
+from plait.policy.tuning import FEW, best_way, bootstrap, tune
 
 
 def load(instance, *samples, free=10**9):
@@ -132,8 +132,8 @@ def test_threshold_and_number_are_tuned_together():
     rng = random.Random(0)
     lengths = [min(512, 1 + int(rng.lognormvariate(4, 1.0))) for _ in range(4096)]
     rollout = Rollout(32, lambda n: 4.35 + 0.047 * n, 100.0, max_batch=512, migration_s=8.8, frees=True)
-    least = tune(rollout, lengths, 512, draws=2, seed=1, kept=[1])
-    both = tune(rollout, lengths, 512, draws=2, seed=1)
+    least = tune(rollout, bootstrap(lengths, 512, draws=2, seed=1), kept=[1])
+    both = tune(rollout, bootstrap(lengths, 512, draws=2, seed=1))
     assert (least.kept, both.kept > 4) == (1, True)
     assert both.total_s < 0.95 * least.total_s
     assert both.threshold > least.threshold
@@ -176,11 +176,11 @@ def test_the_gain_is_within_its_bound():
     """Speed-up at most (T_gen + T_inf) / max(T_gen, …) ≤ 1 + T_inf / T_gen."""
     lengths = [min(512, 1 + (k * k * 7919) % 700) for k in range(200)]
     rollout = Rollout(16, lambda n: 1.0 + 0.02 * n, 6.0, max_batch=24)
-    tuned = tune(rollout, lengths, 128, draws=4, seed=0)
+    tuned = tune(rollout, bootstrap(lengths, 128, draws=4, seed=0))
     assert tuned.total_s <= tuned.serial_s
     scoring_s = 128 * 6.0 / 16
     assert tuned.serial_s / tuned.total_s <= 1 + scoring_s / (tuned.serial_s - scoring_s)
-    assert tune(rollout, lengths, 128, draws=4, seed=0) == tuned
+    assert tune(rollout, bootstrap(lengths, 128, draws=4, seed=0)) == tuned
 
 
 def test_how_samples_move() -> None:

@@ -8,7 +8,7 @@ from plait.errors import ConfigError
 from plait.policy.migration import Transfer
 from plait.policy.step import Limits, StepKind
 from plait.policy.threshold import Rollout, outcome
-from plait.policy.tuning import spread, tune
+from plait.policy.tuning import bootstrap, spread, tune
 from plait.policy.unfinished import Decoding, Left, finish_times, merged
 from tests.policy.played_engine import Request, SimulatedEngine
 from tests.simulator.played_rollouts import Fusion, Scoring, simulate_rollout
@@ -94,7 +94,7 @@ def test_the_tuned_threshold_is_as_good_in_the_simulator_as_the_best_of_a_scan()
     rng = random.Random(11)
     lengths = [min(300, 1 + int(rng.lognormvariate(4, 0.8))) for _ in range(64)]
     rollout = Rollout(8, affine, 4.0, max_batch=8)
-    tuned = tune(rollout, lengths, 64, draws=8, seed=1)
+    tuned = tune(rollout, bootstrap(lengths, 64, draws=8, seed=1))
     scoring = Scoring(("reward",), lambda role, tokens: 4.0, max_tokens=1)
 
     def total(threshold):

@@ -63,9 +63,9 @@ def check(run_dir: Path, most: int) -> None:
     begun = [Round(*begun) for row in last_rows(run_dir) for begun in row.get("rounds", ())]
     drawn = Counter(one.batch for one in begun)
     assert [drawn[step] + 1 for step in range(STEPS)] == [row["dynamic/rounds"] for row in rows]
-    groups = [3 + sum(one.count or 0 for one in begun if one.batch == step) for step in range(STEPS)]
+    groups = [3 + sum(one.num_prompts or 0 for one in begun if one.batch == step) for step in range(STEPS)]
     assert groups == [row["dynamic/groups_drawn"] for row in rows]
-    assert {one.count for one in begun} - {3}, "a further round draws what is missing"
+    assert {one.num_prompts for one in begun} - {3}, "a further round draws what is missing"
 
 
 def last_rows(run_dir: Path) -> list[dict[str, Any]]:

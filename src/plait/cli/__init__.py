@@ -7,7 +7,7 @@ Each command lives in a module of its own and is imported when it is called, so 
   (`workload_options`), `profile`, `trace`, `completion`.
 * What they print: `report` at the end of a run, `evaluation_report` of what it was measured on, `plan_report`,
   `plan_text`, `plan_variants`, `plan_following`, `placement_text`, `ranks_text`, `schedule_report`, `staleness_report`,
-  `trace_text`; `help` and `usage` of options.
+  `trace_text`, each answer by `line_text`; `help` and `usage` of options.
 * `output_files` are checked before work, `leaving` ends the process.
 """
 

@@ -107,6 +107,7 @@ def asked_of(options: Options) -> dict[str, Any]:
 _OPTIONS = {
     "`data.source`": "`--prompts`",
     "`data.system_prompt`": "`--system-prompt`",
+    ", or make rows of these by `data.rows`": "",
     "`data.prompt_column`": "`--prompt-column`",
     "`model`": "`--model`",
     "`sampling.speculation`": "`--speculation`",

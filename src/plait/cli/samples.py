@@ -67,17 +67,11 @@ def samples(
     """
     from plait.errors import ConfigError
     from plait.observe.console import SafeConsole
-    from plait.observe.run_log import damaged, read_rows
 
     if prompts < 1:
         raise ConfigError(f"--prompts: expected 1 or more, found {prompts}")
     step, path = _file(run_dir, "eval" if evaluation else "step", step)
-    rows = read_rows(path)
-    for number, row in enumerate(rows, start=1):
-        if fault := _fault(row):
-            raise damaged(f"{path}:{number}", fault)
-    if of_set:
-        rows = _of_set(rows, of_set, path)
+    rows = _rows(path, of_set)
     groups = _by_prompt(rows)
     chosen = {of: asked for of, group in groups.items() if (asked := [row for row in group if _is_asked(row, uid)])}
     if uid and not chosen:
@@ -96,14 +90,26 @@ def samples(
     return 0
 
 
-def _of_set(rows: list[Row], name: str, path: Path) -> list[Row]:
-    """The items of an evaluation set. Raises ConfigError where there is none of this name."""
-    from plait.errors import ConfigError
+def _rows(path: Path, of_set: str) -> list[Row]:
+    """The samples of a file; with `of_set` those of an evaluation set alone.
 
-    if chosen := [row for row in rows if row.get("evaluation_set") == name]:
+    Raises:
+        ConfigError: no set has this name.
+        DataError: the file is damaged.
+    """
+    from plait.errors import ConfigError
+    from plait.observe.run_log import damaged, read_rows
+
+    rows = read_rows(path)
+    for number, row in enumerate(rows, start=1):
+        if fault := _fault(row):
+            raise damaged(f"{path}:{number}", fault)
+    if not of_set:
+        return rows
+    if chosen := [row for row in rows if row.get("evaluation_set") == of_set]:
         return chosen
     names = dict.fromkeys(row.get("evaluation_set") or "none" for row in rows)
-    raise ConfigError(f"--set: {path} has no evaluation set `{name}`; it has {_listed(names)}")
+    raise ConfigError(f"--set: {path} has no evaluation set `{of_set}`; it has {_listed(names)}")
 
 
 def _file(folder: Path, kind: str, step: int | None) -> tuple[int, Path]:

@@ -204,8 +204,7 @@ def _activations(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout: 
 
 
 def logits_of_stages(facts: Facts, model: RoleModel, layout: Layout) -> tuple[int, ...]:
-    """Bytes of logits of the largest micro-batch of a training that stay for its backward, by stage: the last has the
-    head."""
+    """Bytes of logits of a training's largest micro-batch that stay for its backward, by stage (the last has them)."""
     recipe, sizes = facts.recipe, layout.parallelism
     kept = 0
     if not (model.scalar or recipe.checkpoint_activations):

@@ -6,7 +6,7 @@
   steps under way, `step_record`, `step_clock` and `occupancy` say how they went. `moves` and `transfer` let a sample go
   on elsewhere, `joint` steps ranks together, `link` connects stages. Who runs when is decided in `policy.batching`.
 * Memory: `pool` holds keys and values in blocks, `states` those of recurrent layers, `kept_experts` the experts of
-  tokens.
+  tokens. Samples that wait for new weights are kept by `parking`.
 * A step: `ragged` packs it, `ragged_context` and `step_segments` lay out attention and recurrent layers, `forward`
   computes it by a `backend` (`refused` says why not by another): `module_forward` with `paged` attention, in `exact`
   mode if asked, or `compiled_forward` on a CPU (`dense_layers`, `dense_settings`, `panels`, `kernel_threads`; `proof`

@@ -99,7 +99,8 @@ def assign(gain: NDArray[np.float64]) -> list[int]:
             total = float(distance[column])
             done[column] = True
             current = row_of[column]
-        _reprice(row, row_of, row_price, column_price, distance, done, total)
+        row_price[row] += total
+        _reprice(row_of, row_price, column_price, total - distance, done)
         while column >= 0:
             previous = int(before[column])
             row_of[column] = row if previous < 0 else row_of[previous]
@@ -111,18 +112,14 @@ def assign(gain: NDArray[np.float64]) -> list[int]:
 
 
 def _reprice(
-    row: int,
     row_of: Sequence[int],
     row_price: NDArray[np.float64],
     column_price: NDArray[np.float64],
-    distance: NDArray[np.float64],
+    change: NDArray[np.float64],
     done: NDArray[np.bool_],
-    total: float,
 ) -> None:
     """Keep every reduced cost at 0 or more, and those of matched pairs at 0."""
-    row_price[row] += total
     for column in np.flatnonzero(done).tolist():
-        change = total - distance[column]
-        column_price[column] -= change
+        column_price[column] -= change[column]
         if row_of[column] >= 0:
-            row_price[row_of[column]] += change
+            row_price[row_of[column]] += change[column]

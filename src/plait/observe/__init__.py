@@ -1,7 +1,8 @@
 """What a run tells about itself: logs, live progress, trackers, Chrome traces.
 
 * `run_log`: append-only JSONL files that know their length, so that a resumed run cuts them back exactly.
-* `progress`: the live display on a terminal; one plain line per step elsewhere.
+* `beside_steps`: seconds of evaluations, saving and compiling; `progress`: the live display on a terminal; one plain
+  line per step elsewhere.
 * `trackers`: TensorBoard and Weights & Biases, off unless asked for.
 * `trace`: the Chrome trace file of a timeline.
 * `doctor`: rules over what a step says of itself (`doctor_reading`, `doctor_rules`, `doctor_agreement`,

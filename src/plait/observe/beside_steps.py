@@ -8,14 +8,19 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from plait.compiled import ANNOUNCEMENT
-
 STAGE_SECONDS = "timing_s/"
 """Every metric that begins so is a stage's busy seconds; `timing_s/step` is the whole step and left out."""
 _SHOWN_S = 0.05
 NONE_BESIDE: Mapping[str, float] = MappingProxyType({})
 COMPILING = "compiling"
 """Not a part beside others: a share of the stages and parts in which something was compiled."""
+
+
+def _compiled_s() -> float:
+    """Seconds that kernels have taken to compile in this process."""
+    from plait.compiled import ANNOUNCEMENT
+
+    return ANNOUNCEMENT.taken_s
 
 
 class BesideSteps:
@@ -29,7 +34,7 @@ class BesideSteps:
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
-        compiled_s: Callable[[], float] = lambda: ANNOUNCEMENT.taken_s,
+        compiled_s: Callable[[], float] = _compiled_s,
     ) -> None:
         self._clock = clock
         self._compiled_s = compiled_s

@@ -17,7 +17,7 @@ from math import ceil
 from operator import itemgetter
 
 from plait.policy.threshold import Rollout, Waiting, comings, drained, kept_counts
-from plait.policy.tuning import tune
+from plait.policy.tuning import bootstrap, tune
 from plait.policy.unfinished import Left, finish_times, merged
 
 LEAST_SHARE = 0.02
@@ -144,7 +144,7 @@ def choose(seen: Seen | None, lengths: Sequence[int], size: RolloutSize, seed: i
     if size.instances < 2 or seen.score_s <= 0:
         return Choice(0, why="nothing could be scored meanwhile")
     most, tried = size.samples, thresholds_of(size.samples)
-    tuned = tune(seen.rollout(size), lengths, most, draws=num_draws(most), seed=seed, thresholds=tried)
+    tuned = tune(seen.rollout(size), bootstrap(lengths, most, draws=num_draws(most), seed=seed), thresholds=tried)
     gain = tuned.serial_s - tuned.total_s
     if gain < seen.needed_s:
         return Choice(0, gain, seen.needed_s, "it would gain too little")

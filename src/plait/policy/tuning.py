@@ -37,26 +37,27 @@ def spread(lengths: Sequence[int], num_instances: int) -> list[list[int]]:
     return [list(lengths[i::num_instances]) for i in range(num_instances)]
 
 
+def bootstrap(lengths: Sequence[int], batch: int, *, draws: int, seed: int) -> list[list[int]]:
+    """`draws` batches of `batch` response lengths, drawn from recent ones with replacement."""
+    rng = random.Random(seed)
+    return [rng.choices(lengths, k=batch) for _ in range(draws)]
+
+
 def tune(
     rollout: Rollout,
-    lengths: Sequence[int],
-    batch: int,
+    batches: Sequence[Sequence[int]],
     *,
-    draws: int,
-    seed: int,
     thresholds: Sequence[int] | None = None,
     kept: Sequence[int] | None = None,
 ) -> Tuned:
-    """The threshold and the number of kept instances with the least mean total over bootstrap draws of `batch` response
-    lengths.
+    """The threshold and the number of kept instances with the least mean total over batches of response lengths.
 
-    lengths:    recent response lengths in tokens; the first token of a response comes from its prefill
+    batches:    lengths in tokens (`bootstrap`), as many in each; the first token of a response comes from its prefill
     thresholds: those to try, from 0 up; all multiples of 1/64 of the batch when None
     kept:       those to try, ascending; `kept_counts` when None
     """
-    rng = random.Random(seed)
-    samples = [rng.choices(lengths, k=batch) for _ in range(draws)]
-    steps = [[[length - 1 for length in row] for row in spread(sample, rollout.num_instances)] for sample in samples]
+    batch, draws = len(batches[0]), len(batches)
+    steps = [[[length - 1 for length in row] for row in spread(lengths, rollout.num_instances)] for lengths in batches]
     courses = [Course(rollout, rows) for rows in steps]
     tried = thresholds if thresholds is not None else range(0, batch + 1, max(1, batch // 64))
     counts = kept if kept is not None else kept_counts(rollout.num_instances)

@@ -277,13 +277,8 @@ def _shapes(models: tuple[RoleModel, ...], recipe: Recipe) -> dict[str, ModelSha
 
 
 def _check_models(models: tuple[RoleModel, ...], tokenizer: Any, recipe: Recipe) -> None:
-    """Check the models of a run against each other.
-
-    Raises:
-        ConfigError: a role or a draft model reads the run's token ids, but has another tokenizer; or an adapter cannot
-            be trained further.
-        ModelError: `lora` names layers that a trained model does not have.
-    """
+    """Raises ConfigError if a role or a draft model reads the run's token ids, but has another tokenizer, or if an
+    adapter cannot be trained further; ModelError if `lora` names layers that a trained model does not have."""
     if (drafts := recipe.sampling.draft_model) is not None:
         check_draft_model(tokenizer, recipe.model, drafts, DRAFT_KEY)
     check_roles(tokenizer, recipe.model, models)

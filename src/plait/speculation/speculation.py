@@ -1,11 +1,10 @@
 """Speculation of one engine: drafts for its running samples, as many as will pay, learning from each step.
 
-`adaptive` looks drafts up, chooses by acceptance and cost, and computes a few that it does not believe in where it has
-not measured what so many rows take (`sampling.speculation` auto is the same, where drafts change no bit). Where
-drafts do not pay, they are looked up seldom, which is enough to notice when they would. A draft model is asked beside,
-where its drafts are expected to pay for its seconds, too (`costly`). All of it together may lose two percent of any 32
-steps (`margin`). What it chooses depends on seconds that were measured; what samples say does not depend on what it
-chooses.
+`adaptive` looks drafts up, chooses by acceptance and cost, and computes a few that it does not believe in to learn what
+so many rows take (`sampling.speculation` auto is the same, where drafts change no bit). Where drafts do not pay, they
+are looked up seldom, which is enough to notice when they would. A draft model is asked beside, where its drafts are
+expected to pay for its seconds, too (`costly`). All of it together may lose two percent of any 32 steps (`margin`).
+What it chooses depends on seconds that were measured; what samples say does not depend on what it chooses.
 
 Shapes: B running samples, T tokens said.
 """
@@ -261,8 +260,8 @@ class Speculation:
         return proposed
 
     def _found(self, num_tokens: int) -> bool:
-        """Whether there is a draft token to verify. If not, or until enough steps are timed to know what pays, an
-        adaptive engine notes that drafting gained nothing."""
+        """Whether there is a draft token to verify; an adaptive engine notes a gain of 0 if not, or if it knows too
+        little of steps to tell what pays."""
         if self.is_adaptive and (num_tokens == 0 or self.cost.num_steps < PROBES):
             self.due.gained(0.0)
             self.due.learns = False

@@ -4,8 +4,8 @@
   `loading` (`vllm_engines` opens vLLM); `offload_manager` moves them off the device and back, `peak_memory` counts.
   `ranks` is what all know of each other.
 * What the leader tells ranks, a record each: `score_call`, `train_calls`, `upkeep`, `knowledge_upkeep`,
-  `call_messages`; `commands` has all by their kinds. As bytes: `wire_forms`, `messages`, `row_stubs`, `packed_experts`,
-  `packed_supports`, by `transport`.
+  `call_messages`; `commands` has all by their kinds. As bytes: `wire_forms`, `messages`, `row_stubs`, `drawn_texts`,
+  `packed_experts`, `packed_supports`, by `transport`.
 * The leader: `announcer` tells, `freshness` knows which copies of weights are current, `worker_group` is the group as
   the main loop sees it, with `remote_engine` (`dealing`, `gathering`, `remote_moves`, `remote_prompts`) and
   `remote_trainer`. `follower` is the loop of every other rank.

@@ -17,11 +17,11 @@ from plait.layout.mesh import Layout
 from plait.schedule.plan import Mode
 from plait.schedule.work import MOVED_ON, Done, Work, nothing, to_the_end
 from plait.training.optimizer import AVERAGED
-from plait.workers.call_messages import ForgetCall, Report, Told, Word
+from plait.workers.call_messages import ForgetCall, InstanceCommand, Report, Told
 from plait.workers.freshness import Copy, Freshness
 from plait.workers.messages import Message
 from plait.workers.offload_manager import Need
-from plait.workers.rank_state import RankState, Task
+from plait.workers.rank_state import RankCommand, RankState
 from plait.workers.ranks import LEADER, WAIT_S
 from plait.workers.recorder import Recorder
 from plait.workers.status_file import StatusFile
@@ -75,7 +75,7 @@ class Follow(Record):
         yield from rank_state.moving_by(plan, buffers, f"{role}.follow")
 
 
-class Upkeep(Task, Protocol):
+class AnnouncedUpkeep(RankCommand, Protocol):
     """A command that is no call of the flow (`upkeep`); the same for all ranks."""
 
     @property
@@ -86,19 +86,19 @@ class Upkeep(Task, Protocol):
     def to_message(self) -> Message: ...
 
 
-class Asks(Upkeep, Protocol):
+class Asks(AnnouncedUpkeep, Protocol):
     """Upkeep that every rank answers with a message."""
 
     @staticmethod
     def result_of(message: Message) -> Any: ...
 
 
-def name_of(command: Upkeep | Word) -> str:
+def name_of(command: AnnouncedUpkeep | InstanceCommand) -> str:
     """The name of a command, for the status file."""
     return f"{command.role} ({command.kind})" if command.role else command.kind
 
 
-class Call(Task, Protocol):
+class AnnouncedCall(RankCommand, Protocol):
     """A command to compute a call of the flow, or several calls together."""
 
     @property
@@ -153,7 +153,10 @@ class Announcer:
         """Number of a call that only other ranks score → those ranks."""
 
     def tell(
-        self, ranks: Collection[int], command: Upkeep | Word, copies: Collection[Copy] | None = frozenset()
+        self,
+        ranks: Collection[int],
+        command: AnnouncedUpkeep | InstanceCommand,
+        copies: Collection[Copy] | None = frozenset(),
     ) -> Told:
         """Announce a command to these ranks, which may include the leader.
 
@@ -165,7 +168,7 @@ class Announcer:
     def _tell(
         self,
         ranks: Collection[int],
-        command: Task | Word,
+        command: RankCommand | InstanceCommand,
         name: str,
         messages: Message | Mapping[int, Message],
         copies: Collection[Copy] | None,
@@ -196,7 +199,7 @@ class Announcer:
             ]
         return [own, *map(command.result_of, others)]
 
-    def calling(self, call: Call) -> Work[Any]:
+    def calling(self, call: AnnouncedCall) -> Work[Any]:
         """Do a call, which is announced with the first `next()`; the result is the trainer's."""
         ranks = call.layout(self.rank_state).mesh.ranks
         with self.status.doing(call.call):
@@ -229,7 +232,7 @@ class Announcer:
         """Do the leader's part of a command in one go, if it has one; the result."""
         return None if told.own is None else self.recorder.drain(self._joined(told), role)
 
-    def _announce(self, call: Call, ranks: Sequence[int]) -> Told:
+    def _announce(self, call: AnnouncedCall, ranks: Sequence[int]) -> Told:
         for role in call.trained:
             self.fresh.trained(role)
         needed: Collection[Copy] = ()

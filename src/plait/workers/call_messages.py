@@ -67,14 +67,14 @@ class Forget(Record):
     kind: ClassVar[str] = "forget"
 
 
-Word = Generate | Migrate | Halt | Forget
+InstanceCommand = Generate | Migrate | Halt | Forget
 """What an instance is told."""
 
 
 class Listener(Protocol):
     """This rank as a member of an instance (`lockstep_engine.LockstepEngine`)."""
 
-    def hear(self, number: int, word: Word) -> None:
+    def hear(self, number: int, word: InstanceCommand) -> None:
         """A command of this number, with which a later step begins."""
         ...
 

@@ -8,7 +8,7 @@ from typing import ClassVar, get_args
 
 from plait.dataflow import Dataflow
 from plait.workers.announcer import Follow, Move
-from plait.workers.call_messages import ForgetCall, Word
+from plait.workers.call_messages import ForgetCall, InstanceCommand
 from plait.workers.knowledge_upkeep import TakeUpKnowledge, TellKnowledge
 from plait.workers.messages import Message
 from plait.workers.score_call import ScoreCall
@@ -26,9 +26,9 @@ class End(Record):
 
 Call = ScoreCall | EvaluateCall | TrainCall
 Upkeep = Move | Follow | Version | EndTurns | Recall | TellKnowledge | TakeUpKnowledge | Gather | Save | Load | Spans
-Command = Call | Upkeep | Word | ForgetCall | End
-_BY_KIND: Mapping[str, type[ScoreCall | Upkeep | Word | ForgetCall | End]] = {
-    command.kind: command for command in (ScoreCall, *get_args(Upkeep), *get_args(Word), ForgetCall, End)
+Command = Call | Upkeep | InstanceCommand | ForgetCall | End
+_BY_KIND: Mapping[str, type[ScoreCall | Upkeep | InstanceCommand | ForgetCall | End]] = {
+    command.kind: command for command in (ScoreCall, *get_args(Upkeep), *get_args(InstanceCommand), ForgetCall, End)
 }
 
 

@@ -23,7 +23,7 @@ from plait.models.parallel.transfer import Transfer
 from plait.policy.decode_ring import StageUse
 from plait.policy.step import Key
 from plait.schedule.work import LINK, MOVED_ON, Done
-from plait.workers.call_messages import TELL_STEPS, Answer, Delivered, Forget, Generate, Halt, Migrate, Word
+from plait.workers.call_messages import TELL_STEPS, Answer, Delivered, Forget, Generate, Halt, InstanceCommand, Migrate
 from plait.workers.gathering import Computed, Gathering, MoveWord, Stage, Through
 from plait.workers.instances import deciding
 from plait.workers.rank_state import RankState
@@ -58,7 +58,7 @@ class LockstepEngine:
         self._stage = (team.pp.index, team.pp.size)
         self._use = StageUse(*self._stage)
         """How busy this rank was since `take_use`."""
-        self._heard: deque[tuple[int, Word]] = deque()
+        self._heard: deque[tuple[int, InstanceCommand]] = deque()
         """Commands that no step has taken up yet, in their order."""
         self._newest = -1
         """The number of the last command that came."""
@@ -142,7 +142,7 @@ class LockstepEngine:
         """Whether there is a step to do for something new."""
         return self.next_number is not None
 
-    def hear(self, number: int, word: Word) -> None:
+    def hear(self, number: int, word: InstanceCommand) -> None:
         """A command of this number, with which a later step begins."""
         assert number > self._newest, f"command {number} came behind {self._newest}"
         self._heard.append((number, word))

@@ -34,7 +34,7 @@ from plait.schedule.placements import WHOLE, PartKey, RolePlacement, part_key, p
 from plait.schedule.plan import After, Mode, Plan
 from plait.schedule.work import Work, nothing, to_the_end
 from plait.training.trainer import Trainer
-from plait.workers.call_messages import Forget, Generate, Halt, Listener, Migrate, Word
+from plait.workers.call_messages import Forget, Generate, Halt, InstanceCommand, Listener, Migrate
 from plait.workers.loading import room_for
 from plait.workers.offload_manager import Need, OffloadManager, OffloadUnit
 from plait.workers.rank_optimizers import RankOptimizers
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from plait.workers.prompt_moves import PromptMoverOfRank
 
 
-class Task(Protocol):
+class RankCommand(Protocol):
     """A command of the leader, as a value that travels: a call, or upkeep (`commands`)."""
 
     kind: ClassVar[str]
@@ -185,7 +185,7 @@ class RankState:
         assert self.offloads.recorder is not None, f"nothing records rank {self.rank}"
         return self.offloads.recorder
 
-    def take(self, number: int, command: Task | Word) -> Work[Any]:
+    def take(self, number: int, command: RankCommand | InstanceCommand) -> Work[Any]:
         """This rank's part of a command, on the leader as on any other rank. A word is heard at once and leaves nothing
         to do: the instance takes it up in one of its steps."""
         match command:

@@ -17,7 +17,7 @@ from plait.schedule.work import MOVED_ON, Done
 from plait.speculation.counts import Counts
 from plait.speculation.pool import most_entries
 from plait.workers.announcer import Announcer
-from plait.workers.call_messages import Answer, Delivered, Forget, Generate, Halt, Migrate, Word, answer_of
+from plait.workers.call_messages import Answer, Delivered, Forget, Generate, Halt, InstanceCommand, Migrate, answer_of
 from plait.workers.dealing import Dealer, Outstanding
 from plait.workers.drawn_texts import DrawnTexts, Untold, drafting_rank
 from plait.workers.gathering import Computed, Gathering
@@ -284,7 +284,7 @@ class RemoteEngine:
         if self._dealer.knows_turns:
             self.end_turns()
 
-    def _tell(self, ranks: Collection[int], word: Word) -> int:
+    def _tell(self, ranks: Collection[int], word: InstanceCommand) -> int:
         return self._announcer.tell(ranks, word, None).number
 
     def _tell_of_move(self, stage: Gathering) -> int:

@@ -92,7 +92,7 @@ def _evaluated(node: Node, calls: Calls, state: StepState, task: Task) -> Work[d
     return {}
 
 
-def _draws_nothing(record: Collection[Round] | None, *, is_later: bool) -> Sequence[Prompt] | None:
+def _draws_nothing(count: int, record: Collection[Round] | None, *, is_later: bool) -> Sequence[Prompt] | None:
     """`rollout.Draw` of calls of which none generates."""
     return None
 

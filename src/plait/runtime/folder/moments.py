@@ -29,8 +29,8 @@ class Round(NamedTuple):
     """Its step, from 0."""
     uid: int
     """That of the first of the prompts."""
-    count: int | None
-    """Prompts; None, in older records: as many as the batch began with."""
+    num_prompts: int | None
+    """None, in older records: as many as the batch began with."""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Batches:
         return self._feed.draw(count, begins.uid)
 
     def _count(self, begun: Round) -> int:
-        return self._per_step if begun.count is None else begun.count
+        return self._per_step if begun.num_prompts is None else begun.num_prompts
 
     def end(self, step: int) -> None:
         """The batch has been trained on."""
