@@ -119,9 +119,7 @@ def test_items_on_which_the_reward_fails_are_dropped_and_said(
     assert (before["eval/dropped"], after["eval/dropped"]) == (1, 0)
     assert before["eval/reward"] == 2, "over the other three"
     assert [row["reward"] for row in read_rows(recipe.run_dir / "samples/eval-000000.jsonl")].count("NaN") == 1
-    said = (
-        r"reward `count_sevens` failed on sample [1-4]\.0 of the evaluation: raised ValueError"
-    )
+    said = r"reward `count_sevens` failed on sample [1-4]\.0 of the evaluation: raised ValueError"
     assert re.search(said, capsys.readouterr().err)
     assert outcome.before is not None
     assert sum(math.isnan(reward) for reward in outcome.before[""].rewards) == 1
