@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plait.models.module_names import weights_side_by_side
+from plait.models.module_names import in_module_order, weights_side_by_side
 
 
 def test_biases_come_behind_the_weights_that_read_the_same_tensor() -> None:
@@ -26,8 +26,14 @@ def test_biases_come_behind_the_weights_that_read_the_same_tensor() -> None:
     assert ordered[7:12] == names[7:12], "the others stay where they are"
     assert ordered[12:15] == [f"model.layers.1.self_attn.{name}_proj.weight" for name in "qkv"]
     assert sorted(ordered) == sorted(names)
+    assert in_module_order(ordered) == names
 
 
 def test_names_without_biases_stay_in_order() -> None:
     names = [f"layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
     assert weights_side_by_side(names) == names
+
+
+def test_modules_that_are_no_neighbours_stay_where_they_are() -> None:
+    names = [f"layers.0.mlp.{name}_proj.{leaf}" for name in ("gate", "down", "up") for leaf in ("weight", "bias")]
+    assert weights_side_by_side(names) == in_module_order(names) == names

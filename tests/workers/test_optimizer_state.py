@@ -9,10 +9,12 @@ from zlib import crc32
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from plait.checkpoint.store import CheckpointStore
 from plait.errors import RunError, UserError
 from plait.layout.mesh import Cluster
+from plait.layout.params import ALIGNMENT_ELEMENTS
 from plait.models.files.finite import Broken
 from plait.models.files.tensor_file import FileDigest
 from plait.models.language_model import LanguageModel
@@ -40,9 +42,11 @@ def after_two_steps(model: LanguageModel) -> Any:
     return trained
 
 
-def loaded(folder: Path, counts: dict[str, int] | None) -> tuple[LanguageModel, dict[str, torch.Tensor]]:
+def loaded(
+    folder: Path, counts: dict[str, int] | None, family: str = "llama"
+) -> tuple[LanguageModel, dict[str, torch.Tensor]]:
     """A model and an optimizer of their own, after they have read the folder."""
-    model = tiny_model("llama", dtype=torch.bfloat16)
+    model = tiny_model(family, dtype=torch.bfloat16)
     trained = trained_of(model)
     to_the_end(loading_state(trained, model.trained.parameters, ALONE, 0, folder, counts))
     return model, trained.optimizer.state()
@@ -73,6 +77,24 @@ def test_what_one_process_saved_is_loaded_as_well(tmp_path: Path) -> None:
     tensors = {f"actor/{name}": tensor for name, tensor in trained.optimizer.state().items()}
     folder = CheckpointStore(tmp_path / "checkpoints", keep_last=1).save(2, tensors, {})
     assert_same(*loaded(folder, None), first, trained)
+
+
+def test_what_one_process_saved_has_each_bias_behind_its_weight(tmp_path: Path) -> None:
+    """As modules have them; buffers of today have biases of queries, keys and values behind the weights of all."""
+    first = tiny_model("qwen2", dtype=torch.bfloat16)
+    trained = after_two_steps(first)
+    places = {block.param.name: slice(start, stop) for block, start, stop in first.layout.entries}
+
+    def stored(state: torch.Tensor) -> torch.Tensor:
+        if state.ndim == 0:
+            return state
+        pieces = [state[places[name]] for name, _ in first.module.named_parameters()]
+        return torch.cat([F.pad(piece, (0, -len(piece) % ALIGNMENT_ELEMENTS)) for piece in pieces])
+
+    tensors = {f"actor/{name}": stored(tensor) for name, tensor in trained.optimizer.state().items()}
+    assert not torch.equal(tensors["actor/masters"], trained.optimizer.masters)
+    folder = CheckpointStore(tmp_path / "checkpoints", keep_last=1).save(2, tensors, {})
+    assert_same(*loaded(folder, None, "qwen2"), first, trained)
 
 
 @pytest.mark.parametrize("in_parts", [True, False])

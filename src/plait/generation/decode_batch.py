@@ -105,7 +105,7 @@ class DecodeBatch:
         self.remove(tuple(self.keys))
 
     def part(self, keys: Sequence[Key]) -> DecodeBatch:
-        """The rows of these samples, in this order: this batch itself if they are all of it, else a copy."""
+        """The rows of these samples, in this order: this batch itself if that is how it has them, else a copy."""
         if list(keys) == self.keys:
             return self
         rows = self._places(keys)

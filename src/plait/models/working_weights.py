@@ -25,7 +25,7 @@ from plait.layout.params import FlatLayout, Param
 from plait.layout.shards import shard
 from plait.models.flat_weights import cut_block
 from plait.models.lora_settings import LoraSettings
-from plait.models.module_names import weights_side_by_side, wildcard
+from plait.models.module_names import in_module_order, weights_side_by_side, wildcard
 from plait.models.parallel.mixers import tp_plan, widths_of
 from plait.models.parallel.whole_experts import DIVIDED
 from plait.models.reach import unreached
@@ -82,6 +82,12 @@ def layout_of(module: nn.Module) -> FlatLayout:
         of_unit = () if cut is None else widths.get(name) or widths.get(name.rpartition(".")[0], ())
         params.append(Param(name, tuple(tensor.shape), layer_of(name), cut, sections, widths=of_unit))
     return FlatLayout.one_rank(params, aliases)
+
+
+def in_order_of_modules(layout: FlatLayout) -> FlatLayout:
+    """A layout of `layout_of` as it was before weights lay side by side: buffers of early versions are read by it."""
+    blocks = {block.param.name: block for block in layout.blocks}
+    return FlatLayout(tuple(blocks[name] for name in in_module_order(blocks)), layout.aliases)
 
 
 def layer_of(name: str) -> int | None:

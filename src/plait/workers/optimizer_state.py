@@ -24,6 +24,7 @@ from plait.layout.params import Parameters
 from plait.layout.shards import shard
 from plait.models.files.finite import Broken, broken, describe, is_finite
 from plait.models.files.tensor_file import FileDigest
+from plait.models.working_weights import in_order_of_modules
 from plait.reallocation.communicator import Channel
 from plait.reallocation.mover import moving
 from plait.reallocation.saving import SavedFiles, loading, saving, written
@@ -134,8 +135,8 @@ def read_masters(model: Any, role: str, folder: Path) -> None:
 def _one_file(
     holdings: Holdings, parameters: Parameters, cluster: Cluster, path: Path, buffer: str
 ) -> tuple[Holdings, dict[int, StoreFile]]:
-    """A whole flat buffer in a file, as holdings of one store."""
-    flat = shard(parameters, Parallelism(), 0, 0)
+    """A whole flat buffer in a file, in the order of the model's modules, as holdings of one store."""
+    flat = in_order_of_modules(shard(parameters, Parallelism(), 0, 0))
     index = {param.name: number for number, param in enumerate(holdings.params)}
     store = cluster.store(0)
     lengths = {buffer: flat.num_elements}

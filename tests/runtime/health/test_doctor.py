@@ -40,7 +40,7 @@ from plait.runtime.folder.claim import claim
 from plait.runtime.health.doctor import RunDoctor
 from plait.runtime.health.inspected_run import InspectedRun
 from plait.runtime.health.step_facts import StepFacts, answer_ends, mask_edges, training_facts, turn_ends
-from plait.runtime.health.weight_facts import fingerprint
+from plait.runtime.health.weight_facts import WeightFacts, fingerprint
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone
@@ -635,3 +635,24 @@ def test_a_fingerprint_tells_an_update_and_nothing_else(dtype: torch.dtype) -> N
     assert fingerprint(flat(weights)) == fingerprint(flat(weights.clone()))
     assert fingerprint(flat(weights)) != fingerprint(flat(weights * 1.01))
     assert fingerprint(flat(weights[:5])) != fingerprint(flat(-weights[:5]))
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [("llama", "weights/ref"), ("qwen2", "weights/ref (weights side by side)")]
+)
+def test_a_reference_is_not_compared_with_its_weights_in_another_order(family: str, name: str) -> None:
+    """A run of an early version, which had each bias behind its weight, goes on."""
+    model, baseline = tiny_model(family), {"weights/ref": "of then"}
+    inspected: Any = SimpleNamespace(
+        models={"ref": model},
+        flow=SimpleNamespace(trained_roles=frozenset({"actor"})),
+        recipe=SimpleNamespace(reference=SimpleNamespace(sync_every=0)),
+        workers=SimpleNamespace(leader_weights=SimpleNamespace(now=lambda _, weights: weights)),
+    )
+    weight_facts = WeightFacts(inspected, lambda: baseline)
+    baseline = weight_facts.first() | baseline
+    assert baseline.keys() == {"weights/ref", name}
+    assert weight_facts.of_step(1) == ({"ref_changed": 1.0} if family == "llama" else {})
+    with torch.no_grad():
+        model.weights.mul_(1.01)
+    assert weight_facts.of_step(2) == {"ref_changed": 1.0}

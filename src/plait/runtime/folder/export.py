@@ -18,8 +18,10 @@ from plait.data.files import why_no_file
 from plait.dataflow.unfit import nearest
 from plait.errors import ConfigError, ModelError, PlaitError, RunError
 from plait.file_writes import why_not_written
+from plait.models.backbone_model import TrainedWeights
 from plait.models.files.saving import Exported, save_pretrained
 from plait.models.model import Model
+from plait.models.working_weights import in_order_of_modules
 from plait.output import check_folder
 from plait.recipes.recipe import DType, Recipe
 from plait.recipes.role_models import role_model
@@ -131,7 +133,7 @@ def _read(recipe: Recipe, choose: Callable[[], Checkpoint], role: str | None, dt
             if "counts" in checkpoint.state:
                 read_masters(model, role, checkpoint.folder)
             else:
-                _copy_masters(model.trained.weights, checkpoint, role)
+                _copy_masters(model.trained, checkpoint, role)
             return _Read(model, Written(checkpoint.step, role, dtype), checkpoint.folder.parent.parent)
         except (PlaitError, OSError):
             if checkpoint.folder.exists():
@@ -151,15 +153,18 @@ def _write(read: _Read, out: Path) -> None:
 
 
 @torch.no_grad()
-def _copy_masters(weights: torch.Tensor, checkpoint: Checkpoint, role: str) -> None:
-    masters = checkpoint.tensors().get(f"{role}/masters")
-    if masters is None or masters.shape != weights.shape:
-        stored = "none" if masters is None else f"{masters.numel()}"
+def _copy_masters(trained: TrainedWeights, checkpoint: Checkpoint, role: str) -> None:
+    """From a checkpoint of an early version, which had them in one buffer, in the order of the model's modules."""
+    stored, masters = in_order_of_modules(trained.layout), checkpoint.tensors().get(f"{role}/masters")
+    if masters is None or masters.shape != (stored.num_elements,):
+        found = "none" if masters is None else f"{masters.numel()}"
         raise RunError(
-            f"{checkpoint.folder}: expected {weights.numel()} weights of `{role}`, found {stored}; the model that the "
-            "run began with has been replaced since"
+            f"{checkpoint.folder}: expected {stored.num_elements} weights of `{role}`, found {found}; the model that "
+            "the run began with has been replaced since"
         )
-    weights.copy_(masters)
+    of_blocks = {block: masters[start:stop] for block, start, stop in stored.entries}
+    for block, start, stop in trained.layout.entries:
+        trained.weights[start:stop].copy_(of_blocks[block])
 
 
 def _run_around(folder: Path) -> str:

@@ -8,7 +8,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from plait.models.backbone_model import TrainedWeights
 from plait.models.flat_weights import FlatWeights
+from plait.models.model import Model
+from plait.models.module_names import in_module_order
 from plait.runtime.health.inspected_run import InspectedRun
 
 SAMPLED_WEIGHTS = 1 << 17
@@ -51,16 +54,24 @@ class WeightFacts:
         return facts
 
     def _first(self, name: str) -> str:
-        """Name of the fingerprint that a role began with. Under another plan a rank has another part of the model: that
-        is compared with its own beginning."""
+        """Name of the fingerprint that a role began with. Under another plan a rank has another part of the model, and
+        in early versions biases had other places in it: that is compared with its own beginning."""
         model = self._inspected.models[name]
         part, shares = model.part, model.trained.share is not None
-        if part is None or (part.is_whole and not shares):
-            return f"weights/{name}"
-        sizes, team = part.team.layout.parallelism, part.team
-        place = f"tp {team.tp.index} of {sizes.tp}, pp {team.pp.index} of {sizes.pp}"
-        place = f"dp {team.dp.index} of {sizes.dp}, {place}" if shares else place
-        return f"weights/{name} ({place}, stages {sizes.stages})"
+        said = []
+        if part is not None and (shares or not part.is_whole):
+            sizes, team = part.team.layout.parallelism, part.team
+            said = [f"dp {team.dp.index} of {sizes.dp}"] if shares else []
+            said += [f"tp {team.tp.index} of {sizes.tp}", f"pp {team.pp.index} of {sizes.pp}", f"stages {sizes.stages}"]
+        names = [block.param.name for block in self._held(name).layout.blocks]
+        if in_module_order(names) != names:
+            said.append("weights side by side")
+        return f"weights/{name} ({', '.join(said)})" if said else f"weights/{name}"
+
+    def _held(self, name: str) -> Model | TrainedWeights:
+        """What of a role's model is looked at: has a layout and weights."""
+        model = self._inspected.models[name]
+        return model if self._is_frozen(name) or model.nested else model.trained
 
     def _is_frozen(self, name: str) -> bool:
         return name not in self._inspected.flow.trained_roles
@@ -70,7 +81,7 @@ class WeightFacts:
         weights the leader has."""
         prints: dict[str, str] = {}
         for name, model in self._inspected.models.items():
-            held = model if self._is_frozen(name) or model.nested else model.trained
+            held = self._held(name)
             now = self._inspected.workers.leader_weights.now(name, held.weights)
             if now is not None:
                 shared = model.trained.share
