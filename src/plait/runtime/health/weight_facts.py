@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from plait.models.backbone_model import TrainedWeights
+from plait.models.backbone_model import BackboneModel, TrainedWeights
 from plait.models.flat_weights import FlatWeights
-from plait.models.model import Model
 from plait.models.module_names import in_module_order
 from plait.runtime.health.inspected_run import InspectedRun
 
@@ -68,7 +67,7 @@ class WeightFacts:
             said.append("weights side by side")
         return f"weights/{name} ({', '.join(said)})" if said else f"weights/{name}"
 
-    def _held(self, name: str) -> Model | TrainedWeights:
+    def _held(self, name: str) -> BackboneModel | TrainedWeights:
         """What of a role's model is looked at: has a layout and weights."""
         model = self._inspected.models[name]
         return model if self._is_frozen(name) or model.nested else model.trained
