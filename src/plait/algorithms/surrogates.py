@@ -108,12 +108,12 @@ class Surrogate:
         """The loss [R] and ρ [R], both differentiable; logs the share of tokens that are clipped, `actor/pg_clipfrac`,
         where something is, and of VESPO the mean weight of a token, `actor/vespo_phi`."""
         log_R = log_ratio(batch, old_R, self.ratio)
-        ratio_R = log_R.clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO).exp()
+        ratio_R = ratio_of(log_R)
         clipped_R = None
         match self.loss_type:
             case LossType.CLIP:
                 bounds = self.clip_low, self.clip_high, self.dual_clip
-                loss_R, ratio_R, clipped_R = clipped_surrogate(log_R, advantages_R, *bounds)
+                loss_R, clipped_R = clipped_surrogate(ratio_R, advantages_R, *bounds)
             case LossType.CISPO:
                 weights_R = ratio_R.detach()
                 clipped_R = (weights_R > 1 + self.clip_high).to(ratio_R.dtype)
@@ -138,7 +138,7 @@ class Surrogate:
         gains_R = signs_R * log_R
         bounds_R = _by_sign(advantages_R > 0, self.clip_high, self.clip_low, log_R)
         means_R = _over(batch, signs_R * gains_R.minimum(bounds_R), Ratio.SEQUENCE_MEAN)
-        loss_R = -means_R.clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO).exp() * advantages_R
+        loss_R = -ratio_of(means_R) * advantages_R
         return loss_R, (gains_R.detach() > bounds_R).to(log_R.dtype)
 
     def _phi(self, batch: _Batch, log_R: Tensor, advantages_R: Tensor) -> Tensor:
@@ -160,9 +160,14 @@ def _by_sign(is_up_R: Tensor, up: float, down: float, like_R: Tensor) -> Tensor:
     return like_R.new_full(like_R.shape, up).where(is_up_R, down)
 
 
+def ratio_of(log_ratio_R: Tensor) -> Tensor:
+    """ρ [R] of its logarithm, which is clamped to ± `MOST_LOG_RATIO`."""
+    return log_ratio_R.clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO).exp()
+
+
 def clipped_surrogate(
-    log_ratio_R: Tensor, advantages_R: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+    ratio_R: Tensor, advantages_R: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> tuple[Tensor, Tensor]:
     """PPO's clipped surrogate per token (Schulman et al. 2017, eq. 7), with separate bounds (DAPO, eq. 10).
 
     Args:
@@ -170,12 +175,11 @@ def clipped_surrogate(
             so that a token which has become much more likely does not take over the batch.
 
     Returns:
-        loss [R] = −min(ρ A, clip(ρ, 1−clip_low, 1+clip_high) A), ρ [R], and whether each token is clipped [R] (float),
-        by either clip.
+        loss [R] = −min(ρ A, clip(ρ, 1−clip_low, 1+clip_high) A), and whether each token is clipped [R] (float), by
+        either clip.
     """
-    ratio_R = log_ratio_R.clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO).exp()
     plain_R = ratio_R * advantages_R
     gain_R = plain_R.minimum(ratio_R.clamp(1 - clip_low, 1 + clip_high) * advantages_R)
     if dual_clip is not None:
         gain_R = gain_R.maximum(dual_clip * advantages_R).where(advantages_R < 0, gain_R)
-    return -gain_R, ratio_R, (gain_R != plain_R).to(plain_R.dtype)
+    return -gain_R, (gain_R != plain_R).to(plain_R.dtype)
